@@ -149,7 +149,7 @@ class Checkpoint:
                 "it is not there"
             )
         if FAMILIES[self.config.architecture].multimodal:
-            tensors = text_model(tensors, self.path)
+            tensors = text_model(tensors)
         self.tensors = list(core_tensors(tensors, self.config, self.path))
 
     @property
@@ -242,16 +242,14 @@ def read_shard(path: Path, index: int) -> list[Tensor]:
     return tensors
 
 
-def text_model(tensors: list[Tensor], folder: Path) -> list[Tensor]:
+def text_model(tensors: Iterable[Tensor]) -> list[Tensor]:
     """The tensors of a multimodal checkpoint's text model, under the names of a text checkpoint."""
-    text: dict[str, Tensor] = {}
-    for tensor in tensors:
-        for prefix in filter(tensor.name.startswith, TEXT_MODEL):
-            name = TEXT_MODEL[prefix] + tensor.name.removeprefix(prefix)
-            if name in text:
-                raise CheckpointError(f"{folder}: tensor {tensor.name!r} is a second {name!r}; expected one")
-            text[name] = tensor._replace(name=name)
-    return list(text.values())
+    return [
+        tensor._replace(name=ours + tensor.name.removeprefix(theirs))
+        for tensor in tensors
+        for theirs, ours in TEXT_MODEL.items()
+        if tensor.name.startswith(theirs)
+    ]
 
 
 def header_bytes(tensors: Mapping[str, tuple[str, Sequence[int], int]], metadata: Mapping[str, str]) -> bytes:
