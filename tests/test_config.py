@@ -516,6 +516,7 @@ def test_any_fields_give_a_config_or_a_checkpoint_error(base: dict[str, Any], fi
         return
     core = config.core()
     assert np.isfinite(core["inv_freq"]).all()
+    assert config.n_heads % config.n_kv_heads == 0
     assert all(0 < scale < math.inf for scale in core["rope_scale"])
     assert 0 < core["logit_scale"] < math.inf
     assert all(0 <= window <= 1 << 28 for window in core["windows"])

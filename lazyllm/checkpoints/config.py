@@ -116,6 +116,8 @@ class ModelConfig:
         caps = [0.0 if fields.get(name) is None else fields.number(name, 0.0, MAX_CAP) for name in SOFT_CAPS]
         heads = fields.whole("num_attention_heads", MAX_WIDTH)
         kv_heads = fields.whole("num_key_value_heads", heads, default=heads)
+        if heads % kv_heads:
+            fields.refuse("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
         hidden = fields.whole("hidden_size", MAX_WIDTH)
         head_dim = read_head_dim(fields, hidden, heads)
         context = fields.whole("max_position_embeddings", MAX_CONTEXT)
