@@ -163,7 +163,7 @@ class ModelConfig:
             short_context=min(ropes[kind].short_context for kind in kinds),
             rotary_dim=ropes[FULL].rotary_dim,
             paired_rope=family.paired_rope,
-            query_growth=ropes[FULL].query_growth if family.query_growth else 0.0,
+            query_growth=ropes[FULL].query_growth,
             query_step=ropes[FULL].original,
             tied=fields.flag("tie_word_embeddings", False),
             qkv_bias=qkv_bias,

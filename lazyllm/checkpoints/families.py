@@ -64,8 +64,6 @@ class Family:
     cohere: bool = False
     """LayerNorm, attention and FFN in parallel, a factor on the logits; norms of q and k if `use_qk_norm` is
     set."""
-    query_growth: bool = False
-    """q grows with the position, as `llama_4_scaling_beta` says."""
     renamed: Mapping[str, str] = field(default_factory=dict)
     """Parts of tensors' names in files, in the order in which they become those that the core takes."""
     expert_ffn: str | None = None
@@ -183,7 +181,6 @@ FAMILIES = {
         "ministral3",
         EPS | {"sliding_window": None, "head_dim": 128, "rope_parameters": MINISTRAL3_ROPE},
         windows="all",
-        query_growth=True,
     ),
     "GraniteForCausalLM": GRANITE,
     "GraniteMoeHybridForCausalLM": replace(

@@ -126,7 +126,7 @@ def scaled_rope(
     def of_head(frequencies: np.ndarray) -> tuple[float, ...]:
         return (*frequencies.astype(np.float32).tolist(), *(0.0,) * ((head_dim - rotary_dim) // 2))
 
-    growth = rope.get("llama_4_scaling_beta")
+    growth = "llama_4_scaling_beta"
     return Rope(
         inv_freq=of_head(inv_freq),
         scale=scale,
@@ -135,7 +135,7 @@ def scaled_rope(
         short_context=min(short_context, context),
         long_inv_freq=of_head(long_inv_freq),
         original=original,
-        query_growth=0.0 if growth is None else rope.number("llama_4_scaling_beta", 0.0, MAX_FACTOR),
+        query_growth=0.0 if rope.get(growth) is None else rope.number(growth, 0.0, MAX_FACTOR),
     )
 
 

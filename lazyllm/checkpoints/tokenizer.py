@@ -170,12 +170,7 @@ def open_vocabulary(folder: Path, settings: Fields, tokens: Mapping[str, str]) -
                 "tokenizer_class", "a tokenizer.json beside it: Gemma's text has no leading space"
             )
         added, special = read_added_tokens(folder, settings)
-        options = {
-            "add_bos": settings.flag("add_bos_token", True),
-            "add_eos": settings.flag("add_eos_token", False),
-            "legacy": settings.flag("legacy", True),
-        }
-        return SentencePieceVocabulary(path, added, [*special, *tokens.values()], options), path
+        return SentencePieceVocabulary(path, added, [*special, *tokens.values()], settings), path
     if settings.get("tokenizer_class") == "XgenTokenizer":
         return XgenVocabulary(Path(settings.source)), Path(settings.source)
     if settings.get("auto_map") is not None:
