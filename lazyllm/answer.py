@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lazyllm import _core
+from lazyllm.checkpoints.tokenizer import TextStream
 from lazyllm.generation import FinishReason, Generation, Request
 from lazyllm.prefix_cache import PrefixCache
 from lazyllm.prompt import EncodedPrompt
@@ -236,7 +237,7 @@ class Answer:
     def _read_anew(self) -> None:
         """Forgets the text, of which an interrupted call may have lost a piece."""
         tokenizer = self._model.checkpoint.tokenizer
-        self._stream = tokenizer.stream() if tokenizer else None
+        self._stream = TextStream(tokenizer) if tokenizer else None
         self._finder = StopFinder(self._request.stop)
         self._n_read = 0
         self._text = ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,8 +30,8 @@ def in_memory(model: Any, tokenizer: Any) -> Checkpoint:
         )
     if hasattr(model, "merge_and_unload"):
         raise TypeError("model has adapters of PEFT; give the model that model.merge_and_unload() returns")
-    weights = stored_weights(model)
-    check_memory(sum(map(n_bytes, weights.values())), "a copy of the weights")
+    torch, weights = package("torch", "from_transformers"), stored_weights(model)
+    check_memory(sum(tensor.nbytes for tensor in weights.values()), "a copy of the weights")
     folder = TemporaryDirectory(prefix="lazyllm-")
     memory = os.memfd_create("lazyllm")
     try:
@@ -42,7 +41,9 @@ def in_memory(model: Any, tokenizer: Any) -> Checkpoint:
                 part.save_pretrained(path)
         (path / SINGLE_FILE).symlink_to(f"/proc/{os.getpid()}/fd/{memory}")
         with open(memory, "wb", closefd=False) as file:
-            file.writelines(safetensors_parts(weights))
+            file.write(header_bytes({name: described(tensor) for name, tensor in weights.items()}, {}))
+            for tensor in weights.values():
+                file.write(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
         checkpoint = Checkpoint(path)
     except BaseException:
         os.close(memory)
@@ -71,18 +72,5 @@ def stored_weights(model: Any) -> dict[str, Any]:
     return weights
 
 
-def n_bytes(tensor: Any) -> int:
-    size: int = tensor.numel() * tensor.element_size()
-    return size
-
-
-def safetensors_parts(weights: dict[str, Any]) -> Iterator[Any]:
-    """The contents of a safetensors file: its header, and the tensors one after the other."""
-    torch = package("torch", "from_transformers")
-    described = {
-        name: (DTYPES[str(tensor.dtype)], tuple(tensor.shape), n_bytes(tensor))
-        for name, tensor in weights.items()
-    }
-    yield header_bytes(described, {})
-    for tensor in weights.values():
-        yield tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+def described(tensor: Any) -> tuple[str, tuple[int, ...], int]:
+    return DTYPES[str(tensor.dtype)], tuple(tensor.shape), tensor.nbytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 
 from lazyllm import _core
@@ -10,25 +11,19 @@ from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.errors import CheckpointError
 
 
+@dataclass(eq=False, repr=False)
 class Model:
     """Configuration, weights and tokenizer of one checkpoint."""
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        core: _core.Model,
-        compute: str = "f32",
-        weights: str = "auto",
-        kv: str = "f32",
-        cache_weights: bool = False,
-    ) -> None:
-        self.checkpoint = checkpoint
-        self.config = checkpoint.config
-        self.core = core
-        self.compute = compute
-        self.weights = weights
-        self.kv = kv
-        self.cache_weights = cache_weights
+    checkpoint: Checkpoint
+    core: _core.Model
+    compute: str = "f32"
+    weights: str = "auto"
+    kv: str = "f32"
+    cache_weights: bool = False
+
+    def __post_init__(self) -> None:
+        self.config = self.checkpoint.config
 
     def __repr__(self) -> str:
         c = self.config

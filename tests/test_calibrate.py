@@ -284,7 +284,7 @@ def test_a_preset_shows_no_bar_where_none_is_wanted(
         lambda progress: llm.session(calibrated[0], progress=progress),
     ):
         for progress in (False, True):
-            monkeypatch.setattr(digest, "_known", {})  # hashed anew
+            monkeypatch.setattr(digest, "known", {})  # hashed anew
             open_it(progress)
             assert ("hashing the model" in capfd.readouterr().err) == progress
 

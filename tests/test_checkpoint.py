@@ -16,9 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny import write_safetensors
 
-from lazyllm import CheckpointError
+from lazyllm import CheckpointError, _core
 from lazyllm.checkpoints.checkpoint import Checkpoint, read_shard, resolve, text_model
-from lazyllm.checkpoints.tensors import Tensor
 
 
 @pytest.fixture
@@ -104,12 +103,11 @@ def test_the_text_half_of_a_multimodal_checkpoint(text: str, head: str, tmp_path
 
 
 def test_a_text_tensor_under_two_names(tmp_path: Path) -> None:
-    places = [
-        Tensor(f"{prefix}norm.weight", "F32", (1,), 0, 64, 4)
-        for prefix in ("language_model.model.", "model.language_model.")
-    ]
-    with pytest.raises(CheckpointError, match=r"'model\.language_model\.norm\.weight' is a second 'mod"):
-        text_model(places, tmp_path)
+    found = Checkpoint(multimodal(tmp_path / "multimodal", "model.language_model.", ""))
+    norm = next(tensor for tensor in found.tensors if tensor.name == "model.norm.weight")
+    second = text_model([norm._replace(name="language_model.model.norm.weight")])
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight.* stands in the checkpoint twice"):
+        _core.Model(found.config.core(), found.shards, [*found.tensors, *second])
 
 
 def test_scalar_empty_and_unused_tensors_are_legal(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from families import FAMILIES, LLAMA3, LONGROPE, YARN, family_config
+from families import FAMILIES, LLAMA3, LONGROPE, YARN, config_of, family_config
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,7 +21,7 @@ MIXTRAL, QWEN_MOE = "MixtralForCausalLM", "Qwen3MoeForCausalLM"
 
 
 def read(architecture: str = "LlamaForCausalLM", **fields: Any) -> ModelConfig:
-    return ModelConfig.from_dict(family_config(architecture, **fields))
+    return config_of(family_config(architecture, **fields))
 
 
 # ---- accepted configs ------------------------------------------------------------------------------
@@ -30,13 +30,13 @@ def read(architecture: str = "LlamaForCausalLM", **fields: Any) -> ModelConfig:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_the_core_gets(family: str) -> None:
     """test_families.py shows that these are the fields that the core asks for."""
-    config = ModelConfig.from_dict(FAMILIES[family].config)
+    config = config_of(FAMILIES[family].config)
     core = config.core()
     assert core["inv_freq"].shape == (len(core["rope_scale"]) * config.head_dim // 2,)
     gemma = config.architecture.startswith("Gemma")
     assert (core["norm_plus_one"], core["gelu"]) == (gemma, gemma)
     assert len(core["layer_rope"]) == len(core["windows"]) == config.n_layers
-    assert hash(config) == hash(ModelConfig.from_dict(FAMILIES[family].config))
+    assert hash(config) == hash(config_of(FAMILIES[family].config))
 
 
 PHI, SMOL, MINISTRAL = "Phi3ForCausalLM", "SmolLM3ForCausalLM", "Ministral3ForCausalLM"
@@ -175,7 +175,15 @@ def test_windows(architecture: str, fields: dict[str, Any], windows: tuple[int, 
 @pytest.mark.parametrize("architecture", ["MistralForCausalLM", "Qwen2ForCausalLM"])
 def test_a_window_of_null_is_none(architecture: str) -> None:
     fields = family_config(architecture, use_sliding_window=True, max_window_layers=0)
-    assert ModelConfig.from_dict(fields | {"sliding_window": None}).windows == (0, 0, 0)
+    assert config_of(fields | {"sliding_window": None}).windows == (0, 0, 0)
+
+
+def test_a_model_that_turns_only_in_windows_needs_their_size() -> None:
+    fields = family_config("Cohere2ForCausalLM") | {"sliding_window": None}
+    with pytest.raises(CheckpointError, match="sliding_window is missing; expected a whole number"):
+        config_of(fields)
+    config = config_of(fields | {"layer_types": ["full_attention"] * 3})
+    assert (config.windows, np.any(config.inv_freq)) == ((0, 0, 0), False)
 
 
 # ---- Gemma 2 and 3 ---------------------------------------------------------------------------------------
@@ -194,7 +202,7 @@ def nested(**text: Any) -> dict[str, Any]:
 def test_gemma3_fields_that_files_leave_out() -> None:
     """The fields that a 4B checkpoint on the hub has; the rest are defaults of transformers."""
     linear = {"rope_type": "linear", "factor": 8.0}
-    config = ModelConfig.from_dict(
+    config = config_of(
         nested(
             model_type="gemma3_text",
             hidden_size=2560,
@@ -217,16 +225,16 @@ def test_gemma3_fields_that_files_leave_out() -> None:
 def test_soft_caps_that_files_leave_out_or_turn_off() -> None:
     """The fields of a 27B checkpoint on the hub; null is no cap, though the default is one."""
     fields = {"model_type": "gemma2", "num_hidden_layers": 46, "hidden_size": 4608, "head_dim": 128}
-    config = ModelConfig.from_dict(fields)
+    config = config_of(fields)
     assert (config.attention_cap, config.logit_cap) == (50.0, 30.0)
     assert config.windows == (4096, 0) * 23
-    off = ModelConfig.from_dict(fields | {"attn_logit_softcapping": None, "final_logit_softcapping": 7.5})
+    off = config_of(fields | {"attn_logit_softcapping": None, "final_logit_softcapping": 7.5})
     assert (off.attention_cap, off.logit_cap) == (0.0, 7.5)
 
 
 def test_cohere_fields_that_files_leave_out() -> None:
     fields = family_config("Cohere2ForCausalLM", rms_norm_eps=None, num_hidden_layers=8, rope_theta=None)
-    config = ModelConfig.from_dict(fields | {"max_position_embeddings": 8192})
+    config = config_of(fields | {"max_position_embeddings": 8192})
     assert (config.norm_eps, config.logit_scale, config.layer_norm, config.parallel) == (
         1e-5,
         0.0625,
@@ -240,10 +248,10 @@ def test_cohere_fields_that_files_leave_out() -> None:
 
 
 def test_a_field_of_the_text_config_beats_a_default() -> None:
-    config = ModelConfig.from_dict(nested(num_attention_heads=32, query_pre_attn_scalar=168, eos_token_id=5))
+    config = config_of(nested(num_attention_heads=32, query_pre_attn_scalar=168, eos_token_id=5))
     assert (config.n_heads, config.query_scalar) == (32, 168)
     assert config.eos_token_ids == (1, 106)  # of the outer config, which is the model's own
-    assert not ModelConfig.from_dict(nested() | {"tie_word_embeddings": False}).tied
+    assert not config_of(nested() | {"tie_word_embeddings": False}).tied
 
 
 def test_gemma3_ropes_of_transformers_5() -> None:
@@ -268,13 +276,13 @@ def test_gemma3_ropes_of_transformers_5() -> None:
 
 def test_refused_for_multimodal_gemma3() -> None:
     with pytest.raises(CheckpointError, match=r"config\.json: text_config: num_hidden_layers is 0"):
-        ModelConfig.from_dict(nested(num_hidden_layers=0))
+        config_of(nested(num_hidden_layers=0))
     with pytest.raises(CheckpointError, match=r"config\.json: text_config is missing; expected an object"):
-        ModelConfig.from_dict(nested() | {"text_config": None})
+        config_of(nested() | {"text_config": None})
     with pytest.raises(CheckpointError, match="quantization_config"):
-        ModelConfig.from_dict(nested() | {"quantization_config": {"quant_method": "gptq"}})
+        config_of(nested() | {"quantization_config": {"quant_method": "gptq"}})
     with pytest.raises(CheckpointError, match="sliding_window is missing"):
-        ModelConfig.from_dict(nested(sliding_window=None))
+        config_of(nested(sliding_window=None))
 
 
 # ---- RoPE ------------------------------------------------------------------------------------------
@@ -347,12 +355,12 @@ def test_a_fixed_alpha_stretches_the_base() -> None:
 @pytest.mark.parametrize("text", ["mistral", "ministral3"])
 def test_the_text_model_of_mistral3_is_of_its_own_type(text: str) -> None:
     fields = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"}
-    config = ModelConfig.from_dict(fields | {"text_config": FAMILIES[text].config})
+    config = config_of(fields | {"text_config": FAMILIES[text].config})
     assert (config.query_growth > 0) == (text == "ministral3")
     with pytest.raises(
         CheckpointError, match=r"text_config: model_type is 'bert'; expected one of llama, mistral"
     ):
-        ModelConfig.from_dict(fields | {"text_config": {"model_type": "bert"}})
+        config_of(fields | {"text_config": {"model_type": "bert"}})
 
 
 # ---- refused configs -------------------------------------------------------------------------------
@@ -503,7 +511,7 @@ names = sorted(
 @given(st.sampled_from(configs), st.dictionaries(st.sampled_from(names), values, max_size=4))
 def test_any_fields_give_a_config_or_a_checkpoint_error(base: dict[str, Any], fields: dict[str, Any]) -> None:
     try:
-        config = ModelConfig.from_dict(base | fields)
+        config = config_of(base | fields)
     except CheckpointError:
         return
     core = config.core()

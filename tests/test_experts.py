@@ -18,8 +18,9 @@ from toys import as_gguf, write_gguf
 
 import lazyllm
 from lazyllm.checkpoints.checkpoint import Checkpoint
+from lazyllm.checkpoints.families import FAMILIES
 from lazyllm.checkpoints.gguf import convert
-from lazyllm.checkpoints.tensors import Tensor, experts_apart
+from lazyllm.checkpoints.tensors import Tensor, renamed, unstacked
 from lazyllm.counted_work import bare_flops
 
 SHAPE = Shape(seed=41, n_layers=4, qk_norm=True, n_experts=5, experts_per_token=2, expert_ffn=32)
@@ -109,7 +110,9 @@ def test_stacked_tensors_are_taken_apart() -> None:
         Tensor("model.layers.3.mlp.experts.up_proj.weight", "F32", (0, 2, 1), 0, 900, 0),
     ]
     ours = "model.layers.3.mlp."
-    assert experts_apart(stacked) == [
+    names = FAMILIES["GraniteMoeForCausalLM"].renamed
+    ours_stacked = [tensor._replace(name=renamed(tensor.name, names)) for tensor in stacked]
+    assert [matrix for tensor in ours_stacked for matrix in unstacked(tensor)] == [
         Tensor(ours + "experts.0.gate_proj.weight", "BF16", (3, 4), 1, 1000, 24),
         Tensor(ours + "experts.0.up_proj.weight", "BF16", (3, 4), 1, 1024, 24),
         Tensor(ours + "experts.1.gate_proj.weight", "BF16", (3, 4), 1, 1048, 24),

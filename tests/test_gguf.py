@@ -142,6 +142,14 @@ def test_the_end_token_of_a_turn(end: int | None, ends: tuple[int, ...], tmp_pat
         ({"attention.sliding_window": None}, {"sliding_window": None, "sliding_window_pattern": 1}),
         ({"attention.sliding_window": 0}, {"sliding_window": None, "sliding_window_pattern": 1}),
         ({"rope.freq_base_swa": 500.0}, {"rope_local_base_freq": 500.0}),
+        (
+            {"attention.sliding_window_pattern": [True, False, True, True, False]},
+            {
+                "layer_types": [
+                    "full_attention" if layer in (1, 4) else "sliding_attention" for layer in range(5)
+                ]
+            },
+        ),
         ({"block_count": 62}, {"query_pre_attn_scalar": 8}),  # 27B: 32 values in 4 heads
     ],
 )

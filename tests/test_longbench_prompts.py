@@ -12,10 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from families import family_config
+from families import config_of, family_config
 from folders import BOS, EOS, LONGBENCH, write_tokenizer
 
-from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.evaluation.chats import chat_wrapper, post_process, wrapped_ids
 from lazyllm.evaluation.longbench.datasets import DATA_SETS
@@ -94,7 +93,7 @@ def named(tmp_path: Path) -> Named:
         if not chat_template:
             del settings["chat_template"]
         (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-        config = ModelConfig.from_dict(family_config("LlamaForCausalLM", vocab_size=300))
+        config = config_of(family_config("LlamaForCausalLM", vocab_size=300))
         return Tokenizer.from_folder(folder, config)
 
     return make

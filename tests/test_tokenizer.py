@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from families import RECORDED, family_config
+from families import RECORDED, config_of, family_config
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
@@ -40,7 +40,7 @@ TEMPLATE = (
 
 
 def config(rows: int = 400) -> ModelConfig:
-    return ModelConfig.from_dict(family_config("LlamaForCausalLM", vocab_size=rows))
+    return config_of(family_config("LlamaForCausalLM", vocab_size=rows))
 
 
 def write(folder: Path, name: str, contents: dict[str, Any]) -> None:

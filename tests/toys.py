@@ -10,20 +10,14 @@ import numpy as np
 from families import FAMILIES, RECORDED
 
 from lazyllm import _core
-from lazyllm.checkpoints import families as families_module
 from lazyllm.checkpoints.checkpoint import Checkpoint
 from lazyllm.checkpoints.gguf_checkpoint import (
     ARCHITECTURES,
-    EXPERT_FIELDS,
-    FAMILY_FIELDS,
-    FAMILY_TENSORS,
     FIELDS,
-    LAYER_TENSORS,
     LONGROPE,
     PAIRED,
-    PATTERN,
-    SOFT_CAPS,
     TOP_TENSORS,
+    layer_tensors,
 )
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
@@ -140,9 +134,7 @@ def gguf_files(config: dict[str, Any], weights: dict[str, np.ndarray]) -> Files:
     heads = config["num_attention_heads"]
     kv_heads = config.get("num_key_value_heads", heads)
     head_dim = config.get("head_dim", config["hidden_size"] // heads)
-    # the vocabulary is the tokenizer's, whose size may differ from the configuration's
-    known = FIELDS | FAMILY_FIELDS.get(arch, {}) | EXPERT_FIELDS
-    fields = {key: config[name] for name, key in known.items() if name in config and name != "vocab_size"}
+    fields = {key: config[name] for name, key in FIELDS.items() if name in config}
     if "num_local_experts" in config:
         fields["expert_count"] = config["num_local_experts"]
     fields["attention.head_count_kv"] = kv_heads
@@ -152,6 +144,7 @@ def gguf_files(config: dict[str, Any], weights: dict[str, np.ndarray]) -> Files:
     scaling = config.get("rope_scaling", {})
     if "short_factor" in scaling:
         tensors = {tensor: np.array(scaling[name], np.float32) for name, tensor in LONGROPE.items()}
+        fields["rope.scaling.original_context_length"] = config["original_max_position_embeddings"]
     elif "alpha" in scaling:
         fields["rope.freq_base"] *= scaling["alpha"] ** (head_dim / (head_dim - 2))
     elif scaling:
@@ -159,12 +152,12 @@ def gguf_files(config: dict[str, Any], weights: dict[str, np.ndarray]) -> Files:
         fields |= {"rope.scaling.factor": scaling["factor"]}
         fields |= {"rope.scaling.original_context_length": scaling.get("original_max_position_embeddings", 1)}
     if arch == "olmo2" and "sliding_window" in config:
-        fields[PATTERN] = [(layer + 1) % 4 != 0 for layer in range(config["num_hidden_layers"])]
-    fields |= {name: config[name] for name in SOFT_CAPS if name in config}
+        fields[FIELDS["sliding_window_pattern"]] = [
+            (layer + 1) % 4 != 0 for layer in range(config["num_hidden_layers"])
+        ]
     metadata = {"general.architecture": arch} | {f"{arch}.{name}": value for name, value in fields.items()}
     short = {hf: name for name, hf in TOP_TENSORS.items()}
-    kinds = {hf: name for name, hf in (LAYER_TENSORS | FAMILY_TENSORS.get(arch, {})).items()}
-    stored = {core: hf for hf, core in families_module.FAMILIES[architecture].renamed.items()}
+    kinds = {core: name for name, core in layer_tensors(arch).items()}
     for core, values in stacked(weights).items():
         if arch in ("gemma2", "gemma3") and core.endswith("norm.weight"):
             values = values + np.float32(1)
@@ -173,7 +166,7 @@ def gguf_files(config: dict[str, Any], weights: dict[str, np.ndarray]) -> Files:
             continue
         layer, _, rest = core.removeprefix("model.layers.").partition(".")
         kind, _, suffix = rest.rpartition(".")
-        name = kinds[FUSED.get(kind, kind) if FUSED.get(kind) in kinds else stored.get(kind, kind)]
+        name = kinds[FUSED[kind] if FUSED.get(kind) in kinds else kind]
         if arch in PAIRED and name in ("attn_q", "attn_k"):
             values = interleaved(values, heads if name == "attn_q" else kv_heads)
         name = f"blk.{layer}.{name}.{suffix}"

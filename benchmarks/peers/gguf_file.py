@@ -15,7 +15,7 @@ from lazyllm.checkpoints.checkpoint import Checkpoint
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.checkpoints.digest import weights_digest
 from lazyllm.checkpoints.families import FAMILIES
-from lazyllm.checkpoints.gguf_checkpoint import FAMILY_TENSORS, LAYER_TENSORS, TOP_TENSORS
+from lazyllm.checkpoints.gguf_checkpoint import TOP_TENSORS, layer_tensors
 from lazyllm.checkpoints.tensors import Tensor
 
 ARCHITECTURES = {
@@ -144,8 +144,7 @@ def gguf_name(name: str, arch: str) -> str:
     top = {theirs: ours for ours, theirs in TOP_TENSORS.items()}
     if name in top:
         return top[name]
-    layer_tensors = LAYER_TENSORS | FAMILY_TENSORS.get(arch, {})
-    parts = {theirs: ours for ours, theirs in layer_tensors.items()}
+    parts = {theirs: ours for ours, theirs in layer_tensors(arch).items()}
     if (found := LAYER.fullmatch(name)) and found[2] in parts:
         return f"blk.{found[1]}.{parts[found[2]]}.{found[3]}"
     raise ValueError(f"tensor {name!r} has no name in a GGUF file")

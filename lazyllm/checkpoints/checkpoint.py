@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.checkpoints.families import FAMILIES
 from lazyllm.checkpoints.fields import Fields, json_object, optional_fields, read_json
-from lazyllm.checkpoints.tensors import Tensor, experts_apart
+from lazyllm.checkpoints.tensors import Tensor, core_tensors
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.errors import CheckpointError
 from lazyllm.support import hub
@@ -137,20 +137,20 @@ class Checkpoint:
         names, placed = list_shards(self.path)
         self.shards = [str(self.path / name) for name in names]
         self.shard_files = [OpenedFile(shard) for shard in self.shards]
-        self.tensors = [
+        tensors = [
             tensor
             for index, name in enumerate(names)
             for tensor in read_shard(self.path / name, index)
             if placed.get(tensor.name, name) == name
         ]
-        for tensor_name in placed.keys() - {tensor.name for tensor in self.tensors}:
+        for missing in placed.keys() - {tensor.name for tensor in tensors}:
             raise CheckpointError(
-                f"{self.path / INDEX_FILE}: tensor {tensor_name!r} is said to be in {placed[tensor_name]}; "
+                f"{self.path / INDEX_FILE}: tensor {missing!r} is said to be in {placed[missing]}; "
                 "it is not there"
             )
         if FAMILIES[self.config.architecture].multimodal:
-            self.tensors = text_model(self.tensors, self.path)
-        self.tensors = list(core_tensors(self.tensors, self.config, self.path))
+            tensors = text_model(tensors)
+        self.tensors = list(core_tensors(tensors, self.config, self.path))
 
     @property
     def state(self) -> str:
@@ -242,44 +242,14 @@ def read_shard(path: Path, index: int) -> list[Tensor]:
     return tensors
 
 
-def text_model(tensors: list[Tensor], folder: Path) -> list[Tensor]:
+def text_model(tensors: Iterable[Tensor]) -> list[Tensor]:
     """The tensors of a multimodal checkpoint's text model, under the names of a text checkpoint."""
-    text: dict[str, Tensor] = {}
-    for tensor in tensors:
-        for prefix in filter(tensor.name.startswith, TEXT_MODEL):
-            name = TEXT_MODEL[prefix] + tensor.name.removeprefix(prefix)
-            if name in text:
-                raise CheckpointError(f"{folder}: tensor {tensor.name!r} is a second {name!r}; expected one")
-            text[name] = tensor._replace(name=name)
-    return list(text.values())
-
-
-def core_tensors(tensors: Iterable[Tensor], config: ModelConfig, source: Path) -> Iterator[Tensor]:
-    """The tensors under the names that the core takes; one that holds several is split, by its rows."""
-    q, kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-    fused = {
-        "self_attn.qkv_proj": {"self_attn.q_proj": q, "self_attn.k_proj": kv, "self_attn.v_proj": kv},
-        "mlp.gate_up_proj": {"mlp.gate_proj": config.ffn, "mlp.up_proj": config.ffn},
-    }
-    renamed = FAMILIES[config.architecture].renamed
-    for tensor in experts_apart(tensors):
-        *place, suffix = tensor.name.split(".")
-        layer, kind = place[:3], ".".join(place[3:])
-        kind = renamed.get(kind, kind)
-        if kind not in fused:
-            yield tensor._replace(name=".".join([*layer, kind, suffix]) if kind else tensor.name)
-            continue
-        parts, offset = fused[kind], tensor.offset
-        if tensor.shape[:1] != (sum(parts.values()),):
-            raise CheckpointError(
-                f"{source}: tensor {tensor.name!r} has shape {list(tensor.shape)}; expected "
-                f"{' + '.join(map(str, parts.values()))} rows, of {', '.join(parts)}"
-            )
-        for part, rows in parts.items():
-            name, n_bytes = ".".join([*layer, part, suffix]), tensor.n_bytes * rows // tensor.shape[0]
-            shape = (rows, *tensor.shape[1:])
-            yield tensor._replace(name=name, shape=shape, offset=offset, n_bytes=n_bytes)
-            offset += n_bytes
+    return [
+        tensor._replace(name=ours + tensor.name.removeprefix(theirs))
+        for tensor in tensors
+        for theirs, ours in TEXT_MODEL.items()
+        if tensor.name.startswith(theirs)
+    ]
 
 
 def header_bytes(tensors: Mapping[str, tuple[str, Sequence[int], int]], metadata: Mapping[str, str]) -> bytes:

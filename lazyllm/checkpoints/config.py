@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,24 +10,20 @@ import numpy as np
 
 from lazyllm.checkpoints.families import (
     ATTENTION,
+    BY_TYPE,
     DEFAULT_WINDOW,
     FAMILIES,
+    FULL,
+    LAYER_TYPES,
     RECURRENT,
     REFUSED,
+    SLIDING,
+    SOFT_CAPS,
     UNSUPPORTED,
-    Experts,
     Family,
 )
 from lazyllm.checkpoints.fields import Fields, optional_fields, read_json
-from lazyllm.checkpoints.rope import (
-    FULL,
-    LAYER_TYPES,
-    MAX_CONTEXT,
-    NO_ROPE,
-    SLIDING,
-    read_ropes,
-    rope_table,
-)
+from lazyllm.checkpoints.rope import MAX_CONTEXT, NO_ROPE, read_ropes, rope_table
 
 MAX_LAYERS = 4096
 MAX_WIDTH = 1 << 20
@@ -36,7 +32,6 @@ MAX_VOCAB = 1 << 24
 MAX_QUERY_SCALAR = MAX_CAP = 1e6
 MAX_EXPERTS = 1024
 MULTIPLIERS = 1e-3, 1e3
-SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 DESCRIPTION = ("name", "architecture", "bos_token_id", "eos_token_ids")
 
 
@@ -105,11 +100,6 @@ class ModelConfig:
         return cls.read(fields, generation or optional_fields(folder / "generation_config.json"), folder)
 
     @classmethod
-    def from_dict(cls, config: dict[str, Any]) -> ModelConfig:
-        """Reads the contents of config.json."""
-        return cls.read(Fields("config.json", config))
-
-    @classmethod
     def read(cls, fields: Fields, generation: Fields | None = None, path: Path | None = None) -> ModelConfig:
         """Reads the fields of config.json and generation_config.json; `path` gives the model its name."""
         architecture = read_architecture(fields)
@@ -121,6 +111,9 @@ class ModelConfig:
                 fields.refuse("layer_types", f"layers of attention: {RECURRENT}")
         for name, (value, meaning) in {**UNSUPPORTED, **family.only}.items():
             fields.only(name, value, meaning)
+        for name in SOFT_CAPS if family.soft_caps is None else ():
+            fields.only(name, None, f"soft caps in a {family.model_type}")
+        caps = [0.0 if fields.get(name) is None else fields.number(name, 0.0, MAX_CAP) for name in SOFT_CAPS]
         heads = fields.whole("num_attention_heads", MAX_WIDTH)
         kv_heads = fields.whole("num_key_value_heads", heads, default=heads)
         if heads % kv_heads:
@@ -128,7 +121,7 @@ class ModelConfig:
         hidden = fields.whole("hidden_size", MAX_WIDTH)
         head_dim = read_head_dim(fields, hidden, heads)
         context = fields.whole("max_position_embeddings", MAX_CONTEXT)
-        ropes = read_ropes(fields, family.rope, head_dim, context)
+        ropes = read_ropes(fields, family, head_dim, context)
         context = ropes[FULL].context
         windows, kinds = read_layers(fields, family, fields.whole("num_hidden_layers", MAX_LAYERS))
         table = rope_table({kind: ropes[kind] for kind in sorted(set(kinds))})
@@ -147,10 +140,11 @@ class ModelConfig:
         eps_name, logit_scale = "rms_norm_eps", 1 / multiplier("logits_scaling")
         if family.cohere:
             eps_name, logit_scale = "layer_norm_eps", fields.number("logit_scale", *MULTIPLIERS)
+        biases = (family.qkv_bias, family.o_bias)
+        qkv_bias, o_bias = (fields.flag(bias, False) if isinstance(bias, str) else bias for bias in biases)
         vocab = fields.whole("vocab_size", MAX_VOCAB)
         if generation is None or generation.get("eos_token_id") is None:
             generation = fields
-        caps = read_soft_caps(fields, family)
         return cls(
             name=model_name(path) if path else "",
             architecture=architecture,
@@ -169,11 +163,11 @@ class ModelConfig:
             short_context=min(ropes[kind].short_context for kind in kinds),
             rotary_dim=ropes[FULL].rotary_dim,
             paired_rope=family.paired_rope,
-            query_growth=ropes[FULL].query_growth if family.query_growth else 0.0,
+            query_growth=ropes[FULL].query_growth,
             query_step=ropes[FULL].original,
             tied=fields.flag("tie_word_embeddings", False),
-            qkv_bias=read_bias(fields, family.qkv_bias),
-            o_bias=read_bias(fields, family.o_bias),
+            qkv_bias=qkv_bias,
+            o_bias=o_bias,
             qk_norm=family.qk_norm != "none" or (family.cohere and fields.flag("use_qk_norm", False)),
             wide_qk_norm=family.qk_norm == "wide",
             late_qk_norm=family.qk_norm == "late",
@@ -189,20 +183,15 @@ class ModelConfig:
             parallel=family.cohere,
             post_norms=family.norms != "pre",
             gelu=family.activation[1] != "silu",
-            **read_experts(fields, family.experts, len(windows)),
+            **read_experts(fields, family.expert_ffn, len(windows)),
             bos_token_id=next(iter(read_ids(fields, "bos_token_id", vocab)), None),
             eos_token_ids=read_ids(generation, "eos_token_id", vocab),
         )
 
     def core(self) -> dict[str, Any]:
         """The fields that the C core takes."""
-        fields = {name: value for name, value in asdict(self).items() if name not in DESCRIPTION}
-        arrays = {name: np.array(fields[name], np.float32).ravel() for name in ("inv_freq", "rope_scale")}
-        return (
-            fields
-            | arrays
-            | {name: list(fields[name]) for name in ("layer_rope", "windows", "expert_layers")}
-        )
+        fields = {name: value for name, value in vars(self).items() if name not in DESCRIPTION}
+        return fields | {"inv_freq": np.array(self.inv_freq, np.float32).ravel()}
 
 
 def model_name(path: Path) -> str:
@@ -220,10 +209,9 @@ def read_architecture(fields: Fields) -> str:
             if isinstance(name, str) and part in name:
                 fields.refuse("architectures", f"another architecture: {reason}")
     if listed is None:
-        by_type = {family.model_type: architecture for architecture, family in FAMILIES.items()}
-        if model_type not in list(by_type):
-            fields.refuse("model_type", f"one of {', '.join(by_type)}, or architectures naming one")
-        return by_type[model_type]
+        if model_type not in list(BY_TYPE):
+            fields.refuse("model_type", f"one of {', '.join(BY_TYPE)}, or architectures naming one")
+        return BY_TYPE[model_type]
     if listed not in [[architecture] for architecture in FAMILIES]:
         fields.refuse("architectures", f"one of {', '.join(FAMILIES)}")
     architecture: str = listed[0]
@@ -243,18 +231,13 @@ def text_fields(fields: Fields, family: Family) -> tuple[Fields, Family]:
         text.values = text.values | {
             name: fields.values[name] for name in outer if fields.get(name) is not None
         }
-        fields, by_type = text, {family.model_type: family for family in FAMILIES.values()}
-        if fields.get("model_type") is not None:
-            if fields.get("model_type") not in list(by_type):
-                fields.refuse("model_type", f"one of {', '.join(by_type)}")
-            family = by_type[fields.get("model_type")]
+        fields, model_type = text, text.get("model_type", family.model_type)
+        if model_type not in list(BY_TYPE):
+            fields.refuse("model_type", f"one of {', '.join(BY_TYPE)}")
+        family = FAMILIES[BY_TYPE[model_type]]
     missing = {name: value for name, value in family.defaults.items() if fields.get(name) is None}
-    values = {"sliding_window": DEFAULT_WINDOW} | fields.values | missing
+    values = {"sliding_window": DEFAULT_WINDOW, **(family.soft_caps or {})} | fields.values | missing
     return Fields(fields.source, values, fields.names), family
-
-
-def read_bias(fields: Fields, bias: str | bool) -> bool:
-    return fields.flag(bias, False) if isinstance(bias, str) else bias
 
 
 def read_head_dim(fields: Fields, hidden: int, heads: int) -> int:
@@ -270,26 +253,14 @@ def read_head_dim(fields: Fields, hidden: int, heads: int) -> int:
     return head_dim
 
 
-def read_soft_caps(fields: Fields, family: Family) -> list[float]:
-    """The caps of attention and logits; 0 where there is none, which a file may say by null."""
-    caps = []
-    for name, default in zip(SOFT_CAPS, family.soft_caps or (0.0, 0.0), strict=True):
-        if family.soft_caps is None:
-            fields.only(name, None, f"soft caps in a {family.model_type}")
-        is_given = fields.get(name) is not None
-        caps.append(
-            fields.number(name, 0.0, MAX_CAP) if is_given else 0.0 if name in fields.values else default
-        )
-    return caps
-
-
 def read_layers(fields: Fields, family: Family, n_layers: int) -> tuple[tuple[int, ...], list[str]]:
     """The sliding window of each layer, 0 where it sees the whole context, and the name of its rope."""
     turns = read_turns(fields, n_layers) if family.no_rope == "listed" else [True] * n_layers
     windows = read_windows(fields, family, turns)
-    if family.no_rope == "full" and fields.get("sliding_window") is not None:
+    mixed = family.no_rope == "full_if_mixed" and fields.get("sliding_window") is not None
+    if family.no_rope == "full" or mixed:
         turns = [window > 0 for window in windows]
-    local = SLIDING if SLIDING in family.rope.bases else FULL
+    local = SLIDING if family.local_theta else FULL
     kinds = [local if window else FULL for window in windows]
     return windows, [kind if turn else NO_ROPE for kind, turn in zip(kinds, turns, strict=True)]
 
@@ -327,36 +298,32 @@ def read_windows(fields: Fields, family: Family, turns: list[bool]) -> tuple[int
     else:
         pattern = fields.whole("sliding_window_pattern", MAX_LAYERS)
         sliding = [(layer + 1) % pattern != 0 for layer in range(n_layers)]
-    if not any(sliding) or (fields.get("sliding_window") is None and SLIDING not in family.rope.bases):
+    needed = family.local_theta or family.no_rope == "full"
+    if not any(sliding) or (fields.get("sliding_window") is None and not needed):
         return (0,) * n_layers
     window = fields.whole("sliding_window", MAX_CONTEXT)
     return tuple(window if slides else 0 for slides in sliding)
 
 
-def read_experts(fields: Fields, experts: Experts | None, n_layers: int) -> dict[str, Any]:
-    """The fields of ModelConfig about experts."""
-    if experts is None:
+def read_experts(fields: Fields, ffn: str | None, n_layers: int) -> dict[str, Any]:
+    """The fields of ModelConfig about experts; `ffn` is the field of their size, if there are any."""
+    if ffn is None:
         none = {"n_experts": 0, "experts_per_token": 0, "expert_ffn": 0, "normed_experts": False}
         return {**none, "expert_layers": (0,) * n_layers}
-    named = (
-        fields.get("num_local_experts") is not None
-    )  # by transformers in most families; not by their files
+    named = fields.get("num_local_experts") is not None  # by transformers; by the files of some families not
     count = fields.whole("num_local_experts" if named else "num_experts", MAX_EXPERTS)
-    layers = [1] * n_layers
-    if experts.some_layers:
-        step, plain = (
-            fields.whole("decoder_sparse_step", MAX_LAYERS, default=1),
-            fields.get("mlp_only_layers", []),
-        )
-        if not isinstance(plain, list) or any(type(layer) is not int for layer in plain):
-            fields.refuse("mlp_only_layers", "a list of layers")
-        layers = [int((layer + 1) % step == 0 and layer not in plain) for layer in range(n_layers)]
+    step = fields.whole("decoder_sparse_step", MAX_LAYERS, default=1)
+    plain = fields.get("mlp_only_layers", [])
+    if not isinstance(plain, list) or any(type(layer) is not int for layer in plain):
+        fields.refuse("mlp_only_layers", "a list of layers")
     return {
         "n_experts": count,
         "experts_per_token": fields.whole("num_experts_per_tok", count),
-        "expert_ffn": fields.whole(experts.ffn, MAX_WIDTH),
-        "normed_experts": fields.flag("norm_topk_prob", False) if experts.normed is None else experts.normed,
-        "expert_layers": tuple(layers),
+        "expert_ffn": fields.whole(ffn, MAX_WIDTH),
+        "normed_experts": fields.flag("norm_topk_prob", False),
+        "expert_layers": tuple(
+            int((layer + 1) % step == 0 and layer not in plain) for layer in range(n_layers)
+        ),
     }
 
 

@@ -13,17 +13,8 @@ from lazyllm.support.progress import bar
 MIB = 20  # the shift from bytes to MiB
 
 Known = dict[tuple[tuple[Path, FileState], ...], str]
-_known: Known = {}
-
-
-def known() -> Known:
-    """The digests that were taken in this process, by the paths and states of the files."""
-    return dict(_known)
-
-
-def learn(digests: Known) -> None:
-    """Takes over the digests of another process."""
-    _known.update(digests)
+known: Known = {}
+"""The digests that were taken in this process, by the paths and states of the files."""
 
 
 def weights_digest(checkpoint: Checkpoint, progress: bool) -> str:
@@ -34,7 +25,7 @@ def weights_digest(checkpoint: Checkpoint, progress: bool) -> str:
 def digest(files: Sequence[OpenedFile], progress: bool) -> str:
     """SHA-256 of the concatenated files; read once in a process for each state of the files."""
     key = tuple((file.path, file.state) for file in files)
-    if key not in _known:
+    if key not in known:
         hasher, n_hashed = hashlib.sha256(), 0
         total = sum(file.state.size for file in files)
         with bar(total >> MIB, "hashing the model", "MiB", progress) as line:
@@ -43,5 +34,5 @@ def digest(files: Sequence[OpenedFile], progress: bool) -> str:
                     hasher.update(block)
                     n_hashed += len(block)
                     line.update((n_hashed >> MIB) - line.n)  # whole MiB only
-        _known[key] = hasher.hexdigest()
-    return _known[key]
+        known[key] = hasher.hexdigest()
+    return known[key]

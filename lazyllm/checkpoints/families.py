@@ -6,20 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from lazyllm.checkpoints.rope import FULL, SCALINGS, SLIDING, RopeRules
-
-
-@dataclass(frozen=True)
-class Experts:
-    """How a family's files describe its experts.
-
-    `ffn` is the field of the size of each. `normed`: their weights are normalised; None: if the field
-    norm_topk_prob says so. With `some_layers`, two fields say which layers have experts.
-    """
-
-    ffn: str = "intermediate_size"
-    normed: bool | None = None
-    some_layers: bool = False
+FULL, SLIDING = LAYER_TYPES = ("full_attention", "sliding_attention")
+SCALINGS = {name: name for name in ("default", "linear", "llama3", "yarn", "longrope")}
+SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 
 
 @dataclass(frozen=True)
@@ -45,18 +34,25 @@ class Family:
     scaled_embedding: bool = False
     query_scalar: str | None = None
     """The field whose root divides scores, in place of the head dimension's."""
-    soft_caps: tuple[float, float] | None = None
-    """Of attention and logits, in files that leave them out; 0 is none. None: the family has no soft caps."""
+    soft_caps: Mapping[str, float] | None = None
+    """SOFT_CAPS of files that leave them out; null in a file is no cap. None: the family has none."""
     windows: Literal["none", "all", "all_if_used", "pattern", "optional"] = "none"
     """In all layers; in all if `use_sliding_window` is set; in those that `layer_types` or else
     `sliding_window_pattern` says; or, if `use_sliding_window` is set, in those that `layer_types` or else
     `max_window_layers` says."""
-    rope: RopeRules = field(default_factory=RopeRules)
+    theta: float = 10000.0
+    """The base frequency of RoPE in files that leave it out."""
+    local_theta: tuple[str, float] | None = None
+    """That of layers with a window, if they have one of their own: its field and default."""
+    scalings: Mapping[str, str] = field(default_factory=lambda: SCALINGS)
+    """The rule that each type of scaling names."""
+    partial_rope: bool = False
+    """RoPE may turn the first part of a head alone."""
     paired_rope: bool = False
     """RoPE turns neighbours of a head, not its halves."""
-    no_rope: Literal["none", "listed", "full"] = "none"
-    """Layers without RoPE: those that `no_rope_layers` or else `no_rope_layer_interval` says; or, in a model
-    with windows, those without one."""
+    no_rope: Literal["none", "listed", "full", "full_if_mixed"] = "none"
+    """Layers without RoPE: those that `no_rope_layers` or else `no_rope_layer_interval` says; those without a
+    window; or those, but none where `sliding_window` is null."""
     ffn: str = "intermediate_size"
     """The field of the FFN's width."""
     only: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
@@ -68,16 +64,10 @@ class Family:
     cohere: bool = False
     """LayerNorm, attention and FFN in parallel, a factor on the logits; norms of q and k if `use_qk_norm` is
     set."""
-    query_growth: bool = False
-    """q grows with the position, as `llama_4_scaling_beta` says."""
     renamed: Mapping[str, str] = field(default_factory=dict)
-    """Parts of tensors' names in files that differ from those that the core takes."""
-    experts: Experts | None = None
-
-
-def based_on(theta: float) -> RopeRules:
-    """RoPE with this base frequency where the file has none."""
-    return RopeRules({FULL: ("rope_theta", theta)})
+    """Parts of tensors' names in files, in the order in which they become those that the core takes."""
+    expert_ffn: str | None = None
+    """The field of the size of each expert, in a family with experts."""
 
 
 ALL_BIASES: Any = {"qkv_bias": "attention_bias", "o_bias": "attention_bias"}
@@ -105,9 +95,10 @@ GEMMA3 = Family(
     norm_plus_one=True,
     scaled_embedding=True,
     query_scalar="query_pre_attn_scalar",
-    soft_caps=(0.0, 0.0),
+    soft_caps={},
     windows="pattern",
-    rope=RopeRules({FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 1e4)}),
+    theta=1e6,
+    local_theta=("rope_local_base_freq", 1e4),
 )
 GEMMA2 = replace(
     GEMMA3,
@@ -119,8 +110,9 @@ GEMMA2 = replace(
         "sliding_window_pattern": 2,
     },
     qk_norm="none",
-    soft_caps=(50.0, 30.0),
-    rope=based_on(1e4),
+    soft_caps=dict(zip(SOFT_CAPS, (50.0, 30.0), strict=True)),
+    theta=1e4,
+    local_theta=None,
 )
 MISTRAL = Family("mistral", windows="all")
 PHI3_SCALINGS = {"default": "default", **dict.fromkeys(("longrope", "su", "yarn"), "longrope")}
@@ -147,7 +139,7 @@ GLM = Family(
     },
     qkv_bias="attention_bias",
     paired_rope=True,
-    rope=RopeRules(partial=True),
+    partial_rope=True,
 )
 COHERE = Family(
     "cohere",
@@ -160,7 +152,7 @@ COHERE = Family(
         "eos_token_id": 255001,
     },
     **ALL_BIASES,
-    rope=based_on(5e5),
+    theta=5e5,
     paired_rope=True,
     cohere=True,
 )
@@ -174,21 +166,21 @@ FAMILIES = {
         "phi3",
         EPS | {"sliding_window": None, "original_max_position_embeddings": 4096},
         windows="all",
-        rope=RopeRules(scalings=PHI3_SCALINGS, partial=True),
+        scalings=PHI3_SCALINGS,
+        partial_rope=True,
     ),
     "SmolLM3ForCausalLM": Family(
         "smollm3",
         {"sliding_window": None, "tie_word_embeddings": True},
         **ALL_BIASES,
         windows="optional",
-        rope=based_on(2e6),
+        theta=2e6,
         no_rope="listed",
     ),
     "Ministral3ForCausalLM": Family(
         "ministral3",
         EPS | {"sliding_window": None, "head_dim": 128, "rope_parameters": MINISTRAL3_ROPE},
         windows="all",
-        query_growth=True,
     ),
     "GraniteForCausalLM": GRANITE,
     "GraniteMoeHybridForCausalLM": replace(
@@ -212,7 +204,8 @@ FAMILIES = {
         model_type="olmo3",
         defaults=EPS | {"sliding_window_pattern": 4},
         windows="pattern",
-        rope=RopeRules({FULL: ("rope_theta", 5e5), SLIDING: ("rope_theta", 5e5)}),
+        theta=5e5,
+        local_theta=("rope_theta", 5e5),
     ),
     "Exaone4ForCausalLM": Family(
         "exaone4",
@@ -220,7 +213,7 @@ FAMILIES = {
         qk_norm="heads",
         norms="post",
         windows="pattern",
-        no_rope="full",
+        no_rope="full_if_mixed",
     ),
     "SeedOssForCausalLM": Family(
         "seed_oss",
@@ -232,14 +225,14 @@ FAMILIES = {
     "Ernie4_5ForCausalLM": Family(
         "ernie4_5",
         EPS | {"head_dim": 128, "tie_word_embeddings": True},
-        rope=based_on(5e5),
+        theta=5e5,
         paired_rope=True,
     ),
     "HeliumForCausalLM": Family(
         "helium",
         {"head_dim": 128, "rms_norm_eps": 1e-8},
         qkv_bias="attention_bias",
-        rope=based_on(1e5),
+        theta=1e5,
         paired_rope=True,
     ),
     "HunYuanDenseV1ForCausalLM": Family(
@@ -247,7 +240,7 @@ FAMILIES = {
         EPS,
         **ALL_BIASES,
         qk_norm="late",
-        rope=RopeRules(scalings=SCALINGS | {"dynamic": "alpha"}),
+        scalings=SCALINGS | {"dynamic": "alpha"},
         renamed={
             "self_attn.query_layernorm": "self_attn.q_norm",
             "self_attn.key_layernorm": "self_attn.k_norm",
@@ -259,31 +252,36 @@ FAMILIES = {
         model_type="glm4",
         norms="both",
         renamed={
-            "post_self_attn_layernorm": "post_attention_layernorm",
             "post_attention_layernorm": "pre_feedforward_layernorm",
+            "post_self_attn_layernorm": "post_attention_layernorm",
             "post_mlp_layernorm": "post_feedforward_layernorm",
         },
     ),
     "MixtralForCausalLM": Family(
         "mixtral",
-        {"sliding_window": None},
+        {"sliding_window": None, "norm_topk_prob": True},
         windows="all",
-        experts=Experts(normed=True),
+        renamed={"block_sparse_moe": "mlp", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"},
+        expert_ffn="intermediate_size",
     ),
     "Qwen3MoeForCausalLM": Family(
         "qwen3_moe",
         **ALL_BIASES,
         qk_norm="heads",
         windows="all_if_used",
-        experts=Experts("moe_intermediate_size", some_layers=True),
+        expert_ffn="moe_intermediate_size",
     ),
-    "OlmoeForCausalLM": Family("olmoe", EPS, **ALL_BIASES, qk_norm="wide", experts=Experts()),
-    "GraniteMoeForCausalLM": Family(
-        "granitemoe",
-        {"max_position_embeddings": 2048},
-        **ALL_BIASES,
-        multipliers=True,
-        experts=Experts(normed=True),
+    "OlmoeForCausalLM": Family("olmoe", EPS, **ALL_BIASES, qk_norm="wide", expert_ffn="intermediate_size"),
+    "GraniteMoeForCausalLM": replace(
+        GRANITE,
+        model_type="granitemoe",
+        defaults={**GRANITE.defaults, "norm_topk_prob": True},
+        renamed={
+            "block_sparse_moe.router.layer": "mlp.gate",
+            "block_sparse_moe.input_linear": "mlp.experts.gate_up_proj",
+            "block_sparse_moe.output_linear": "mlp.experts.down_proj",
+        },
+        expert_ffn="intermediate_size",
     ),
     "CohereForCausalLM": COHERE,
     "Cohere2ForCausalLM": replace(
@@ -292,12 +290,13 @@ FAMILIES = {
         defaults={**COHERE.defaults, "sliding_window_pattern": 4},
         windows="pattern",
         no_rope="full",
-        rope=based_on(1e4),
+        theta=1e4,
     ),
     "Gemma2ForCausalLM": GEMMA2,
     "Gemma3ForCausalLM": GEMMA3,
     "Gemma3ForConditionalGeneration": replace(GEMMA3, model_type="gemma3", multimodal=True),
 }
+BY_TYPE = {family.model_type: architecture for architecture, family in FAMILIES.items()}
 RECURRENT = "it has recurrent layers, which cannot take a token later, so that revival has no meaning there"
 ATTENTION = ["attention", FULL]
 REFUSED = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from array import array
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -11,71 +12,53 @@ from typing import Any, NoReturn
 import numpy as np
 
 from lazyllm import _core
-from lazyllm.checkpoints.checkpoint import Checkpoint, core_tensors
-from lazyllm.checkpoints.config import MAX_HEAD_DIM, MAX_WIDTH, SOFT_CAPS, ModelConfig
-from lazyllm.checkpoints.families import FAMILIES
+from lazyllm.checkpoints.checkpoint import Checkpoint
+from lazyllm.checkpoints.config import MAX_HEAD_DIM, MAX_WIDTH, ModelConfig
+from lazyllm.checkpoints.families import BY_TYPE, DEFAULT_WINDOW, FAMILIES, FULL, SLIDING, SOFT_CAPS
 from lazyllm.checkpoints.fields import Fields
 from lazyllm.checkpoints.gguf_file import FORMATS, read_gguf
 from lazyllm.checkpoints.gguf_tokenizer import GgufVocabulary
-from lazyllm.checkpoints.rope import FULL, MAX_THETA, SLIDING, frequency_divisors, llama3
-from lazyllm.checkpoints.tensors import Tensor, experts_apart, hub_name
+from lazyllm.checkpoints.rope import MAX_THETA, frequency_divisors, llama3
+from lazyllm.checkpoints.tensors import Tensor, core_tensors, hub_name, unstacked
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.errors import CheckpointError
 from lazyllm.support.files import OpenedFile
 
-ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3moe": "Qwen3MoeForCausalLM",
-    "olmoe": "OlmoeForCausalLM",
-    "gemma2": "Gemma2ForCausalLM",
-    "gemma3": "Gemma3ForCausalLM",
-    "phi3": "Phi3ForCausalLM",
-    "smollm3": "SmolLM3ForCausalLM",
-    "granite": "GraniteForCausalLM",
-    "olmo2": "Olmo2ForCausalLM",
-    "exaone4": "Exaone4ForCausalLM",
-    "seed_oss": "SeedOssForCausalLM",
-    "ernie4_5": "Ernie4_5ForCausalLM",
-    "hunyuan-dense": "HunYuanDenseV1ForCausalLM",
-    "glm4": "Glm4ForCausalLM",
+OWN_NAMES = ("llama", "qwen2", "qwen3", "olmoe", "gemma2", "phi3", "smollm3", "granite", "olmo2", "exaone4")
+MODEL_TYPES = {name: name for name in (*OWN_NAMES, "seed_oss", "ernie4_5", "glm4")} | {
+    "qwen3moe": "qwen3_moe",
+    "gemma3": "gemma3_text",
+    "hunyuan-dense": "hunyuan_v1_dense",
 }
+ARCHITECTURES = {name: BY_TYPE[model_type] for name, model_type in MODEL_TYPES.items()}
 PAIRED = ("llama", "smollm3", "granite")
 """Architectures whose files have the rows of q and k by RoPE's pairs, unlike those of Hugging Face."""
-FIELDS = {
+REQUIRED = {
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
     "num_hidden_layers": "block_count",
     "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv",
-    "head_dim": "attention.key_length",
-    "vocab_size": "vocab_size",
     "max_position_embeddings": "context_length",
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+}
+FIELDS = REQUIRED | {
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
     "rope_theta": "rope.freq_base",
-}
-"""Fields of config.json, which all architectures have, in the metadata of a GGUF file."""
-WINDOW = {"sliding_window": "attention.sliding_window"}
-PATTERN = "attention.sliding_window_pattern"
-FAMILY_FIELDS = {
-    "gemma2": WINDOW | {"sliding_window_pattern": PATTERN},
-    "gemma3": WINDOW | {"rope_local_base_freq": "rope.freq_base_swa", "sliding_window_pattern": PATTERN},
-    "phi3": WINDOW | {"original_max_position_embeddings": "rope.scaling.original_context_length"},
-    "granite": {
-        "attention_multiplier": "attention.scale",
-        "embedding_multiplier": "embedding_scale",
-        "residual_multiplier": "residual_scale",
-        "logits_scaling": "logit_scale",
-    },
-    "olmo2": WINDOW,
-    "exaone4": WINDOW,
-}
-EXPERT_FIELDS = {
+    "rope_local_base_freq": "rope.freq_base_swa",
+    "sliding_window": "attention.sliding_window",
+    "sliding_window_pattern": "attention.sliding_window_pattern",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
     "num_experts": "expert_count",
     "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
 }
+"""Fields of config.json in the metadata of a GGUF file."""
 ROPE_FIELDS = {
     "rope_type": "rope.scaling.type",
     "factor": "rope.scaling.factor",
@@ -87,8 +70,6 @@ TOP_TENSORS = {
     "output.weight": "lm_head.weight",
 }
 LAYER_TENSORS = {
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
@@ -107,30 +88,33 @@ BEHIND = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-GATE_AND_UP = {"ffn_up": "mlp.gate_up_proj"}
-FAMILY_TENSORS = {
-    **dict.fromkeys(("gemma2", "gemma3"), BEHIND | {"ffn_norm": "pre_feedforward_layernorm"}),
-    "phi3": GATE_AND_UP | {"attn_qkv": "self_attn.qkv_proj"},
-    "olmo2": BEHIND,
-    "exaone4": BEHIND,
-    "seed_oss": {"post_attention_norm": "post_attention_layernorm"},
-    "hunyuan-dense": {
-        "attn_q_norm": "self_attn.query_layernorm",
-        "attn_k_norm": "self_attn.key_layernorm",
-    },
-    "glm4": GATE_AND_UP
-    | {"post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm"},
+NORMS = {
+    "pre": {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"},
+    "post": BEHIND,
+    "both": BEHIND | {"attn_norm": "input_layernorm", "ffn_norm": "pre_feedforward_layernorm"},
 }
-"""Where they differ from LAYER_TENSORS."""
+"""By a family's `norms`."""
+FAMILY_TENSORS = {
+    "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+    "seed_oss": {"post_attention_norm": "post_attention_layernorm"},
+    "glm4": {"ffn_up": "mlp.gate_up_proj"},
+}
 LAYER_TENSOR = re.compile(r"blk\.(?P<layer>[0-9]{1,9})\.(?P<kind>\w+)\.(?P<suffix>weight|bias)")
+SPECIAL_IDS = ("bos_token_id", "eos_token_id")
 EMBEDDING, ROPE_DIVISORS = "token_embd.weight", "rope_freqs.weight"
 LONGROPE = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
 LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 LLAMA31_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
+def layer_tensors(arch: str) -> dict[str, str]:
+    """What the core calls the tensors of a layer, by their names in files of a GGUF architecture."""
+    norms = NORMS[FAMILIES[ARCHITECTURES[arch]].norms]
+    return LAYER_TENSORS | norms | FAMILY_TENSORS.get(arch, {})
+
+
 class GgufCheckpoint(Checkpoint):
-    """Like `Checkpoint`, from a GGUF file in place of a folder; its tensors have Hugging Face's names.
+    """Like `Checkpoint`, from a GGUF file in place of a folder.
 
     `config_json` and `generation_config` are the contents of the files that a folder would have, and
     `named_tensors` its tensors. Unlike what these say, Gemma's norms have 1 added, and with `is_paired` the
@@ -149,26 +133,23 @@ class GgufCheckpoint(Checkpoint):
                 f"{path}: general.architecture is {self.arch!r}; supported are {', '.join(ARCHITECTURES)}"
             )
         self.gemma = self.arch in LAYERS_OF_27B
+        self.is_paired = self.arch in PAIRED
         self.stored = {tensor.name: tensor for tensor in tensors}
         self.architecture = ARCHITECTURES[self.arch]
         if self.arch == "llama" and self.field("expert_count"):
             self.architecture = "MixtralForCausalLM"
-        if self.arch == "olmo2" and self.field(WINDOW["sliding_window"]):
+        if self.arch == "olmo2" and self.field(FIELDS["sliding_window"]):
             self.architecture = "Olmo3ForCausalLM"
-        self.layer_tensors = LAYER_TENSORS | FAMILY_TENSORS.get(self.arch, {})
-        self.is_paired = self.arch in PAIRED
-        named = [
-            tensor._replace(name=self.hugging_face_name(tensor.name))
+        kinds = layer_tensors(self.arch)
+        self.named_tensors = [
+            matrix._replace(name=hub_name(matrix.name, self.architecture))
             for tensor in tensors
             if tensor.name not in (ROPE_DIVISORS, *LONGROPE.values())
+            for matrix in unstacked(tensor._replace(name=self.core_name(tensor.name, kinds)))
         ]
-        self.named_tensors = [
-            tensor._replace(name=hub_name(tensor.name, self.architecture)) for tensor in experts_apart(named)
-        ]
-        fields = FIELDS | FAMILY_FIELDS.get(self.arch, {}) | ROPE_FIELDS | EXPERT_FIELDS
-        fields |= dict(zip(SOFT_CAPS, SOFT_CAPS, strict=True))
-        self.names = {name: f"{self.arch}.{key}" for name, key in fields.items()}
-        self.config_json, self.generation_config = self.read_config(), self.read_generation_config()
+        self.names = {name: f"{self.arch}.{key}" for name, key in (FIELDS | ROPE_FIELDS).items()}
+        self.config_json = self.read_config()
+        self.generation_config = self.read_generation_config()
         config = ModelConfig.read(
             Fields(self.path, self.config_json, self.names), Fields(self.path, self.generation_config)
         )
@@ -200,12 +181,12 @@ class GgufCheckpoint(Checkpoint):
     def values_of(self, tensor: Tensor) -> np.ndarray:
         return self.widened(b"".join(self.chunks(tensor)), tensor.dtype)
 
-    def hugging_face_name(self, name: str) -> str:
+    def core_name(self, name: str, kinds: dict[str, str]) -> str:
         part = LAYER_TENSOR.fullmatch(name)
         if name in TOP_TENSORS:
             return TOP_TENSORS[name]
-        if part and part["kind"] in self.layer_tensors:
-            return f"model.layers.{int(part['layer'])}.{self.layer_tensors[part['kind']]}.{part['suffix']}"
+        if part and part["kind"] in kinds:
+            return f"model.layers.{int(part['layer'])}.{kinds[part['kind']]}.{part['suffix']}"
         self.refuse_tensor(name, f"has no place in a {self.architecture} model")
 
     def refuse_tensor(self, name: str, problem: str) -> NoReturn:
@@ -213,115 +194,82 @@ class GgufCheckpoint(Checkpoint):
 
     def field(self, key: str, default: Any = None) -> Any:
         value = self.metadata.get(f"{self.arch}.{key}")
-        return default if value is None else shortest(value)
+        return default if value is None else as_json(value)
 
     def read_config(self) -> dict[str, Any]:
         """The contents of config.json; where a field is missing, it has the value that llama.cpp assumes."""
-        embedding = self.stored.get(EMBEDDING)
+        embedding, family = self.stored.get(EMBEDDING), FAMILIES[self.architecture]
         if embedding is None or len(embedding.shape) != 2:
             self.refuse_tensor(EMBEDDING, "is missing or no matrix")
-        values = {name: self.field(key) for name, key in FIELDS.items()}
-        values["vocab_size"] = embedding.shape[0]
+        values = {"rope_theta": 10000.0, family.activation[0]: family.activation[1]}
+        values |= {name: value for name, key in FIELDS.items() if (value := self.field(key)) is not None}
+        values |= {name: values[name] or None for name in SOFT_CAPS if name in values}  # 0: no cap
         fields = Fields(self.path, values, self.names)
-        heads, hidden = fields.whole("num_attention_heads", MAX_WIDTH), fields.whole("hidden_size", MAX_WIDTH)
-        values["num_key_value_heads"] = fields.get("num_key_value_heads", heads)
-        values["head_dim"] = fields.whole("head_dim", MAX_HEAD_DIM, default=hidden // heads)
-        values["rope_theta"] = fields.number("rope_theta", 1.0, MAX_THETA, default=10000.0)
-        for name in [name for name, value in values.items() if value is None]:
+        for name in [name for name in REQUIRED if name not in values]:
             fields.refuse(name, "a value: every GGUF file has it")
-        family, partial = FAMILIES[self.architecture], {}
-        if family.rope.partial:
-            turned = Fields(self.path, self.metadata).whole(
-                f"{self.arch}.rope.dimension_count", values["head_dim"], default=values["head_dim"]
-            )
-            values["partial_rotary_factor"] = turned / values["head_dim"]
-        else:
-            partial = {"rope.dimension_count": (values["head_dim"], "partial rotary embeddings")}
-        others = {} if family.experts else {"expert_count": (0, "mixtures of experts")}
-        for key, (value, meaning) in (partial | others).items():
-            Fields(self.path, self.metadata).only(f"{self.arch}.{key}", value, meaning)
-        if family.experts:
-            experts = {name: self.field(key) for name, key in EXPERT_FIELDS.items()}
-            values |= {name: value for name, value in experts.items() if value is not None}
-            values["norm_topk_prob"] = self.arch == "qwen3moe"
+        heads, hidden = fields.whole("num_attention_heads", MAX_WIDTH), fields.whole("hidden_size", MAX_WIDTH)
+        head_dim = fields.whole("head_dim", MAX_HEAD_DIM, default=hidden // heads)
+        window = values.get("sliding_window", DEFAULT_WINDOW if self.arch == "gemma2" else None) or None
         config = {
             "architectures": [self.architecture],
             "model_type": family.model_type,
+            "num_key_value_heads": heads,
             **values,
+            "head_dim": head_dim,
+            "sliding_window": window,
+            "vocab_size": embedding.shape[0],
             "tie_word_embeddings": "output.weight" not in self.stored,
-            "torch_dtype": "float32",
-            **self.special_ids(),
-            **self.soft_caps(),
-            **(self.gemma_config(values) if self.gemma else self.family_config()),
+            **{name: self.metadata.get(f"tokenizer.ggml.{name}") for name in SPECIAL_IDS},
         }
-        if scaling := self.rope_scaling(values):
-            config["rope_scaling"] = scaling
-        for field, tensor in ((family.o_bias, "attn_output"), (family.qkv_bias, "attn_q")):
-            if isinstance(field, str):
-                config[field] = f"blk.0.{tensor}.bias" in self.stored
-        return config
-
-    def family_config(self) -> dict[str, Any]:
-        """The fields that only some families have."""
-        config = {name: self.field(key) for name, key in FAMILY_FIELDS.get(self.arch, {}).items()}
-        config["sliding_window"] = config.get("sliding_window") or None  # 0: none
-        if isinstance(pattern := self.field(PATTERN), list):
+        pattern = values.get("sliding_window_pattern", family.defaults.get("sliding_window_pattern"))
+        if isinstance(pattern, list):
             config["layer_types"] = [SLIDING if slides else FULL for slides in pattern]
-        return {"hidden_act": "silu"} | config
-
-    def soft_caps(self) -> dict[str, Any]:
-        defaults = FAMILIES[self.architecture].soft_caps or (0.0, 0.0)
-        caps = {name: self.field(name, cap) for name, cap in zip(SOFT_CAPS, defaults, strict=True)}
-        return {name: cap for name, cap in caps.items() if cap}
-
-    def gemma_config(self, values: dict[str, Any]) -> dict[str, Any]:
-        """The fields that only Gemma 2 and 3 have."""
-        is_27b = values["num_hidden_layers"] == LAYERS_OF_27B[self.arch]
-        local_rope = {"rope_local_base_freq": self.field("rope.freq_base_swa", 10000.0)}
-        window, pattern, local_rope = (4096, 2, {}) if self.arch == "gemma2" else (None, 6, local_rope)
-        sliding = {"sliding_window": self.field("attention.sliding_window", window)}
-        sliding["sliding_window_pattern"] = self.field("attention.sliding_window_pattern", pattern)
-        return {
-            "hidden_activation": "gelu_pytorch_tanh",
-            "query_pre_attn_scalar": (
-                values["hidden_size"] // values["num_attention_heads"] if is_27b else values["head_dim"]
-            ),
-            **local_rope,
-            **(sliding if sliding["sliding_window"] else {"sliding_window_pattern": 1}),
-        }
-
-    def special_ids(self) -> dict[str, Any]:
-        return {
-            f"{name}_token_id": self.metadata.get(f"tokenizer.ggml.{name}_token_id")
-            for name in ("bos", "eos")
-        }
+            del config["sliding_window_pattern"]
+        elif self.gemma:
+            config["sliding_window_pattern"] = pattern if window else 1
+        if self.gemma:
+            is_27b = values["num_hidden_layers"] == LAYERS_OF_27B[self.arch]
+            config["query_pre_attn_scalar"] = hidden // heads if is_27b else head_dim
+        stored, turned = Fields(self.path, self.metadata), f"{self.arch}.rope.dimension_count"
+        if family.partial_rope:
+            config["partial_rotary_factor"] = stored.whole(turned, head_dim, default=head_dim) / head_dim
+        else:
+            stored.only(turned, head_dim, "partial rotary embeddings")
+        if family.expert_ffn:
+            config["norm_topk_prob"] = self.arch != "olmoe"
+        else:
+            stored.only(f"{self.arch}.expert_count", 0, "mixtures of experts")
+        for bias, tensor in ((family.o_bias, "attn_output"), (family.qkv_bias, "attn_q")):
+            if isinstance(bias, str):
+                config[bias] = f"blk.0.{tensor}.bias" in self.stored
+        return config | self.rope_scaling(config)
 
     def read_generation_config(self) -> dict[str, Any]:
         """The contents of generation_config.json: an answer ends at the end of a turn, too."""
-        ids = self.special_ids()
+        ids = {name: self.config_json[name] for name in SPECIAL_IDS}
         end, turn_end = ids["eos_token_id"], self.metadata.get("tokenizer.ggml.eot_token_id")
         if turn_end not in (None, end):
             ids["eos_token_id"] = turn_end if end is None else [end, turn_end]
         return ids
 
-    def rope_scaling(self, values: dict[str, Any]) -> dict[str, Any] | None:
+    def rope_scaling(self, config: dict[str, Any]) -> dict[str, Any]:
+        """The fields of config.json about it; none where RoPE is not scaled."""
+        scaling = {name: value for name, key in ROPE_FIELDS.items() if (value := self.field(key)) is not None}
         if ROPE_DIVISORS in self.stored:
-            return self.llama3_scaling(values["rope_theta"], values["head_dim"])
+            theta = Fields(self.path, config, self.names).number("rope_theta", 1.0, MAX_THETA)
+            return {"rope_scaling": self.llama3_scaling(theta, config["head_dim"])}
         if set(LONGROPE.values()) <= set(self.stored):
             factors = {name: self.values_of(self.stored[tensor]) for name, tensor in LONGROPE.items()}
-            return {"rope_type": "longrope"} | {
-                name: [shortest(float(factor)) for factor in values] for name, values in factors.items()
-            }
-        if self.field("rope.scaling.type", "none") == "none":
-            return None
-        scaling = {name: self.field(key) for name, key in ROPE_FIELDS.items()}
-        return {name: value for name, value in scaling.items() if value is not None}
+            lists = {name: [as_json(float(factor)) for factor in values] for name, values in factors.items()}
+            name = "original_max_position_embeddings"
+            return {name: scaling.get(name), "rope_scaling": {"rope_type": "longrope", **lists}}
+        return {"rope_scaling": scaling} if scaling.get("rope_type", "none") != "none" else {}
 
     def llama3_scaling(self, theta: float, head_dim: int) -> dict[str, Any]:
         """Recovers Llama 3.1's scaling rule, which a GGUF file stores as one divisor per frequency."""
         tensor = self.stored[ROPE_DIVISORS]
         divisors = self.values_of(tensor)
-        scaling = {"rope_type": "llama3", "factor": shortest(float(divisors.max())), **LLAMA31_ROPE}
+        scaling = {"rope_type": "llama3", "factor": as_json(float(divisors.max())), **LLAMA31_ROPE}
         plain = 1 / frequency_divisors(theta, head_dim)
         original = LLAMA31_ROPE["original_max_position_embeddings"]
         expected = plain / llama3(plain, Fields(self.path, scaling), int(original))
@@ -330,8 +278,10 @@ class GgufCheckpoint(Checkpoint):
         return scaling
 
 
-def shortest(value: Any) -> Any:
-    """The shortest decimal that rounds to a float of the file: 1e-05 for 9.999999747378752e-06."""
+def as_json(value: Any) -> Any:
+    """A value as JSON has it, a float in its shortest form: 1e-05 for 9.999999747378752e-06."""
+    if isinstance(value, array):
+        return value.tolist()
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
 

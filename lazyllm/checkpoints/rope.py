@@ -4,31 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from lazyllm.checkpoints.families import FULL, LAYER_TYPES, SLIDING, Family
 from lazyllm.checkpoints.fields import Fields
 
 MAX_CONTEXT = 1 << 28
 MAX_FACTOR = 1e6
 MAX_THETA = 1e15
-SCALINGS = {name: name for name in ("default", "linear", "llama3", "yarn", "longrope")}
-FULL, SLIDING = LAYER_TYPES = ("full_attention", "sliding_attention")
 NO_ROPE = "no_rope"
-
-
-@dataclass(frozen=True)
-class RopeRules:
-    """How the config files of a family describe RoPE.
-
-    `bases` has the name and the default of the base frequency of each type of layer, of all if it has one;
-    `scalings` the rule that a type of scaling names. With `partial`, the first part of a head may be turned.
-    """
-
-    bases: Mapping[str, tuple[str, float]] = field(default_factory=lambda: {FULL: ("rope_theta", 10000.0)})
-    scalings: Mapping[str, str] = field(default_factory=lambda: SCALINGS)
-    partial: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,14 +36,16 @@ class Rope:
     query_growth: float
 
 
-def read_ropes(fields: Fields, rules: RopeRules, head_dim: int, context: int) -> dict[str, Rope]:
+def read_ropes(fields: Fields, family: Family, head_dim: int, context: int) -> dict[str, Rope]:
     """The rope of each type of layer, and one that turns nothing.
 
     `rope_scaling` is of the layers that see the whole context. In `rope_parameters`, which transformers 5
     writes, a model of several ropes has an object for each type of layer.
     """
     scaling, parameters = fields.section("rope_scaling"), fields.section("rope_parameters")
-    bases = rules.bases
+    bases = {FULL: ("rope_theta", family.theta)}
+    if family.local_theta:
+        bases[SLIDING] = family.local_theta
     by_type = len(bases) > 1
     if by_type and not set(parameters.values) <= set(bases):
         fields.refuse("rope_parameters", f"an object with a rope for each of {', '.join(bases)}")
@@ -74,7 +62,7 @@ def read_ropes(fields: Fields, rules: RopeRules, head_dim: int, context: int) ->
         theta = (rope if named else fields).number(
             "rope_theta" if named else theta_name, 1.0, MAX_THETA, default=default_theta
         )
-        ropes[layer_type] = scaled_rope(fields, rope, rules, theta, head_dim, context)
+        ropes[layer_type] = scaled_rope(fields, rope, family, theta, head_dim, context)
     none = (0.0,) * (head_dim // 2)
     ropes[NO_ROPE] = replace(ropes[FULL], inv_freq=none, long_inv_freq=none, scale=1.0)
     return ropes
@@ -89,23 +77,23 @@ def rope_table(ropes: Mapping[str, Rope]) -> list[tuple[str, Rope]]:
 
 
 def scaled_rope(
-    fields: Fields, rope: Fields, rules: RopeRules, theta: float, head_dim: int, context: int
+    fields: Fields, rope: Fields, family: Family, theta: float, head_dim: int, context: int
 ) -> Rope:
     """The frequencies of base `theta`, scaled as `rope` says.
 
     The arithmetic is in float32, in transformers' order, powers rounded correctly: angles agree to the bit.
     """
     name = "partial_rotary_factor"
-    for holder in () if rules.partial else (fields, rope):
+    for holder in () if family.partial_rope else (fields, rope):
         holder.only(name, 1.0, "partial rotary embeddings")
     holder = rope if rope.get(name) is not None else fields
     rotary_dim = int(head_dim * holder.number(name, 0.0, 1.0, default=1.0))
     if rotary_dim % 2 or not rotary_dim:
         holder.refuse(name, f"a share of head_dim ({head_dim}) that is an even number")
     name = "rope_type" if rope.get("rope_type") is not None else "type"
-    if rope.get(name, "default") not in list(rules.scalings):
-        rope.refuse(name, f"one of {', '.join(rules.scalings)}: other scalings are not supported")
-    kind = rules.scalings[rope.get(name, "default")]
+    if rope.get(name, "default") not in list(family.scalings):
+        rope.refuse(name, f"one of {', '.join(family.scalings)}: other scalings are not supported")
+    kind = family.scalings[rope.get(name, "default")]
     if kind == "alpha":
         alpha = rope.number("alpha", 0.0, MAX_FACTOR)
         if rotary_dim > 2:  # with a single pair the base has no effect
@@ -114,7 +102,7 @@ def scaled_rope(
     inv_freq, scale, original, short_context = 1 / divisors, 1.0, context, MAX_CONTEXT
     long_inv_freq = inv_freq
     if kind == "linear":
-        inv_freq = inv_freq / read_factor(rope)
+        inv_freq = inv_freq / rope.number("factor", 0.0, MAX_FACTOR)
     elif kind in ("llama3", "yarn", "longrope"):
         name = "original_max_position_embeddings"
         holder = fields if fields.get(name) is not None else rope
@@ -122,19 +110,23 @@ def scaled_rope(
         if kind == "llama3":
             inv_freq = llama3(inv_freq, rope, original)
         else:
-            factor = context / original if rope.get("factor") is None else read_factor(rope)
+            factor = rope.number("factor", 0.0, MAX_FACTOR, default=context / original)
             if kind == "yarn":
                 inv_freq, scale = yarn(divisors, rope, theta, factor, original), yarn_scale(rope, factor)
                 context = max(context, int(original * factor))
             else:
                 inv_freq = 1 / (read_factors(rope, "short_factor", rotary_dim) * divisors)
                 long_inv_freq = 1 / (read_factors(rope, "long_factor", rotary_dim) * divisors)
-                scale, short_context = longrope_scale(rope, factor, original), original
+                short_context = original
+                if factor > 1 and original > 1:
+                    scale = math.sqrt(1 + math.log(factor) / math.log(original))
+            if rope.get("attention_factor") is not None:
+                scale = rope.number("attention_factor", 0.0, MAX_FACTOR)
 
     def of_head(frequencies: np.ndarray) -> tuple[float, ...]:
         return (*frequencies.astype(np.float32).tolist(), *(0.0,) * ((head_dim - rotary_dim) // 2))
 
-    growth = rope.get("llama_4_scaling_beta")
+    growth = "llama_4_scaling_beta"
     return Rope(
         inv_freq=of_head(inv_freq),
         scale=scale,
@@ -143,7 +135,7 @@ def scaled_rope(
         short_context=min(short_context, context),
         long_inv_freq=of_head(long_inv_freq),
         original=original,
-        query_growth=0.0 if growth is None else rope.number("llama_4_scaling_beta", 0.0, MAX_FACTOR),
+        query_growth=0.0 if rope.get(growth) is None else rope.number(growth, 0.0, MAX_FACTOR),
     )
 
 
@@ -156,25 +148,15 @@ def read_factors(rope: Fields, name: str, rotary_dim: int) -> np.ndarray:
     return np.array([parts.number(pair, 1e-6, MAX_FACTOR) for pair in parts.values], np.float32)
 
 
-def longrope_scale(rope: Fields, factor: float, original: int) -> float:
-    if rope.get("attention_factor") is not None:
-        return rope.number("attention_factor", 0.0, MAX_FACTOR)
-    return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
-
-
 def frequency_divisors(theta: float, head_dim: int) -> np.ndarray:
     """theta^(2 i / head_dim) of each pair i, by which the position is divided where nothing is scaled."""
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / head_dim
     return np.power(theta, exponents.astype(np.float64)).astype(np.float32)
 
 
-def read_factor(rope: Fields) -> float:
-    return rope.number("factor", 0.0, MAX_FACTOR)
-
-
 def llama3(inv_freq: np.ndarray, rope: Fields, original: int) -> np.ndarray:
     """Llama 3: low frequencies are divided by the factor, high ones kept, those between interpolated."""
-    factor = read_factor(rope)
+    factor = rope.number("factor", 0.0, MAX_FACTOR)
     low = rope.number("low_freq_factor", 0.0, MAX_FACTOR)
     high = rope.number("high_freq_factor", 0.0, MAX_FACTOR)
     if high <= low:
@@ -209,9 +191,6 @@ def yarn(divisors: np.ndarray, rope: Fields, theta: float, factor: float, origin
 
 
 def yarn_scale(rope: Fields, factor: float) -> float:
-    if rope.get("attention_factor") is not None:
-        return rope.number("attention_factor", 0.0, MAX_FACTOR)
-
     def growth(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 

@@ -1,27 +1,18 @@
-"""The entries of a checkpoint's table of tensors. Those of experts have the same names, one for each matrix,
-whatever the checkpoint calls them and however it stacks them."""
+"""The table of a checkpoint's tensors: those of the core, whatever the checkpoint calls and stacks them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
-from lazyllm.checkpoints.config import MAX_EXPERTS
+from lazyllm.checkpoints.config import MAX_EXPERTS, ModelConfig
+from lazyllm.checkpoints.families import FAMILIES
+from lazyllm.errors import CheckpointError
 
-MIXTRAL = {
-    ".block_sparse_moe.": ".mlp.",
-    ".w1.weight": ".gate_proj.weight",
-    ".w2.weight": ".down_proj.weight",
-    ".w3.weight": ".up_proj.weight",
-}
-NAMES = MIXTRAL | {  # of Granite
-    ".mlp.router.layer.weight": ".mlp.gate.weight",
-    ".mlp.input_linear.weight": ".mlp.experts.gate_up_proj.weight",
-    ".mlp.output_linear.weight": ".mlp.experts.down_proj.weight",
-}
-STACKED = re.compile(r"(?P<prefix>.*\.mlp\.experts)\.(?P<kind>gate_up|gate|up|down)_proj\.weight")
-PARTS = {"gate_up": ("gate", "up")}
+FUSED = re.compile(r"(?P<layer>.*)\.(?P<parts>self_attn\.qkv|mlp\.gate_up)_proj\.(?P<suffix>weight|bias)")
+STACKED = re.compile(r"(?P<prefix>.*\.mlp\.experts)\.(?P<parts>gate_up|gate|up|down)_proj\.weight")
 
 
 class Tensor(NamedTuple):
@@ -35,40 +26,56 @@ class Tensor(NamedTuple):
     n_bytes: int
 
 
-def renamed(name: str) -> str:
-    """A tensor's name with the experts' parts called as in Qwen3 MoE and OLMoE."""
-    for theirs, ours in NAMES.items():
-        name = name.replace(theirs, ours)
+def core_tensors(tensors: Iterable[Tensor], config: ModelConfig, source: Path) -> Iterator[Tensor]:
+    """The tensors under the names that the core takes; one that holds several matrices is split."""
+    q, kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+    rows = {
+        "self_attn.qkv": {"self_attn.q_proj": q, "self_attn.k_proj": kv, "self_attn.v_proj": kv},
+        "mlp.gate_up": {"mlp.gate_proj": config.ffn, "mlp.up_proj": config.ffn},
+    }
+    for tensor in tensors:
+        name = renamed(tensor.name, FAMILIES[config.architecture].renamed)
+        if not (fused := FUSED.fullmatch(name)):
+            yield from unstacked(tensor._replace(name=name))
+            continue
+        parts = rows[fused["parts"]]
+        if tensor.shape[:1] != (sum(parts.values()),):
+            raise CheckpointError(
+                f"{source}: tensor {tensor.name!r} has shape {list(tensor.shape)}; expected "
+                f"{' + '.join(map(str, parts.values()))} rows, of {', '.join(parts)}"
+            )
+        names = (f"{fused['layer']}.{part}.{fused['suffix']}" for part in parts)
+        yield from split(tensor, dict(zip(names, parts.values(), strict=True)))
+
+
+def renamed(name: str, parts: Mapping[str, str]) -> str:
+    """A tensor's name with others in place of some of its parts, which lie between dots."""
+    for old, new in parts.items():
+        name = name.replace(f".{old}.", f".{new}.")
     return name
 
 
 def hub_name(name: str, architecture: str) -> str:
-    """The name that files of this architecture have in place of ours."""
-    if architecture == "MixtralForCausalLM":
-        for theirs, ours in reversed(MIXTRAL.items()):
-            name = name.replace(ours, theirs)
-    return name
+    """What files of this architecture call the tensor that the core calls so."""
+    reverse = {ours: theirs for theirs, ours in reversed([*FAMILIES[architecture].renamed.items()])}
+    return renamed(name, reverse)
 
 
-def unstacked(tensor: Tensor) -> Iterator[Tensor]:
-    """The matrices of a tensor that holds those of all experts; of another one, itself."""
+def unstacked(tensor: Tensor) -> Iterable[Tensor]:
+    """The matrices of a tensor that holds those of all experts of a layer; of another one, itself."""
     stack = STACKED.fullmatch(tensor.name)
     if stack is None or len(tensor.shape) != 3 or not 0 < tensor.shape[0] <= MAX_EXPERTS:
-        yield tensor
-        return
+        return [tensor]
     count, rows, columns = tensor.shape
-    parts = PARTS.get(stack["kind"], (stack["kind"],))
-    n_bytes = tensor.n_bytes // (count * len(parts))
-    for i in range(count * len(parts)):
-        expert, part = divmod(i, len(parts))
-        yield tensor._replace(
-            name=f"{stack['prefix']}.{expert}.{parts[part]}_proj.weight",
-            shape=(rows // len(parts), columns),
-            offset=tensor.offset + i * n_bytes,
-            n_bytes=n_bytes,
-        )
+    parts = stack["parts"].split("_")
+    names = [f"{stack['prefix']}.{expert}.{part}_proj.weight" for expert in range(count) for part in parts]
+    return split(tensor._replace(shape=(count * rows, columns)), dict.fromkeys(names, rows // len(parts)))
 
 
-def experts_apart(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """The table of tensors with a matrix for each part of each expert."""
-    return [matrix for tensor in tensors for matrix in unstacked(tensor._replace(name=renamed(tensor.name)))]
+def split(tensor: Tensor, parts: Mapping[str, int]) -> Iterator[Tensor]:
+    """Tensors with these names and numbers of rows, which lie one behind the other."""
+    row_bytes, offset = tensor.n_bytes // max(sum(parts.values()), 1), tensor.offset
+    for name, rows in parts.items():
+        n_bytes = rows * row_bytes
+        yield tensor._replace(name=name, shape=(rows, *tensor.shape[1:]), offset=offset, n_bytes=n_bytes)
+        offset += n_bytes

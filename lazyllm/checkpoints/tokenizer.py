@@ -96,19 +96,15 @@ class Tokenizer:
         return self.vocabulary.encode(text, add_special)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        stream = self.stream(skip_special_tokens)
+        stream = TextStream(self, skip_special_tokens)
         return "".join([*map(stream.push, ids), stream.finish()])
-
-    def stream(self, skip_special_tokens: bool = True) -> TextStream:
-        """A decoder for ids that come one by one."""
-        return TextStream(self, skip_special_tokens)
 
     def offsets(self, ids: Sequence[int]) -> list[str]:
         """The text of each token, special ones included; joined, they equal `decode` without skipping.
 
         A character made of several tokens belongs to the last of them.
         """
-        stream = self.stream(skip_special_tokens=False)
+        stream = TextStream(self, skip_special_tokens=False)
         pieces = [stream.push(token) for token in ids]
         if pieces:
             pieces[-1] += stream.finish()
@@ -136,7 +132,7 @@ class Tokenizer:
 
 
 class TextStream:
-    """Decodes ids that come one by one; the bytes of an unfinished character wait for the rest."""
+    """A decoder for ids that come one by one; the bytes of an unfinished character wait for the rest."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True):
         self.tokenizer = tokenizer
@@ -174,12 +170,7 @@ def open_vocabulary(folder: Path, settings: Fields, tokens: Mapping[str, str]) -
                 "tokenizer_class", "a tokenizer.json beside it: Gemma's text has no leading space"
             )
         added, special = read_added_tokens(folder, settings)
-        options = {
-            "add_bos": settings.flag("add_bos_token", True),
-            "add_eos": settings.flag("add_eos_token", False),
-            "legacy": settings.flag("legacy", True),
-        }
-        return SentencePieceVocabulary(path, added, [*special, *tokens.values()], options), path
+        return SentencePieceVocabulary(path, added, [*special, *tokens.values()], settings), path
     if settings.get("tokenizer_class") == "XgenTokenizer":
         return XgenVocabulary(Path(settings.source)), Path(settings.source)
     if settings.get("auto_map") is not None:

@@ -112,7 +112,7 @@ class SentencePieceVocabulary:
 
     strips_space = True
 
-    def __init__(self, path: Path, added: dict[str, int], special: list[str], options: dict[str, Any]):
+    def __init__(self, path: Path, added: dict[str, int], special: list[str], settings: Fields):
         package("sentencepiece", path)
         from sentencepiece import SentencePieceProcessor
 
@@ -130,12 +130,12 @@ class SentencePieceVocabulary:
             [*own, *(self.added[content] for content in special if content in self.added)]
         )
         self.size = max(count, 1 + max(self.added.values(), default=0))
-        self.cuts = re.compile(
-            "|".join(re.escape(token) for token in sorted(self.added, key=len, reverse=True))
-        )
-        self.before = [self.pieces.bos_id()] if options["add_bos"] and self.pieces.bos_id() >= 0 else []
-        self.after = [self.pieces.eos_id()] if options["add_eos"] and self.pieces.eos_id() >= 0 else []
-        self.legacy: bool = options["legacy"]
+        longest_first = sorted(self.added, key=len, reverse=True)
+        self.cuts = re.compile("|".join(map(re.escape, longest_first)))
+        bos, eos = self.pieces.bos_id(), self.pieces.eos_id()  # below 0: none
+        self.before = [bos] if settings.flag("add_bos_token", True) and bos >= 0 else []
+        self.after = [eos] if settings.flag("add_eos_token", False) and eos >= 0 else []
+        self.legacy = settings.flag("legacy", True)
 
     def encode(self, text: str, add_special: bool) -> list[int]:
         ids: list[int] = []

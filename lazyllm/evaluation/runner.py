@@ -95,7 +95,7 @@ def run_items(
         folder = stack.enter_context(RunFolder(path, manifest, digests, again))
         done = folder.done
         trials = [trial for trial in plan if trial.key not in done]
-        recipe = replace(recipe, expected=expected, digests=digest.known())
+        recipe = replace(recipe, expected=expected, digests=dict(digest.known))
         results = results_there(client, recipe, trials) if client else results_here(llm, recipe, trials)
         line = stack.enter_context(bar(len(plan), "items", "item", options.progress))
         line.update(len(plan) - len(trials))

@@ -156,7 +156,7 @@ def run_part(recipe: Recipe, part: Sequence[Trial]) -> tuple[list[dict[str, Any]
     """The rows of some trials, and the environment that they were timed in."""
     with _lock:  # a worker with several threads would time one trial beside another
         llm = model_there(recipe)
-        digest.learn(recipe.digests)
+        digest.known.update(recipe.digests)
         warm = _warm.setdefault(llm, {}).setdefault(recipe.call, set())
         if cold := [trial for trial in part if trial.key.setting not in warm]:
             methods = {trial.key.setting: trial.method for trial in cold}
