@@ -8,8 +8,10 @@ from math import inf, nan
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lazyllm.evaluation.generated.tasks import AT, kind_of, task_and_length
-from lazyllm.evaluation.intervals import Interval, mean
+from lazyllm.evaluation.intervals import Interval, interval, mean
 from lazyllm.evaluation.longbench.datasets import DATA_SETS
 from lazyllm.evaluation.summary import DENSE_LABEL, Row, Summary, failure
 from lazyllm.support.files import write_whole
@@ -129,6 +131,48 @@ def generated_lengths_table(summary: Summary) -> Table:
     return Table("Generated tasks, mean by length", ["length", *summary.settings], rows)
 
 
+def turns_of(summary: Summary) -> dict[tuple[str, str], dict[str, np.ndarray]]:
+    """By data set with turns and setting: (items, turns) values of each field; scores from 0 to 100."""
+    found = {}
+    for name in summary.datasets:
+        for setting in summary.settings:
+            items = [row["turns"] for row in summary.of(setting, [name]).values() if "turns" in row]
+            if items:
+                found[name, setting] = {
+                    field: np.array([[turn[field] for turn in turns] for turns in items], float)
+                    for field in ("score", "depth", "ttft", "revived", "computed")
+                }
+                found[name, setting]["score"] *= 100
+    return found
+
+
+def scores_by_turn(summary: Summary) -> dict[str, dict[str, list[float]]]:
+    """By data set with turns and setting: the mean score of each turn."""
+    panels: dict[str, dict[str, list[float]]] = {}
+    for (name, setting), turns in turns_of(summary).items():
+        panels.setdefault(name, {})[setting] = turns["score"].mean(axis=0).tolist()
+    return panels
+
+
+def turns_table(summary: Summary) -> Table:
+    """By data set and setting: the score of each turn and by depth; cost of the first and the later turns."""
+    rows, n_turns = [], 0
+    for (name, setting), turns in turns_of(summary).items():
+        score, depth, ttft = turns["score"], turns["depth"], turns["ttft"]
+        thirds = (score[(low <= depth) & (depth < low + 34)] for low in (0, 34, 67))
+        mean_score = interval([[score.mean(axis=1)]], 0, 100)
+        n_turns = score.shape[1]
+        rows.append(
+            [name, setting, cell(mean_score), *map(cell, score.mean(axis=0))]
+            + [cell(mean(third)) for third in thirds]
+            + [cell(float(taken.mean())) for taken in (ttft[:, 0], ttft[:, 1:], turns["revived"][:, 1:])]
+            + [f"{turns['computed'][:, -1].mean():.1%}"]
+        )
+    heads = ["data set", "setting", "all turns [95 %]", *(f"turn {turn}" for turn in range(1, n_turns + 1))]
+    heads += ["first third of the text", "second", "last", "first token, s: turn 1", "later turns"]
+    return Table("Turns", [*heads, "revived a later turn", "computed at the end"], rows)
+
+
 # ---- results -------------------------------------------------------------------------------------
 
 
@@ -157,6 +201,7 @@ class Results:
             "times": times_table(self.summary),
             "lengths": lengths_table(self.summary),
             "generated_lengths": generated_lengths_table(self.summary),
+            "turns": turns_table(self.summary),
         }
 
     def draw(self) -> list[Path]:

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lazyllm.evaluation.generated.ruler import TASKS
+from lazyllm.evaluation.generated.items import TASKS
 from lazyllm.evaluation.generated.tasks import NIAH, GeneratedTasks, needles_found
 from lazyllm.evaluation.longbench.datasets import DATA_SETS
 from lazyllm.evaluation.longbench.items import GET
 from lazyllm.evaluation.longbench.tasks import LongBench
 from lazyllm.evaluation.manifest import SCORE, read_manifest
 from lazyllm.evaluation.options import DataOptions, NiahOptions, RulerOptions, RunOptions, documented
-from lazyllm.evaluation.report import Results
+from lazyllm.evaluation.report import Results, scores_by_turn
 from lazyllm.evaluation.results import read_rows
 from lazyllm.evaluation.runner import Settings, checked_settings, run_items
 from lazyllm.evaluation.summary import DENSE_LABEL
@@ -23,13 +23,14 @@ from lazyllm.llm import LLM, checked_llm
 from lazyllm.pictures.needle_map import plot_needle_map
 from lazyllm.pictures.quality import Dot, plot_scores
 from lazyllm.pictures.token_use import plot_token_use
+from lazyllm.pictures.turns import plot_turns
 from lazyllm.support.files import user_path
 from lazyllm.support.optional import package
 
 if TYPE_CHECKING:
     import pandas
 
-PICTURE, NEEDLE_MAP, TOKEN_USE = "scores.png", "heat_map.png", "token_use.png"
+PICTURE, NEEDLE_MAP, TOKEN_USE, TURNS = "scores.png", "heat_map.png", "token_use.png", "turns.png"
 
 
 class Run(Results):
@@ -76,6 +77,8 @@ class Run(Results):
         rows, pictures = self.summary.rows, []
         if self.manifest["conditions"].get("tasks") == NIAH and rows:
             pictures.append(plot_needle_map(needles_found(rows), self.folder / NEEDLE_MAP))
+        if by_turn := scores_by_turn(self.summary):
+            pictures.append(plot_turns(by_turn, DENSE_LABEL, self.folder / TURNS))
         pictures.append(self.plot())
         if panels := token_use_by_setting(rows):
             pictures.append(plot_token_use(panels, self.folder / TOKEN_USE))

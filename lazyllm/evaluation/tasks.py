@@ -51,6 +51,10 @@ class Tasks(Protocol):
     ) -> ItemPrompt:
         """The prompt of an item; `shorten` is applied to its context, after a cut to the longest length."""
 
+    def turns(self, name: str, item: Mapping[str, Any]) -> list[str]:
+        """The user's turns of an item that has several questions; whole prompts where each is asked alone."""
+        return []
+
     def stops(self, llm: LLM, name: str) -> Stops:
         return Stops()
 
@@ -59,3 +63,6 @@ class Tasks(Protocol):
         return post_process(chat_wrapper(llm.tokenizer, self.wrapper), text)
 
     def score(self, name: str, prediction: str, item: Mapping[str, Any]) -> float: ...
+    def details(self, name: str, prediction: str, item: Mapping[str, Any]) -> dict[str, float]:
+        """Further fields of the result row."""
+        return {}

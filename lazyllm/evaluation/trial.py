@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle, islice
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
+from lazyllm.document import JOINT
 from lazyllm.errors import CheckpointError, DeviceError
 from lazyllm.evaluation.results import Key
 from lazyllm.evaluation.tasks import ItemPrompt, Tasks
@@ -18,8 +20,8 @@ from lazyllm.evaluation.token_use import by_layer, used
 from lazyllm.generation import Generation, Request
 from lazyllm.llm import LLM
 from lazyllm.method import Method
+from lazyllm.prefix_cache import PrefixCache
 from lazyllm.pruning import Pruning
-from lazyllm.sampling import SamplingParams
 from lazyllm.session import Session
 
 WARM_UP_TOKENS, WARM_UP_NEW = 512, 2
@@ -140,27 +142,35 @@ def prepared(llm: LLM, tasks: Tasks, trial: Trial) -> Prepared:
 
 
 def scored_answer(llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
-    """The default measure: generates an answer and scores it."""
-    ready = prepared(llm, tasks, trial)
-    stops = tasks.stops(llm, trial.key.dataset)
+    """The default measure: generates an answer and scores it; of an item with turns, one for each."""
+    name = trial.key.dataset
+    stops = tasks.stops(llm, name)
     request = Request(
-        max_new_tokens=tasks.max_new_tokens(trial.key.dataset),
-        sampling=SamplingParams(),
-        stop=(),
-        trace=False,
+        max_new_tokens=tasks.max_new_tokens(name),
         progress=False,
         stop_token_ids=frozenset(stops.ids),
         never_first=frozenset(stops.never_first),
     )
+    if "turns" in trial.item:
+        return scored_turns(llm, tasks, trial, request)
+    ready = prepared(llm, tasks, trial)
     answer = llm.session(ready.method).answer(ready.prompt.ids, request).finished()
     if answer.seconds <= 0:
         raise RuntimeError("no token was generated")
     prediction = tasks.prediction(llm, answer.text)
+    return {
+        "prediction": prediction,
+        "score": tasks.score(name, prediction, trial.item),
+        **tasks.details(name, prediction, trial.item),
+        **answer_row(llm, trial, ready, answer),
+    }
+
+
+def answer_row(llm: LLM, trial: Trial, ready: Prepared, answer: Generation) -> dict[str, Any]:
+    """Fields of a row that say what an answer took."""
     passes = answer.passes.reshape(-1, llm.config.n_layers)
     counts = np.stack([passes[name] for name in ("in_play", "computed", "revived")], axis=-1)
     return {
-        "prediction": prediction,
-        "score": tasks.score(trial.key.dataset, prediction, trial.item),
         "length": trial.item["length"],
         **ready.row(llm, trial, counts, answer, (answer.ttft, answer.seconds)),
         "new_tokens": len(answer.token_ids),
@@ -168,4 +178,43 @@ def scored_answer(llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
         "in_play": by_layer(passes[0]["in_play"]),
         "used": used(answer.pruning, answer, llm.config.n_layers),
         "revived": int(answer.passes["revived"].sum()),
+    }
+
+
+def scored_turns(llm: LLM, tasks: Tasks, trial: Trial, request: Request) -> dict[str, Any]:
+    """The mean score of the turns, each turn, and what the first one took. Turns follow each other in one
+    session, or each is asked alone, of a text that is read once where the setting allows it."""
+    name, method, alone = trial.key.dataset, trial.method, trial.item["alone"]
+    whole = tasks.prompt(llm, name, trial.item)
+    if whole.wrapper not in ("none", "template"):
+        raise ValueError(f"turns need the wrapper none or template, not {whole.wrapper}")
+    request = replace(request, chat=whole.wrapper == "template")
+    prefixes = PrefixCache() if alone and method.reads_in_parts else None
+    session = llm.session(method, prefixes)
+    answers: list[Generation] = []
+    turns = []
+    for text, question in zip(tasks.turns(name, trial.item), trial.item["turns"], strict=True):
+        if answers and alone:
+            session = llm.session(method, prefixes)
+        elif answers and not request.chat:
+            text = JOINT + text
+        answer = session.answer(text, request).finished()
+        prediction = tasks.prediction(llm, answer.text)
+        answers.append(answer)
+        turns.append(
+            {
+                "prediction": prediction,
+                "score": tasks.score(name, prediction, question),
+                "depth": question["depth"],
+                "ttft": answer.ttft,
+                "seconds": answer.seconds,
+                "revived": int(answer.passes["revived"].sum()),
+                "computed": round(answer.computed, 6),
+            }
+        )
+    return {
+        "prediction": turns[0]["prediction"],
+        "score": fmean(turn["score"] for turn in turns),
+        "turns": turns,
+        **answer_row(llm, trial, Prepared(whole, whole, method), answers[0]),
     }

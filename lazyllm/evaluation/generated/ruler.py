@@ -1,77 +1,25 @@
-"""Generated long-context tasks of RULER's kinds: needles, variables to follow, words to count, questions.
+"""Tasks of RULER's kinds: needles, variables to follow, words to count, questions; and further needles.
 
-An item has LongBench's fields, and fills with its chat template and its answer a given length in the model's
-own tokens. The same seed gives the same item on every machine. `string_match` scores the answers.
-
-A task is a function that drafts an item as a context of any size; `make_item` finds the size that fits.
+A kind is a function that drafts an item as a context of any size.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain, cycle, islice
-from types import MappingProxyType
-from typing import Any
 
 from lazyllm.evaluation.generated.draws import Draws, codewords, file_text, names, numbers, uuids, vocabulary
-from lazyllm.evaluation.generated.haystack import Haystack, distinct, made_prose, noise
-from lazyllm.evaluation.generated.questions import QA, QA_FILES, Questions
-from lazyllm.support import checked
+from lazyllm.evaluation.generated.haystack import distinct, noise
+from lazyllm.evaluation.generated.kinds import Draft, Kind, Spec
+from lazyllm.evaluation.generated.questions import QA
 
-Item = dict[str, Any]
-Encode = Callable[[str, str], Sequence[int]]
-"""The token ids of a whole prompt, from the user's text and the beginning of the answer."""
 Source = Callable[[Draws], Iterator[str]]
 
 
-@dataclass(frozen=True)
-class Spec:
-    """What an item is made of. `depth` is in percent; `number` counts the items of a task."""
-
-    draws: Draws
-    depth: float
-    prose: Haystack
-    questions: Questions
-    length: int
-    seed: int
-    number: int
-
-
-@dataclass(frozen=True)
-class Draft:
-    """An item before it is fitted to a length: `context(size)` grows with its size, from `min_size` on.
-
-    `answer_prefix` is the beginning of the answer, `example` a worked example before the task.
-    """
-
-    input: str
-    answer_prefix: str
-    answers: list[str]
-    context: Callable[[int], str]
-    min_size: int
-    example: str = ""
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of task."""
-
-    name: str
-    category: str
-    max_new_tokens: int
-    draft: Callable[[Spec], Draft]
-
-    @property
-    def template(self) -> str:
-        """The user's text, whose fields are those of an item."""
-        return file_text(self.name.partition("_")[0])
-
-
-# ---- the drafts ----------------------------------------------------------------------------------
-
+TURNS = 5
 NEEDLE, ONE_OF_SEVERAL = "The secret code of {} is {}.", "One secret code of {} is {}."
 MIN_WORDS = 30
 NUMBER_FILLER, UUID_FILLER = 48, 160  # this many words of noise have more tokens than one needle
@@ -85,8 +33,10 @@ def hidden_needles(
     keys: int = 1,
     each: int = 1,
     asked: int = 1,
+    in_turn: bool = False,
 ) -> Draft:
-    """A text with `keys` keys of `each` codes; the question is for the codes of the first `asked` keys."""
+    """A text with `keys` keys of `each` codes; the question is for the codes of the first `asked` keys, or
+    `in_turn` for the code of each key."""
     draws, text = spec.draws, noise() if in_noise else spec.prose
     all_keys = list(islice(distinct(names(draws.fork("keys")), text), keys))
     codes = list(islice(distinct(values(draws.fork("values")), text), keys * each))
@@ -94,11 +44,18 @@ def hidden_needles(
     needles = [needle.format(all_keys[place // each], code) for place, code in enumerate(codes)]
     depths = [spec.depth, *(depth for depth in draws.depths(len(needles)) if depth != spec.depth)]
     start = draws.below(len(text.sentences))
+    turns = [
+        {"input": question([key], 1)[0], "answers": [code], "depth": depth}
+        for key, code, depth in zip(all_keys, codes, depths, strict=False)
+    ]
+    asked_for, answer_prefix = question(all_keys[:asked], each)
     return Draft(
-        *question(all_keys[:asked], each),
+        asked_for,
+        "" if in_turn else answer_prefix,
         codes[: asked * each],
         lambda words: text.around(zip(depths, needles, strict=False), words, start),
         MIN_WORDS,
+        turns=turns if in_turn else (),
     )
 
 
@@ -242,7 +199,31 @@ def questions_on_documents(spec: Spec) -> Draft:
     return Draft(f"Question: {asked.text}", " Answer:", asked.answers, context, len(asked.documents))
 
 
-# ---- the tasks -----------------------------------------------------------------------------------
+OTHER_PEOPLE = 5
+
+
+def linked_person(spec: Spec) -> Draft:
+    """A text about several people; the question asks for one of them in other words than the text has."""
+    draws, text = spec.draws, spec.prose
+    fact, asked = draws.chosen(file_text("link").splitlines()).split("|")
+    person, *others = draws.fork("people").shuffled(file_text("person").splitlines())[: 1 + OTHER_PEOPLE]
+    habits = draws.fork("habits").shuffled(file_text("habit").splitlines())
+    needles = [
+        f"{person} {fact}.",
+        *(f"{name} {habit}." for name, habit in zip(others, habits, strict=False)),
+    ]
+    depths = [spec.depth, *(depth for depth in draws.depths(len(needles)) if depth != spec.depth)]
+    start = draws.below(len(text.sentences))
+    return Draft(
+        f"Who {asked}?",
+        f" The person who {asked} is",
+        [person],
+        lambda words: text.around(zip(depths, needles, strict=False), words, start),
+        MIN_WORDS,
+    )
+
+
+# ---- the kinds -----------------------------------------------------------------------------------
 
 NEEDLES: Mapping[str, Callable[[Spec], Draft]] = {
     "niah_single_1": partial(hidden_needles, in_noise=True),
@@ -255,107 +236,18 @@ NEEDLES: Mapping[str, Callable[[Spec], Draft]] = {
     "niah_multiquery": partial(hidden_needles, keys=4, asked=4),
 }
 ONE_NEEDLE = tuple(NEEDLES)[:6]  # niah_single_* and niah_multikey_*
-KINDS = (
+OF_RULER = (
     *(Kind(name, "Retrieval", 128, draft) for name, draft in NEEDLES.items()),
     Kind("vt", "Multi-hop Tracing", 30, chained_variables),
     Kind("cwe", "Aggregation", 120, common_words),
     Kind("fwe", "Aggregation", 50, frequent_words),
     *(Kind(name, "Question Answering", 32, questions_on_documents) for name in QA),
 )
-TASKS: Mapping[str, Kind] = MappingProxyType({kind.name: kind for kind in KINDS})
-
-
-# ---- items ---------------------------------------------------------------------------------------
-
-
-class TooShort(ValueError):
-    """The length is less than a task's shortest item needs."""
-
-
-def generate(
-    task: str,
-    encode: Encode,
-    length: int,
-    count: int,
-    seed: int,
-    depth: float | None = None,
-    prose: Haystack | None = None,
-    questions: Questions | None = None,
-) -> list[Item]:
-    """`count` items of a task, each of `length` tokens or up to 3 percent fewer.
-
-    The length is that of the prompt, its chat template and the longest answer. `depth` is the needle's place
-    in percent, for the tasks with one needle; None draws it. `prose` is the text around the needles, by
-    default one made by rule; niah_single_1 and vt always have noise, niah_multikey_2 and _3 needles only.
-    The tasks of QA need `questions`, and their items may be shorter, as documents are not cut.
-    """
-    kind = checked.entry(task, TASKS, "generated task")
-    length, count = checked.whole(length, "length", 1), checked.whole(count, "count", 1)
-    seed = checked.whole(seed, "seed", 0, checked.SEED_LIMIT)
-    if depth is not None:
-        depth = checked.number(depth, "depth")
-        if not 0 <= depth <= 100:
-            raise ValueError(f"depth must be from 0 to 100 percent, not {depth:g}")
-        if task not in ONE_NEEDLE:
-            raise ValueError(f"depth is for {', '.join(ONE_NEEDLE)}; {task} takes None")
-        depth = int(depth) if depth.is_integer() else depth  # 50.0 and 50 make the same item
-    if task in QA and questions is None:
-        raise ValueError(f"{task} needs questions on documents: {QA_FILES}")
-    items = []
-    for number in range(count):
-        draws = Draws(f"{task}/{length}/{seed}/{number}")
-        (drawn,) = draws.depths(1)
-        at = drawn if depth is None else depth
-        spec = Spec(draws, at, prose or made_prose(), questions or Questions(), length, seed, number)
-        items.append(make_item(kind, encode, spec))
-    return items
-
-
-def make_item(kind: Kind, encode: Encode, spec: Spec) -> Item:
-    """The item, fitted to its length."""
-    draft, length = kind.draft(spec), spec.length
-    depth = spec.depth if kind.name in ONE_NEEDLE else None
-    place = "" if depth is None else f"-depth{depth}"
-    item = {
-        "input": draft.input,
-        "answer_prefix": draft.answer_prefix,
-        "example": draft.example,
-        "answers": draft.answers,
-        "length": length,
-        "dataset": kind.name,
-        "language": "en",
-        "all_classes": None,
-        "context": "",
-        "_id": f"{kind.name}-{length}{place}-seed{spec.seed}-{spec.number}",
-        "depth": depth,
-    }
-
-    def tokens(size: int) -> int:
-        text = kind.template.format(**{**item, "context": draft.context(size)})
-        return len(encode(text, draft.answer_prefix)) + kind.max_new_tokens
-
-    size, fitted = fit(tokens, length, draft.min_size)
-    where = f"length is {length}; item {spec.number} of {kind.name}"
-    if fitted > length:
-        raise TooShort(f"{where} needs at least {fitted} tokens")
-    if kind.name not in QA and 100 * fitted < 97 * length:  # whole documents leave more room
-        raise ValueError(f"{where} can only have {fitted} tokens or more than {length}")
-    return item | {"context": draft.context(size)}
-
-
-def fit(tokens: Callable[[int], int], length: int, min_size: int) -> tuple[int, int]:
-    """A size and its number of tokens: at most `length`, and within 1 percent of it or the largest that fits.
-
-    If even `min_size` is too large, `min_size` is returned.
-    """
-    low = high = (min_size, tokens(min_size))
-    while high[1] <= length:
-        low, high = high, (2 * high[0], tokens(2 * high[0]))
-    for share in cycle((None, 0.5)):  # by turns where the tokens seem to be, and in the middle
-        if high[0] - low[0] <= 1 or 100 * low[1] >= 99 * length:
-            break
-        share = share or (length - low[1]) / (high[1] - low[1])
-        size = min(max(low[0] + int((high[0] - low[0]) * share), low[0] + 1), high[0] - 1)
-        tried = size, tokens(size)
-        low, high = (tried, high) if tried[1] <= length else (low, tried)
-    return low
+IN_TURN, ALONE = "niah_turns", "niah_alone"
+FURTHER = (
+    *(
+        Kind(name, "Turns", 32, partial(hidden_needles, keys=TURNS, in_turn=True))
+        for name in (IN_TURN, ALONE)
+    ),
+    Kind("unlike", "No shared words", 32, linked_person),
+)

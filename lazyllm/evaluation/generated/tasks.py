@@ -11,8 +11,11 @@ from typing import Any
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.evaluation.chats import AnyWrapper, chat_wrapper, wrapped_ids
 from lazyllm.evaluation.generated.haystack import Haystack
+from lazyllm.evaluation.generated.items import TASKS, TooShort, generate
+from lazyllm.evaluation.generated.kinds import Encode, Item, Kind
 from lazyllm.evaluation.generated.questions import QA, read_questions
-from lazyllm.evaluation.generated.ruler import ONE_NEEDLE, TASKS, Encode, Item, Kind, TooShort, generate
+from lazyllm.evaluation.generated.quotes import QUOTES, lines_right, similarity
+from lazyllm.evaluation.generated.ruler import OF_RULER, ONE_NEEDLE
 from lazyllm.evaluation.options import NiahOptions, RulerOptions
 from lazyllm.evaluation.tasks import ItemPrompt, Shorten, Tasks
 from lazyllm.llm import LLM
@@ -39,12 +42,13 @@ def prompt_encoder(tokenizer: Tokenizer, wrapper: AnyWrapper) -> Encode:
 
 
 def ruler_items(encode: Encode, options: RulerOptions) -> dict[str, list[Item]]:
-    """The items of each task at each length, by data set; without `tasks`, of all that have their files."""
+    """The items of each task at each length, by data set; default: RULER's tasks that have their files."""
     checked.a_list(options.tasks, "tasks", '["niah_single_1"]')
     checked.a_list(options.lengths, "lengths", "[1024, 4096]")
     prose = None if options.prose is None else Haystack.read(options.prose)
     questions = {name: read_questions(options.qa, name) for name in QA if options.qa is not None}
-    names = tuple(options.tasks or (name for name in TASKS if name not in QA or questions.get(name)))
+    of_ruler = (kind.name for kind in OF_RULER)
+    names = tuple(options.tasks or (name for name in of_ruler if name not in QA or questions.get(name)))
 
     def items(name: str, length: int) -> list[Item]:
         """No items if the length is too short."""
@@ -144,10 +148,25 @@ class GeneratedTasks(Tasks):
     def prompt(
         self, llm: LLM, name: str, item: Mapping[str, Any], shorten: Shorten | None = None
     ) -> ItemPrompt:
-        context = shorten(item["context"]) if shorten else item["context"]
-        text = kind_of(name).template.format(**{**item, "context": context})
-        wrapper = chat_wrapper(llm.tokenizer, self.wrapper)
+        text, wrapper = self._text(name, item, shorten), chat_wrapper(llm.tokenizer, self.wrapper)
         return ItemPrompt(wrapped_ids(llm.tokenizer, text, wrapper, item["answer_prefix"]), False, wrapper)
 
+    def turns(self, name: str, item: Mapping[str, Any]) -> list[str]:
+        questions = item["turns"]
+        if item["alone"]:
+            return [self._text(name, {**item, **question}) for question in questions]
+        return [self._text(name, item), *(question["input"] for question in questions[1:])]
+
+    def _text(self, name: str, item: Mapping[str, Any], shorten: Shorten | None = None) -> str:
+        context = shorten(item["context"]) if shorten else item["context"]
+        return kind_of(name).template.format(**{**item, "context": context})
+
     def score(self, name: str, prediction: str, item: Mapping[str, Any]) -> float:
-        return string_match(prediction, item["answers"], any_answer=kind_of(name).name in QA)
+        kind = kind_of(name)
+        if kind in QUOTES:
+            return lines_right(prediction, item["answers"][0])
+        return string_match(prediction, item["answers"], any_answer=kind.name in QA)
+
+    def details(self, name: str, prediction: str, item: Mapping[str, Any]) -> dict[str, float]:
+        is_quote = kind_of(name) in QUOTES
+        return {"similarity": similarity(prediction, item["answers"][0])} if is_quote else {}

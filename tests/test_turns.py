@@ -1,0 +1,160 @@
+"""Several questions about one text, in turn and each alone; parts of a text to be repeated; their scores."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from folders import SHAPE, model_folder
+from test_ruler import pieces
+
+import lazyllm
+from lazyllm import longbench
+from lazyllm.evaluation.generated.items import TASKS, generate
+from lazyllm.evaluation.generated.quotes import LINES, lines_right, similarity
+from lazyllm.evaluation.generated.ruler import ALONE, IN_TURN, TURNS
+from lazyllm.evaluation.report import scores_by_turn, turns_table
+from lazyllm.evaluation.summary import Summary
+from lazyllm.pictures.turns import plot_turns
+
+QUIET: dict[str, Any] = {"warm_ups": 0, "progress": False, "wrapper": "none"}
+PRUNED = {1: 0.5, 2: 0.4}
+LABEL = "{1: 0.5, 2: 0.4}"
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> lazyllm.LLM:
+    """A tiny model whose context has room for all turns."""
+    folder = model_folder(tmp_path_factory.mktemp("model"), replace(SHAPE, context=2000))
+    return lazyllm.load(folder, device="cpu", threads=1)
+
+
+# ---- items ---------------------------------------------------------------------------------------
+
+
+def test_turns_ask_for_each_needle_of_one_text() -> None:
+    for item, alone in zip(*(generate(task, pieces, 1200, 4, 0) for task in (IN_TURN, ALONE)), strict=True):
+        assert (item["context"], item["turns"]) == (alone["context"], alone["turns"])
+        assert len(item["turns"]) == TURNS
+        assert (item["input"], item["answers"]) == (item["turns"][0]["input"], item["turns"][0]["answers"])
+        places = []
+        for turn in item["turns"]:
+            (code,) = turn["answers"]
+            key = turn["input"].removeprefix("What is the secret code of ").removesuffix("?")
+            assert item["context"].count(f"The secret code of {key} is {code}.") == 1
+            place = item["context"].index(code)
+            assert abs(100 * place / len(item["context"]) - turn["depth"]) < 10
+            places.append(place)
+        assert len({*places}) == TURNS
+    assert places != sorted(places)  # the order of the questions tells nothing
+
+
+@pytest.mark.parametrize("task", ["quote_lines", "quote_paragraph", "quote_function"])
+def test_a_quoted_part_stands_once_in_the_text_as_deep_as_drawn(task: str) -> None:
+    depths = []
+    for item in generate(task, pieces, 1500, 6, 0):
+        (part,) = item["answers"]
+        assert item["context"].count(part) == 1
+        assert part not in item["input"]
+        assert lines_right(part, part) == similarity(part, part) == 1
+        depths.append(item["context"].index(part) / len(item["context"]))
+    assert min(depths) < 0.35 < 0.65 < max(depths)
+
+
+def test_what_is_asked_for_is_the_part() -> None:
+    (item,) = generate("quote_lines", pieces, 1500, 1, 0)
+    numbers = [int(line.partition(":")[0]) for line in item["answers"][0].splitlines()]
+    assert numbers == [*range(numbers[0], numbers[0] + LINES)]
+    assert item["input"] == f"Repeat the lines {numbers[0]} to {numbers[-1]}, each with its number."
+    (item,) = generate("quote_paragraph", pieces, 1500, 1, 0)
+    assert item["answers"][0].split()[:5] == item["input"].split('"')[1].split()
+    (item,) = generate("quote_function", pieces, 1500, 1, 0)
+    functions = [node.name for node in ast.parse(item["context"]).body if isinstance(node, ast.FunctionDef)]
+    assert len({*functions}) == len(functions) > 5
+    assert item["answers"][0].startswith(f"def {item['input'].split()[3].rstrip(',')}(")
+
+
+def test_question_and_needle_share_no_word() -> None:
+    common = {"a", "the", "in", "is", "who", "of", "and", "to"}
+    for item in generate("unlike", pieces, 1200, 30, 0):
+        (person,) = item["answers"]
+        (needle,) = (part for part in item["context"].split(".") if person in part)
+        words = {*needle.lower().replace(",", "").split()} - common
+        assert not words & {*item["input"].lower().rstrip("?").split()}
+
+
+def test_scores_of_a_quote() -> None:
+    part = "one\n  two\nthree\nfour"
+    assert lines_right("Here it is:\n```\none\ntwo\nthree\nfour\n```", part) == 1
+    assert lines_right("one\nthree", part) == 0.5
+    assert lines_right("four\nthree\ntwo\none", part) == 0.25  # in their order
+    assert lines_right("one two three four", part) == lines_right("", part) == 0
+    assert 0.8 < similarity("one\n  two\nthree\nfive", part) < 1
+    assert similarity(part + "\nand so on, and so on", part) == 1
+
+
+# ---- runs ----------------------------------------------------------------------------------------
+
+
+def test_a_run_asks_in_turn_and_alone(llm: lazyllm.LLM, tmp_path: Path) -> None:
+    asked = {"tasks": [IN_TURN, ALONE], "lengths": [600], "count": 1, **QUIET}
+    run = longbench.run_ruler(llm, [None, PRUNED], out=tmp_path, **asked)
+    assert not run.summary.failed
+    (item,) = generate(IN_TURN, lambda text, prefix: llm.tokenizer.encode(text + prefix), 600, 1, 0)
+    text = TASKS[IN_TURN].template.format(**item).removesuffix(item["input"])
+    questions = [turn["input"] for turn in item["turns"]]
+    options: Any = {"max_new_tokens": TASKS[IN_TURN].max_new_tokens, "progress": False}
+    for row in run.rows:
+        setting = None if row["setting"] == "dense" else PRUNED
+        if row["dataset"].startswith(ALONE):
+            answers = [llm.generate(text + question, setting, **options) for question in questions]
+        else:
+            session = llm.session(setting)
+            prompts = [text + questions[0], *(f"\n\n{question}" for question in questions[1:])]
+            answers = [session.ask(prompt, **options) for prompt in prompts]
+        assert [turn["prediction"] for turn in row["turns"]] == [answer.text for answer in answers]
+        assert [turn["depth"] for turn in row["turns"]] == [turn["depth"] for turn in item["turns"]]
+        assert row["score"] == sum(turn["score"] for turn in row["turns"]) / TURNS
+        revived = [int(answer.passes["revived"].sum()) for answer in answers]
+        if setting is None:
+            assert not any(turn["revived"] for turn in row["turns"])
+        elif row["dataset"].startswith(IN_TURN):
+            assert [turn["revived"] for turn in row["turns"]] == revived
+            assert any(revived[1:])
+    longbench.run_ruler(llm, [None, PRUNED], out=tmp_path, **asked)
+    assert len(longbench.Run(tmp_path).rows) == len(run.rows)  # nothing runs twice
+
+
+def test_turns_need_a_wrapper_that_can_go_on(llm: lazyllm.LLM, tmp_path: Path) -> None:
+    asked = {"tasks": [IN_TURN], "lengths": [600], "count": 1, **QUIET, "wrapper": "llama-2"}
+    run = longbench.run_ruler(llm, out=tmp_path, **asked)
+    (row,) = run.summary.failed
+    assert "turns need the wrapper none or template, not llama-2" in row["error"]
+
+
+def test_the_report_has_turns_by_number_and_depth(llm: lazyllm.LLM, tmp_path: Path) -> None:
+    asked = {"tasks": [IN_TURN, "quote_lines"], "lengths": [1000], "count": 2, **QUIET}
+    run = longbench.run_ruler(llm, [None, PRUNED], out=tmp_path, **asked)
+    rows = [row for row in run.rows if "turns" in row]
+    for number, row in enumerate(rows):
+        for place, turn in enumerate(row["turns"]):
+            turn["score"] = float(number == place)
+    summary = Summary(rows, lambda name: "Turns")
+    assert scores_by_turn(summary) == {
+        f"{IN_TURN}@1000": {"dense": [50, 0, 50, 0, 0], LABEL: [0, 50, 0, 50, 0]}
+    }
+    table = turns_table(summary)
+    assert [row[3:8] for row in table.rows] == [
+        ["50.00", "0.00", "50.00", "0.00", "0.00"],
+        ["0.00", "50.00", "0.00", "50.00", "0.00"],
+    ]
+    assert (tmp_path / "turns.csv").exists()
+    assert all("similarity" in row for row in run.rows if row["dataset"].startswith("quote"))
+
+
+def test_the_picture_has_a_panel_for_each_data_set(tmp_path: Path) -> None:
+    panels = {name: {"dense": [100.0, 50.0], "2x": [90.0, 40.0]} for name in ("a", "b", "c")}
+    assert plot_turns(panels, "dense", tmp_path / "turns.png").stat().st_size > 10_000
