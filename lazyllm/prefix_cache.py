@@ -58,23 +58,19 @@ class PrefixCache:
         """The memory of all beginnings, as if none shared any with another."""
         return sum(entry.core.bytes_for(len(entry.ids)) for entry in self._entries)
 
-    def read(self, timeline: Timeline, ids: list[int], progress: bool) -> None:
-        """Reads of an empty timeline's prompt what may be read ahead, as far as it goes from the cache; all
-        of it or, on failure, nothing."""
+    def read(self, timeline: Timeline, ids: list[int], n_new: int, progress: bool) -> None:
+        """Reads of an empty timeline's prompt what may be read ahead, as far as it goes from the cache; room
+        for `n_new` tokens behind the prompt stays."""
         ahead = readable(timeline.setting, ids)
         if fork := self._longest((timeline.llm, timeline.setting), ahead):
             timeline.core, timeline.room = fork, 0
             timeline.conversation.prompts = (PromptPlace(0, fork.length, fork.length),)
-        try:
-            new = ahead[timeline.length :]
-            if len(new) >= LEAST_READ:
-                timeline.reserve(len(ids) - timeline.length)
-                timeline.run_pass(timeline.core.read, new, len(new), progress)
-                if self.grows:
-                    self._keep(timeline)
-        except BaseException:
-            timeline.core.truncate(0)
-            raise
+        timeline.reserve(len(ids) - timeline.length, n_new)
+        new = ahead[timeline.length :]
+        if len(new) >= LEAST_READ:
+            timeline.run_pass(timeline.core.read, new, len(new), progress)
+            if self.grows:
+                self._keep(timeline)
 
     def _longest(self, setting: tuple[Model, Method], ids: list[int]) -> _core.Session | None:
         """A context that has read as much of these ids as any before; None if that is not worth a fork."""

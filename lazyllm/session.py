@@ -15,7 +15,6 @@ from lazyllm.answer import Answer
 from lazyllm.generation import INTERNAL, Generation, Options, Request, Stream
 from lazyllm.method import Method
 from lazyllm.model import Model
-from lazyllm.prefix_cache import PrefixCache
 from lazyllm.prompt import EncodedPrompt, Prompt, PromptIds, checked_ids
 from lazyllm.pruning import DENSE
 from lazyllm.schedule import SHAPE_LENGTH
@@ -23,7 +22,7 @@ from lazyllm.session_file import write
 from lazyllm.support import checked
 from lazyllm.support.files import user_path
 from lazyllm.support.signatures import takes
-from lazyllm.timeline import Timeline
+from lazyllm.timeline import Prefixes, Timeline
 
 
 class Session(Timeline):
@@ -37,11 +36,11 @@ class Session(Timeline):
         self,
         model: Model,
         method: Method,
-        prefixes: PrefixCache | None = None,
+        prefixes: Prefixes | None = None,
         progress: bool = True,
         core: _core.Session | None = None,
     ) -> None:
-        """`prefixes` serve the first prompt; `core` is a fork's, whose setting has been checked."""
+        """`core` is a fork's, whose setting has been checked."""
         if core is None:
             method.check(model.config)
             if prefixes is not None and not method.reads_in_parts:
@@ -51,15 +50,14 @@ class Session(Timeline):
             if message := method.mismatch(model.checkpoint, progress):
                 warnings.warn(message, stacklevel=3)
             core = model.core.session(method.for_prompt(model.config, SHAPE_LENGTH).core())
-        super().__init__(model, method, core)
-        self._prefixes = prefixes
+        super().__init__(model, method, core, prefixes)
 
     # ---- the timeline ----------------------------------------------------------------------------
 
     def fork(self) -> Session:
         """A second session in the same state. Nothing that is done to one of them shows in the other."""
         with self.exclusive_use():
-            fork = Session(self.llm, self.setting, self._prefixes, core=self.forked_core())
+            fork = Session(self.llm, self.setting, self.prefixes, core=self.forked_core())
             fork.room, fork.conversation, fork.pruning = self.room, copy(self.conversation), self.pruning
             return fork
 
@@ -92,25 +90,14 @@ class Session(Timeline):
         new = checked_ids(ids, self.llm.config.vocab)
         n_given = len(new)
         with self.exclusive_use():
-            if not generated:
-                self.conversation.check_ids_allowed()
-                new = self.setting.ids(self.llm, new, len(self.conversation.prompts))
-            self.reserve(len(new))
-            self.run_pending()
-            begins, end = self.length, self.length + len(new)
-            try:
-                if not generated and self._prefixes is not None and not self.length:
-                    self._prefixes.read(self, new, progress)
-                    n_given, new = n_given - self.length, new[self.length :]
-                if not generated:
-                    self.schedule(len(new))
-                forward = partial(self.core.forward, generated=generated)
-                logits = self.run_pass(forward, new, None if generated else n_given, progress)
-            except BaseException:
-                if self.length < end:
-                    self.core.truncate(begins)  # what a PrefixCache had of the prompt
-                raise
-        return np.asarray(logits)
+            if generated:
+                self.reserve(len(new))
+                return self.run_pass(partial(self.core.forward, generated=True), new, None, progress)
+            self.conversation.check_ids_allowed()
+            new = self.setting.ids(self.llm, new, len(self.conversation.prompts))
+            with self.prompt(new, 0, progress) as begins:
+                n_read = self.length - begins
+                return self.run_pass(self.core.forward, new[n_read:], n_given - n_read, progress)
 
     def read(self, prompt: str | PromptIds, progress: bool = True) -> None:
         """Reads the beginning of a prompt, up to the layer of the first stage; nothing is dropped yet.
@@ -123,7 +110,6 @@ class Session(Timeline):
         new = self.conversation.encode(self.core, prompt).ids
         with self.exclusive_use():
             self.reserve(len(new))
-            self.run_pending()
             self.run_pass(self.core.read, new, len(new), progress)
 
     def surprisal(self, ids: PromptIds, progress: bool = True) -> np.ndarray:
@@ -136,8 +122,7 @@ class Session(Timeline):
             raise ValueError(f"surprisal needs a session without pruning, not one with {self.setting}")
         with self.exclusive_use():
             self.reserve(len(new))
-            self.run_pending()
-            return np.asarray(self.run_pass(self.core.surprisal, new, len(new), progress))
+            return self.run_pass(self.core.surprisal, new, len(new), progress)
 
     # ---- answers ---------------------------------------------------------------------------------
 
@@ -163,7 +148,7 @@ class Session(Timeline):
         """An answer whose prompt the method has compressed, if it does, and nothing has run."""
         if self.setting.compresses:
             prompt = self.conversation.compressed(self.core, prompt, request)
-        return Answer(self, prompt, request, self._prefixes)
+        return Answer(self, prompt, request)
 
     def resume(self) -> Generation:
         """Goes on with the answer that was interrupted, as if it had not been; the whole of it.
