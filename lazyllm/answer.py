@@ -122,7 +122,8 @@ class Answer:
     def _run_prompt(self, timeline: Timeline, draws: bool = True) -> None:
         request, is_pending = self._request, timeline.core.drawn is not None
         ids = self._pruning.ids(self._model, self._encoded.ids, len(timeline.conversation.prompts))
-        timeline.core.trace = request.trace
+        if is_pending:
+            timeline.core.trace = request.trace
         with timeline.prompt(ids, request.max_new_tokens, request.progress) as begins:
             self._core, self._pruning = timeline.core, timeline.pruning
             self._prompt_ids, self._begins = ids, begins

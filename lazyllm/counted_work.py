@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from lazyllm.checkpoints.config import ModelConfig
+from lazyllm.checkpoints.config import ModelConfig
 
 
 def bare_flops(config: ModelConfig, in_play: list[int], computed: list[int]) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from pathlib import Path
+from typing import Any, Unpack, overload
 
 import numpy as np
 
@@ -13,12 +14,8 @@ from lazyllm.method import Method
 from lazyllm.model import Model
 from lazyllm.prefix_cache import PrefixCache, shared
 from lazyllm.pruning import DENSE, Pruning
+from lazyllm.session import Session
 from lazyllm.support.signatures import takes
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from lazyllm.session import Session
 
 JOINT = "\n\n"  # between the text and a question
 QUESTION_ROWS = 64  # a sentence, the end of a chat template, and as many as it takes to read the weights

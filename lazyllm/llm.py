@@ -17,7 +17,7 @@ from lazyllm.generation import INTERNAL, Generation, Options, Request, Stream
 from lazyllm.in_memory import in_memory
 from lazyllm.machine.device import check_device, chosen_compute, open_model
 from lazyllm.machine.memory import check_memory
-from lazyllm.methods import PruningInput, as_method
+from lazyllm.methods.parsing import PruningInput, as_method
 from lazyllm.model import Model
 from lazyllm.prefix_cache import PrefixCache
 from lazyllm.prompt import EncodedPrompt, Messages, PromptIds, is_batch

@@ -8,16 +8,14 @@ import json
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from lazyllm.checkpoints.checkpoint import Checkpoint
+from lazyllm.checkpoints.config import ModelConfig
+from lazyllm.support import checked
 from lazyllm.support.json_text import json_digest, parse_json
-
-if TYPE_CHECKING:
-    from lazyllm.checkpoints.checkpoint import Checkpoint
-    from lazyllm.checkpoints.config import ModelConfig
-
 
 LABEL_WIDTH = 72
 MANY = 2**20  # tokens: a prompt of which any method that shortens prompts removes some
@@ -68,14 +66,11 @@ class Method:
         if (named := values.pop("method", cls.name)) != cls.name:
             raise ValueError(f"method is {named!r}; it must be {cls.name!r}")
         parameters = inspect.signature(cls).parameters
-        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-        for name in values:
-            if name not in parameters and not takes_any:
-                known = ", ".join(parameters)
-                raise ValueError(f"{cls.name} has no field {name!r}; its fields are {known}")
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            checked.known_names(values, parameters, cls.name)
         for name, parameter in parameters.items():
-            variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-            if name not in values and parameter.default is parameter.empty and not variadic:
+            is_variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+            if name not in values and parameter.default is parameter.empty and not is_variadic:
                 raise ValueError(f"{cls.name} needs {name}")
         return cls(**values)
 

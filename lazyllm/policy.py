@@ -9,19 +9,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import sqrt
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
+from lazyllm import _core
+from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.counted_work import bare_flops
 from lazyllm.method import source_digest
 from lazyllm.pruning import DENSE, PAPER, Pruning, Scheduled
-from lazyllm.stages import Mass, StagesInput, checked_stages
+from lazyllm.stages import Mass, StagesInput
 from lazyllm.support import checked
-
-if TYPE_CHECKING:
-    from lazyllm import _core
-    from lazyllm.checkpoints.config import ModelConfig
 
 
 class View:
@@ -65,10 +63,6 @@ class View:
             self._copied[key] = _read_only(self._core.view(name, first, n))
         return self._copied[key]
 
-    def _close(self) -> None:
-        self._core = None
-        self._copied = {}
-
     @property
     def positions(self) -> np.ndarray:
         """The positions in play (m,), ascending."""
@@ -82,8 +76,7 @@ class View:
     @property
     def protected(self) -> np.ndarray:
         """True (m,) for tokens in play that this pass cannot drop."""
-        first, span = self._span()
-        return _read_only(self._part("protected", first, span)[self.positions - first].astype(bool))
+        return _read_only(self._in_play("protected", axis=0).astype(bool))
 
     def aligned(self, layer: int) -> np.ndarray:
         """`observed[layer]`, whose last axis is the tokens in play after that layer, for those in play now.
@@ -107,17 +100,23 @@ class View:
 
         They are rotated and not scaled: scores are q.k / sqrt(the model's query scalar, which is D in most).
         """
-        n = self._n_asking(rows)
+        rows, most = checked.whole(rows, "rows", 1), self._policy.asking_rows
+        if rows > most:
+            raise ValueError(
+                f"a view was asked for {rows} rows; the most that a policy may ask for is its class "
+                f"attribute queries, which is {most} in {type(self._policy).__name__}: set queries = {rows}"
+            )
+        n = min(rows, int(np.count_nonzero(self.rows >= self._facts["first_asking"])))
         projections = self._part("projections", self._facts["n_rows"] - n, n)
         return _read_only(_wide(projections[:, : self._facts["n_heads"]]).transpose(1, 0, 2))
 
     def keys(self) -> np.ndarray:
         """Rotated keys (G, m, D) of the tokens in play."""
-        return self._in_play("keys")
+        return _read_only(_wide(self._in_play("keys", axis=1)))
 
     def values(self) -> np.ndarray:
         """Values (G, m, D) of the tokens in play."""
-        return self._in_play("values")
+        return _read_only(_wide(self._in_play("values", axis=1)))
 
     def hidden(self) -> np.ndarray:
         """The layer's outputs (n, hidden) for the tokens of `rows`."""
@@ -142,26 +141,12 @@ class View:
             weights /= weights.sum(axis=-1, keepdims=True)
         return _read_only(weights)
 
-    def _n_asking(self, rows: int) -> int:
-        rows, most = checked.whole(rows, "rows", 1), self._policy.asking_rows
-        if rows > most:
-            raise ValueError(
-                f"a view was asked for {rows} rows; the most that a policy may ask for is its class "
-                f"attribute queries, which is {most} in {type(self._policy).__name__}: set queries = {rows}"
-            )
-        n_new = int(np.count_nonzero(self.rows >= self._facts["first_asking"]))
-        return min(rows, n_new)
-
-    def _span(self) -> tuple[int, int]:
-        """The first position in play, and the number of positions up to the last one."""
-        first = int(self.positions[0])
-        return first, int(self.positions[-1]) + 1 - first
-
-    def _in_play(self, name: str) -> np.ndarray:
-        first, span = self._span()
-        by_position = self._part(name, first, span)
-        gathered = by_position if span == self.positions.size else by_position[:, self.positions - first]
-        return _read_only(_wide(gathered))
+    def _in_play(self, name: str, axis: int) -> np.ndarray:
+        """A part of which the core has an entry for each position, for those in play."""
+        positions = self.positions
+        first, end = int(positions[0]), int(positions[-1]) + 1
+        part = self._part(name, first, end - first)
+        return part if len(positions) == end - first else part.take(positions - first, axis)
 
 
 def _wide(array: np.ndarray) -> np.ndarray:
@@ -209,18 +194,17 @@ class Policy(Scheduled):
         decode: str | Mapping[Any, Any] | Sequence[Any] = "same",
         min_tokens: int = 0,
     ) -> None:
-        options = Pruning(
-            None, sink=sink, window=window, protect=protect, decode=decode, min_tokens=min_tokens
+        own = None if isinstance(stages, Pruning) else stages
+        schedule = Pruning(
+            own, sink=sink, window=window, protect=protect, decode=decode, min_tokens=min_tokens
         )
-        if not isinstance(stages, Pruning):
-            schedule = replace(options, stages=checked_stages(stages, "stages"))
-        elif options == DENSE and not stages.prune_generated:
+        if isinstance(stages, Pruning):
+            if schedule != DENSE or stages.prune_generated:
+                raise ValueError(
+                    f"{type(self).__name__} takes options beside stages, or a Pruning with options of its "
+                    "own, without prune_generated"
+                )
             schedule = replace(stages, scoring=PAPER)
-        else:
-            raise ValueError(
-                f"{type(self).__name__} takes options beside stages, or a Pruning with options of its own, "
-                "without prune_generated"
-            )
         for _, rule in (*schedule.stages, *schedule.decode_stages):
             if isinstance(rule, Mass):
                 raise ValueError(
@@ -251,9 +235,8 @@ class Policy(Scheduled):
 
     def _fields(self) -> dict[str, Any]:
         """These attributes as plain values."""
-        return {
-            name: _plain(value, f"{type(self).__name__}.{name}") for name, value in self._attributes().items()
-        }
+        where, attributes = type(self).__name__, self._attributes()
+        return {name: _plain(value, f"{where}.{name}") for name, value in attributes.items()}
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -313,7 +296,7 @@ class Policy(Scheduled):
                 memo["earlier"][view.layer] = view.positions, answer
                 return scores, n_free
             finally:
-                view._close()
+                view._core, view._copied = None, {}
 
         return {**self.schedule.core(), "layers": self.layers, "policy": call}
 

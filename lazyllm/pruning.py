@@ -7,10 +7,11 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
+from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.counted_work import bare_flops, score_flops
 from lazyllm.method import Method, shortened
 from lazyllm.schedule import SPEEDUP_SHAPES, Keeps, Shapes, schedule_for
@@ -27,9 +28,6 @@ from lazyllm.stages import (
 )
 from lazyllm.support import checked
 
-if TYPE_CHECKING:
-    from lazyllm.checkpoints.config import ModelConfig
-
 PAPER = Scoring.paper()
 RECOMMENDED_SINK = 4  # the first tokens, which draw attention whatever they say
 
@@ -45,19 +43,8 @@ def _spans(value: object) -> tuple[tuple[int, int], ...]:
     return tuple(spans)
 
 
-def _decode(value: Any) -> str | Stages:
-    if value is None or (isinstance(value, str) and value not in ("same", "frozen")):
-        raise ValueError(f'decode must be "same", "frozen" or stages, not {value!r}')
-    return value if isinstance(value, str) else checked_stages(value, "decode")
-
-
 def _braces(stages: Stages) -> str:
     return "{" + ", ".join(f"{layer}: {rule!r}" for layer, rule in stages) + "}"
-
-
-def _check_config(config: object) -> None:
-    if not hasattr(config, "n_layers"):
-        raise TypeError(f"config must be that of a model, such as llm.config, not {config!r}")
 
 
 class Scheduled(Method, ABC):
@@ -128,10 +115,12 @@ class Pruning(Scheduled):
         min_tokens: int = 0,
         prune_generated: bool = False,
     ) -> None:
+        if decode is None or (isinstance(decode, str) and decode not in ("same", "frozen")):
+            raise ValueError(f'decode must be "same", "frozen" or stages, not {decode!r}')
         self._set(
             stages=checked_stages(stages, "stages"),
             scoring=Scoring.from_fields(scoring),
-            decode=_decode(decode),
+            decode=decode if isinstance(decode, str) else checked_stages(decode, "decode"),
             sink=checked.whole(sink, "sink", 0),
             window=checked.whole(window, "window", 0),
             protect=_spans(protect),
@@ -194,12 +183,11 @@ class Pruning(Scheduled):
         if not any(name in value for name in names):
             return cls(value)
         for name in value:
-            if name not in names:
-                is_layer = str(name).isdecimal()
+            if str(name).isdecimal():
                 hint = f'stages have a field of their own: "stages": {{"{name}": {value[name]}}}'
-                known = f"its fields are {', '.join(names)}"
-                raise ValueError(f"pruning has no field {name!r}; {hint if is_layer else known}")
-        return cls(**{"stages": None, **value})
+                raise ValueError(f"pruning has no field {name!r}; {hint}")
+        checked.known_names(value, names, "pruning")
+        return cls(**value)
 
     # ---- for the engine --------------------------------------------------------------------------
 
@@ -211,14 +199,14 @@ class Pruning(Scheduled):
             **plain,
             "stages": core_stages(self.stages),
             "decode": self.decode if isinstance(self.decode, str) else core_stages(self.decode),
-            "protect": list(self.protect),
             "average": False,
             "policy": None,
         }
 
     def check(self, config: ModelConfig) -> None:
         """Raises ValueError if a stage is at the last layer of the model or above it."""
-        _check_config(config)
+        if not hasattr(config, "n_layers"):
+            raise TypeError(f"config must be that of a model, such as llm.config, not {config!r}")
         for what, stages in (("stages", self.stages), ("decode", self.decode_stages)):
             for layer, _ in stages:
                 if layer >= config.n_layers - 1:
@@ -315,6 +303,7 @@ class Pruning(Scheduled):
         model: ModelConfig | Any,
         n_prompt: int,
         scoring: Literal["recommended", "paper"] | Scoring = "recommended",
+        shapes: Shapes = SPEEDUP_SHAPES,
     ) -> Pruning:
         """The schedule that loses little for a counted speedup of a prompt of `n_prompt` tokens.
 
@@ -326,34 +315,20 @@ class Pruning(Scheduled):
 
         `scoring`: recommended (with it the first four tokens, which draw attention whatever they say, always
         stay), paper, or a Scoring. Its work is counted. The counted speedup is at most 1 % above the target
-        (more for prompts of a few dozen tokens, which can only be cut in coarse steps).
+        (more for prompts of a few dozen tokens, which can only be cut in coarse steps). Stages have the first
+        of the `shapes` that fits, else the last.
         """
-        return cls.of_shapes(SPEEDUP_SHAPES, target, model, n_prompt, scoring)
-
-    @classmethod
-    def of_shapes(
-        cls,
-        shapes: Shapes,
-        target: float,
-        model: ModelConfig | Any,
-        n_prompt: int,
-        scoring: Literal["recommended", "paper"] | Scoring = "recommended",
-    ) -> Pruning:
-        """Like `for_speedup`, with stages of the first of these shapes that fits, else of the last."""
         if isinstance(scoring, str):
             checked.choice(scoring, "scoring", ("recommended", "paper"))
         n_prompt = checked.whole(n_prompt, "n_prompt", 1)
         config = getattr(model, "config", model)
-        _check_config(config)
+        DENSE.check(config)
 
         def pruning_of(keeps: Keeps) -> Pruning:
-            chosen = scoring
-            if chosen == "recommended":
-                chosen = Scoring.recommended(math.ceil(next(iter(keeps.values())) * n_prompt))
-            elif chosen == "paper":
-                chosen = Scoring.paper()
-            sink = 0 if chosen == Scoring.paper() else RECOMMENDED_SINK
-            return cls(keeps, scoring=chosen, sink=sink)
+            rule = PAPER if scoring == "paper" else scoring
+            if rule == "recommended":
+                rule = Scoring.recommended(math.ceil(next(iter(keeps.values())) * n_prompt))
+            return cls(keeps, scoring=rule, sink=0 if rule == PAPER else RECOMMENDED_SINK)
 
         return schedule_for(target, config, n_prompt, shapes, pruning_of)
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 from math import log
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lazyllm.model import Model
 from lazyllm.support import checked
-
-if TYPE_CHECKING:
-    from lazyllm.model import Model
 
 
 @dataclass(frozen=True, slots=True)

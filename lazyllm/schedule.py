@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
+from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.support import checked
-
-if TYPE_CHECKING:
-    from lazyllm.checkpoints.config import ModelConfig
 
 Keeps = Mapping[int, float]
 """Keeps by layer."""

@@ -36,9 +36,8 @@ class Scoring:
             raise ValueError(f"smooth must be odd, so that a mean has a centre, not {self.smooth}")
 
     def __repr__(self) -> str:
-        changed = {item.name: getattr(self, item.name) for item in fields(self)}
-        texts = [f"{name}={value!r}" for name, value in changed.items() if value != getattr(Scoring, name)]
-        return f"Scoring({', '.join(texts)})"
+        values = ((field.name, getattr(self, field.name), field.default) for field in fields(self))
+        return f"Scoring({', '.join(f'{name}={value!r}' for name, value, usual in values if value != usual)})"
 
     @classmethod
     def paper(cls) -> Scoring:
@@ -62,9 +61,7 @@ class Scoring:
         """A Scoring from a mapping of its fields."""
         if isinstance(value, Scoring):
             return value
-        names = [item.name for item in fields(cls)]
         if not isinstance(value, Mapping):
             raise TypeError(f"scoring must be a lazyllm.Scoring or a mapping of its fields, not {value!r}")
-        if unknown := [name for name in value if name not in names]:
-            raise ValueError(f"scoring has no field {unknown[0]!r}; its fields are {', '.join(names)}")
+        checked.known_names(value, [field.name for field in fields(cls)], "scoring")
         return cls(**value)

@@ -18,7 +18,7 @@ from lazyllm import __version__, _core
 from lazyllm.checkpoints.checkpoint import header_bytes, read_shard
 from lazyllm.checkpoints.digest import weights_digest
 from lazyllm.method import Method, source_digest
-from lazyllm.methods import parse_method
+from lazyllm.methods.parsing import parse_method
 from lazyllm.model import Model
 from lazyllm.prompt import PromptPlace, checked_messages
 from lazyllm.support.files import whole_file

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from lazyllm import _core
-
+from lazyllm import _core
 from lazyllm.support.files import system_text, system_values
 
 MEMINFO = Path("/proc/meminfo")

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from lazyllm.checkpoints.checkpoint import Checkpoint
+from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.checkpoints.digest import weights_digest
 from lazyllm.method import Method
 from lazyllm.pruning import Pruning
@@ -16,10 +18,6 @@ from lazyllm.support import checked
 from lazyllm.support.files import user_path, write_whole
 from lazyllm.support.json_text import parse_object
 from lazyllm.support.tables import Table, with_bounds
-
-if TYPE_CHECKING:
-    from lazyllm.checkpoints.checkpoint import Checkpoint
-    from lazyllm.checkpoints.config import ModelConfig
 
 FORMAT = 1
 DIGITS = 4

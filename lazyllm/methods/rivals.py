@@ -5,19 +5,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
+from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.counted_work import layer_flops, score_flops
 from lazyllm.policy import Policy, View
 from lazyllm.pruning import DENSE, Pruning, Scheduled
 from lazyllm.scoring import Scoring
 from lazyllm.stages import LAYER_LIMIT, Drop
 from lazyllm.support import checked
-
-if TYPE_CHECKING:
-    from lazyllm.checkpoints.config import ModelConfig
 
 ROWS = 8  # the last queries, which score in FastKV and CLAA; their tokens always stay
 FASTKV_NEIGHBOURS, GEMFILTER_NEIGHBOURS = 7, 5

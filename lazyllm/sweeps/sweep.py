@@ -23,7 +23,7 @@ from lazyllm.evaluation.tasks import Tasks
 from lazyllm.evaluation.trial import Measure, Trial, scored_answer
 from lazyllm.llm import LLM, load
 from lazyllm.method import Method
-from lazyllm.methods import parse_method
+from lazyllm.methods.parsing import parse_method
 from lazyllm.support import checked
 from lazyllm.support.files import user_path
 from lazyllm.sweeps.points import Frame, Point, front, plot_points, points
