@@ -6,21 +6,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Unpack, overload
+from typing import Any, overload
 
 from lazyllm.checkpoints.checkpoint import Checkpoint, resolve
 from lazyllm.checkpoints.gguf_checkpoint import open_checkpoint
 from lazyllm.checkpoints.rounded import can_be_rounded, rounded, rounded_bytes
 from lazyllm.document import Document, break_even, costs
 from lazyllm.errors import CheckpointError
-from lazyllm.generation import INTERNAL, Generation, Options, Request, Stream
+from lazyllm.generation import INTERNAL, Generation, Request, Stream
 from lazyllm.in_memory import in_memory
 from lazyllm.machine.device import check_device, chosen_compute, open_model
 from lazyllm.machine.memory import check_memory
 from lazyllm.methods.parsing import PruningInput, as_method
 from lazyllm.model import Model
 from lazyllm.prefix_cache import PrefixCache
-from lazyllm.prompt import EncodedPrompt, Messages, PromptIds, is_batch
+from lazyllm.prompt import EncodedPrompt, Messages, Prompt, is_batch
 from lazyllm.pruning import DENSE
 from lazyllm.session import Session
 from lazyllm.session_file import SessionFile
@@ -31,6 +31,8 @@ from lazyllm.support.signatures import takes
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 MAX_THREADS = 1024
+Batch = Sequence[str] | Sequence[Sequence[int]] | Sequence[Messages]
+Prefix = Session | PrefixCache | None
 
 
 def load(
@@ -101,15 +103,14 @@ def open_llm(
     can_round = can_be_rounded(checkpoint)
     if compute == "int8" and weights == "auto" and can_round:
         weights = "q8"  # else every pass would round them again
-    can_round = can_round and not device.startswith("cuda")  # the core refuses others by name
+    if cache_weights and weights == "auto":
+        raise ValueError('cache_weights keeps rounded weights; give weights="q8" or "q4" too')
     stored, rounding = (checkpoint.shards, checkpoint.tensors), weights
-    if cache_weights:
-        if weights == "auto":
-            raise ValueError('cache_weights keeps rounded weights; give weights="q8" or "q4" too')
-        if can_round:
+    if can_round and weights != "auto" and not device.startswith("cuda"):  # the core refuses others by name
+        if cache_weights:
             stored, rounding = rounded(checkpoint, weights), "auto"
-    if rounding != "auto" and can_round:
-        check_memory(rounded_bytes(checkpoint, weights), f"{checkpoint.path} with weights={weights!r}")
+        else:
+            check_memory(rounded_bytes(checkpoint, weights), f"{checkpoint.path} with weights={weights!r}")
     try:
         core = open_model(checkpoint.config, stored, device, threads, compute, rounding, kv)
     except CheckpointError as error:
@@ -201,45 +202,20 @@ class LLM(Model):
         return self._siblings[path]
 
     @overload
-    def generate(  # type: ignore[overload-overlap]  # a str is a Sequence[str] too
-        self,
-        prompt: str | Sequence[int] | Messages,
-        pruning: PruningInput = None,
-        *,
-        prefix: Session | PrefixCache | None = None,
-        **options: Unpack[Options],
-    ) -> Generation: ...
-
-    @overload
     def generate(
-        self,
-        prompt: Sequence[str] | Sequence[Sequence[int]] | Sequence[Messages],
-        pruning: PruningInput = None,
-        *,
-        prefix: Session | PrefixCache | None = None,
-        **options: Unpack[Options],
-    ) -> list[Generation]: ...
-
-    @overload
-    def generate(
-        self,
-        prompt: Any,
-        pruning: PruningInput = None,
-        *,
-        n: int,
-        prefix: Session | PrefixCache | None = None,
-        **options: Unpack[Options],
+        self, prompt: Any, pruning: PruningInput = None, *, n: int, prefix: Prefix = None, **options: Any
     ) -> Any: ...
-
+    @overload
+    def generate(  # type: ignore[overload-overlap]  # a str is a Sequence[str] too
+        self, prompt: Prompt, pruning: PruningInput = None, *, prefix: Prefix = None, **options: Any
+    ) -> Generation: ...
+    @overload
+    def generate(
+        self, prompt: Batch, pruning: PruningInput = None, *, prefix: Prefix = None, **options: Any
+    ) -> list[Generation]: ...
     @takes(Request, *INTERNAL)
     def generate(
-        self,
-        prompt: Any,
-        pruning: PruningInput = None,
-        *,
-        n: int = 1,
-        prefix: Session | PrefixCache | None = None,
-        **options: Unpack[Options],
+        self, prompt: Any, pruning: PruningInput = None, *, n: int = 1, prefix: Prefix = None, **options: Any
     ) -> Any:
         """The answer to a prompt, or answers to a list of prompts, each in a session of its own.
 
@@ -294,12 +270,7 @@ class LLM(Model):
 
     @takes(Request, *INTERNAL)
     def stream(
-        self,
-        prompt: str | PromptIds | Messages,
-        pruning: PruningInput = None,
-        *,
-        prefix: Session | PrefixCache | None = None,
-        **options: Unpack[Options],
+        self, prompt: Prompt, pruning: PruningInput = None, *, prefix: Prefix = None, **options: Any
     ) -> Stream:
         """Like `generate` for one prompt: an iterator over the text, which sets `generation` at its end."""
         if is_batch(prompt):
@@ -309,9 +280,7 @@ class LLM(Model):
         encoded = session.checked_prompt(prompt, request)
         return (session.fork() if session is prefix else session).answer(encoded, request)
 
-    def _continued(
-        self, pruning: PruningInput, prefix: Session | PrefixCache | None, progress: bool
-    ) -> Session:
+    def _continued(self, pruning: PruningInput, prefix: Prefix, progress: bool) -> Session:
         """The session that prompts continue: the prefix, or a new one."""
         if prefix is None or isinstance(prefix, PrefixCache):
             return self.session(pruning, prefix, progress)

@@ -171,8 +171,7 @@ class Policy(Scheduled):
         llm.generate(prompt, pruning=Mine({9: 0.3, 15: 0.1}))
 
     `stages` and options are those of `Pruning`, without `Mass`; or `stages` is a whole `Pruning`, such as
-    `Pruning.for_speedup` gives, of which all but the scoring counts. docs/method.md says when a policy is
-    called.
+    `Pruning.for_speedup` gives, of which all but the scoring counts. docs/method.md defines the calls.
     Attributes that a subclass sets are part of the setting, and are numbers, texts, lists, dicts or arrays;
     those with a leading underscore are not. Sessions in several threads may share a policy, so what one pass
     has to remember belongs in what `observe` returns, not in attributes.

@@ -218,13 +218,10 @@ class Pruning(Scheduled):
     # ---- counted work ----------------------------------------------------------------------------
 
     def flops(self, config: ModelConfig, n_prompt: int) -> int:
-        """Counted floating-point operations of the prefill of `n_prompt` tokens.
+        """Counted floating-point operations of the prefill of `n_prompt` tokens, as docs/method.md says.
 
-        Two per weight and token in the linear layers, 4 * heads * head_dim per visible pair of tokens,
-        2 * heads * head_dim per scored token and query row, the LM head once. In the last layer only keys and
-        values are computed for all tokens, the rest for the query token alone. Two counts are upper bounds:
-        a Mass stage counts with its keep_max, and in a layer with a window every token counts with as many
-        keys as the window holds.
+        Two counts are upper bounds: a Mass stage counts with its keep_max, and in a layer with a window every
+        token counts with as many keys as the window holds.
         """
         in_play = self.planned(config, n_prompt)
         return self._counted(config, in_play, in_play, self._stages_of(in_play[0]))
@@ -286,13 +283,7 @@ class Pruning(Scheduled):
     def _always_kept(self, n_prompt: int) -> int:
         """The number of prompt tokens that every stage keeps: protected spans, sink, window, query token."""
         spans = [(0, self.sink), (n_prompt - max(self.window, 1), n_prompt), *self.protect]
-        count = position = 0
-        for first, end in sorted(spans):
-            first, end = max(first, position), min(end, n_prompt)
-            if end > first:
-                count += end - first
-                position = end
-        return count
+        return len({place for first, end in spans for place in range(max(first, 0), min(end, n_prompt))})
 
     # ---- derived schedules -----------------------------------------------------------------------
 
@@ -307,16 +298,10 @@ class Pruning(Scheduled):
     ) -> Pruning:
         """The schedule that loses little for a counted speedup of a prompt of `n_prompt` tokens.
 
-        `model` is an LLM or its config. The stages are after about a quarter, a half and five eighths of the
-        layers, and the later ones keep a little less than the first; for the highest targets, there are three
-        early ones. In a model with sliding windows, they are after the nearest layers that see all of the
-        context, each after one of its own while there are enough; of those that share a layer the last one
-        counts. The layers depend on the model, the target and the scoring; the keeps on `n_prompt` too.
-
-        `scoring`: recommended (with it the first four tokens, which draw attention whatever they say, always
-        stay), paper, or a Scoring. Its work is counted. The counted speedup is at most 1 % above the target
-        (more for prompts of a few dozen tokens, which can only be cut in coarse steps). Stages have the first
-        of the `shapes` that fits, else the last.
+        `model` is an LLM or its config. Stages have the first of the `shapes` that fits, else the last;
+        docs/method.md has those of the default. The layers depend on the model, the target and the scoring;
+        the keeps on `n_prompt` too. `scoring`: recommended, paper, or a Scoring; its work is counted. The
+        speedup is at most 1 % above the target, more for prompts of a few dozen tokens.
         """
         if isinstance(scoring, str):
             checked.choice(scoring, "scoring", ("recommended", "paper"))

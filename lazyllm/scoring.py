@@ -48,9 +48,8 @@ class Scoring:
     def recommended(cls, n_kept: int = 1024) -> Scoring:
         """The rule that was found to lose least, for a first stage that keeps `n_kept` tokens.
 
-        A token's score is its largest share in five layers, each the largest of the last 32 rows, smoothed
-        over its neighbours and remembered in decode steps. It is smoothed over an eleventh of the tokens that
-        the first stage keeps, at least 13 and at most 31: each place that is kept takes as many.
+        Scores are smoothed over an eleventh of these, at least 13 and at most 31: each place that is kept
+        takes as many.
         """
         n_kept = checked.whole(n_kept, "n_kept", 1)
         smooth = min(max(n_kept // PLACES, NARROWEST), WIDEST) | 1

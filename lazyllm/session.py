@@ -6,13 +6,13 @@ import warnings
 from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import Unpack
+from typing import Any
 
 import numpy as np
 
 from lazyllm import _core
 from lazyllm.answer import Answer
-from lazyllm.generation import INTERNAL, Generation, Options, Request, Stream
+from lazyllm.generation import INTERNAL, Generation, Request, Stream
 from lazyllm.method import Method
 from lazyllm.model import Model
 from lazyllm.prompt import EncodedPrompt, Prompt, PromptIds, checked_ids
@@ -127,7 +127,7 @@ class Session(Timeline):
     # ---- answers ---------------------------------------------------------------------------------
 
     @takes(Request, *INTERNAL)
-    def ask(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
+    def ask(self, prompt: Prompt, **options: Any) -> Generation:
         """Answers a prompt that continues the context or (chat=True) the chat; options as in `generate`."""
         return self.answer(prompt, Request(**options)).finished()
 

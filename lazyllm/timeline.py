@@ -27,10 +27,7 @@ class Prefixes(Protocol):
 
 
 class Timeline:
-    """The state of a session, and the steps that change it; each step runs in `exclusive_use`.
-
-    A step that is interrupted (Ctrl-C) or fails leaves the context as it was before it.
-    """
+    """The state of a session, and the steps that change it; each step runs in `exclusive_use`."""
 
     document: Mapping[str, Any] | None = None
     """What a `Document` is to be made of again, if this is the timeline of one."""
