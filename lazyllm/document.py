@@ -26,9 +26,8 @@ class Document:
     """A text that has been read up to the first stage; made by `LLM.document`.
 
     Each question is answered as if text and question had been one prompt, in the user's turn of the chat
-    template with `chat`. A pruned document selects other tokens for each question, and computes the layers
-    above the first stage for each anew; a dense one computes the question alone, and takes less in all from
-    the number of questions on that `repr` names.
+    template with `chat`. A pruned document selects other tokens for each; a dense one computes the question
+    alone, and takes less in all from the number of questions on that `repr` names.
     """
 
     def __init__(self, llm: Any, session: Session, text: str, chat: bool, progress: bool = True) -> None:

@@ -49,16 +49,13 @@ def load(
     """Opens a folder in Hugging Face layout, a GGUF file, or a hub id where huggingface_hub is installed.
 
     `revision`: a branch, tag or commit of a hub id. `file`: the name of a GGUF file in the folder or hub
-    repository, which is used in place of safetensors. Of a repository only the files that are used are
-    fetched. `device`: auto, cpu, cuda or cuda:N. `threads`, on the CPU: None takes every physical core that
-    this process may use. `compute`, on the CPU: the type of the operands of products, f32, bf16 or int8 where
-    the processor has instructions for it, or fastest: bf16, else f32. int8 rounds activations and weights to
-    8 bits by groups of 32; it changes results more than bf16, and fastest never takes it. `weights`, on the
-    CPU: auto (as stored, or q8 where they are not quantized and compute is int8), q8 (rounded to 8 bits:
-    Q8_0), or q4 (the layers to 4 bits: Q4_1; the embedding and the LM head to 8). `cache_weights` keeps the
-    rounded matrices in lazyllm's cache (LAZYLLM_CACHE), where later calls for an unchanged checkpoint map
-    them. `kv`, on the CPU: the type that keys and values are rounded to and kept in, f32, or with half the
-    memory f16 or bf16.
+    repository, which is used in place of safetensors. `device`: auto, cpu, cuda or cuda:N. The others are for
+    the CPU. `threads`: None takes every physical core that this process may use. `compute`: the type of the
+    operands of products, f32, bf16 or int8 where the processor has instructions for it, or fastest: bf16,
+    else f32. int8 rounds activations and weights to 8 bits by groups of 32. `weights`: auto (as stored, or q8
+    where they are not quantized and compute is int8), q8 (rounded to 8 bits: Q8_0), or q4 (the layers to 4
+    bits: Q4_1; the embedding and the LM head to 8). `cache_weights` keeps the rounded matrices in lazyllm's
+    cache (LAZYLLM_CACHE), where later calls map them. `kv`: the type of keys and values, f32, f16 or bf16.
     """
     checkpoint = open_checkpoint(resolve(path, revision, file))
     return open_llm(checkpoint, device, threads, compute, weights, kv, cache_weights)
@@ -77,10 +74,6 @@ def from_transformers(
 
     Its weights are copied, in memory, as they are now: what happens to `model` later changes nothing here.
     Without a tokenizer, prompts are token ids. `device` to `kv` are as in `load`.
-
-        model = AutoModelForCausalLM.from_pretrained("HuggingFaceTB/SmolLM2-135M-Instruct")
-        tokenizer = AutoTokenizer.from_pretrained("HuggingFaceTB/SmolLM2-135M-Instruct")
-        llm = lazyllm.from_transformers(model, tokenizer)
     """
     return open_llm(in_memory(model, tokenizer), device, threads, compute, weights, kv)
 
@@ -227,11 +220,9 @@ class LLM(Model):
         The default `sampling` is greedy; with a seed the prompts of a list draw with that seed, the next one,
         and so on. With `n` above 1 there are as many answers to each prompt, which runs once. `logprobs`: how
         many log probabilities to record for each new token. `trace` records tokens in play and their scores.
-        `progress` shows bars for lists and long prompts. `prefix` is a session that has read what precedes
-        all prompts; each continues a fork of it, with its setting. Or it is a `PrefixCache`, in which whole
-        prompts find what earlier ones have read of a beginning like theirs.
-
-        `tools` are JSON schemas of functions for chat templates that know tools.
+        `tools` are JSON schemas of functions for chat templates that know tools. `prefix` is a session that
+        has read what precedes all prompts; each continues a fork of it, with its setting. Or it is a
+        `PrefixCache`, in which whole prompts find what earlier ones have read of a beginning like theirs.
 
         All prompts of a list are checked before the first is run. If one fails later, or Ctrl-C stops the
         run, the answers made so far are the exception's attribute `finished`. What there is of the answer

@@ -78,13 +78,12 @@ class Method:
         """Raises ValueError if this model cannot be run with this setting."""
 
     def mismatch(self, checkpoint: Checkpoint, progress: bool) -> str | None:
-        """The warning when a session opens on a checkpoint that the setting was not made for. `progress`
-        allows a bar."""
+        """The warning when a session opens on a checkpoint that the setting was not made for."""
         return None
 
     def conditions(self, llm: Any, progress: bool) -> dict[str, Any]:
         """Conditions of results beside the setting's text, for the manifest of a run on `llm`: the hash of
-        the class's source, if the class is not of this package. `progress` allows a bar."""
+        the class's source, if the class is not of this package."""
         digest = source_digest(type(self))
         return {"source sha256": digest} if digest else {}
 
@@ -138,10 +137,8 @@ class Method:
         return None
 
     def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int | None:
-        """Counted operations of a prefill that has run; None if some of the work cannot be counted.
-
-        `last_pass` (layers, 3) is `Session.last_pass` after that prefill.
-        """
+        """Counted operations of a prefill that has run with these counts, `Session.last_pass`; None if some of
+        the work cannot be counted."""
         return None
 
     def why_unpruned(self, n_prompt: int, n_context: int) -> str:

@@ -332,13 +332,8 @@ class Policy(Scheduled):
 
     # ---- counted work ----------------------------------------------------------------------------
 
-    def flops(self, config: ModelConfig, n_prompt: int) -> int:
-        """Counted operations of a prefill, as `Pruning.flops` counts, without scores: the policy's own work
-        is measured (`Generation.policy_seconds`), not counted. Every stage counts with its keep."""
-        in_play = self.schedule.planned(config, n_prompt)
-        return bare_flops(config, in_play, in_play)
-
     def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int:
+        """Without scores: the policy's own work is measured, `Generation.policy_seconds`, not counted."""
         in_play, computed = (column.tolist() for column in np.asarray(last_pass).T[:2])
         return bare_flops(config, in_play, computed)
 

@@ -30,10 +30,9 @@ class _Entry(NamedTuple):
 class PrefixCache:
     """Sessions that have read the beginnings of earlier prompts, so that a common one is read once.
 
-    For few-shot prompts, questions on one document, and chats whose whole history is sent again. Each prompt
-    takes the longest beginning that it shares with one of the last prompts under the same setting, reads its
-    own up to the first stage (`Session.read`), and is then pruned by its last rows as if it had been read as
-    a whole. Those used last stay, as many as `max_bytes` holds. Answers that are timed should not share one.
+    Each prompt takes the longest beginning that it shares with an earlier one under the same setting, reads
+    the rest up to the first stage (`Session.read`), and is then pruned by its last rows as if it had been
+    read as a whole. Those used last stay, as many as `max_bytes` holds. Timed answers should not share one.
     """
 
     def __init__(self, max_bytes: int = 2**30) -> None:

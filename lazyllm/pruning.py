@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
@@ -62,11 +62,15 @@ class Scheduled(Method, ABC):
         self.schedule.check(config)
 
     def flops(self, config: ModelConfig, n_prompt: int) -> int:
-        """Counted operations of the prefill of `n_prompt` tokens, as `Pruning.flops` counts them."""
+        """Counted operations of the prefill of `n_prompt` tokens, as docs/method.md says.
+
+        Two counts are upper bounds: a Mass stage counts with its keep_max, and in a layer with a window every
+        token counts with as many keys as the window holds.
+        """
         self.check(config)
         n_prompt = checked.whole(n_prompt, "n_prompt", 1)
-        n = self.kept(n_prompt)
-        return self.schedule.flops(config, n) + self.extra_flops(config, n_prompt, n, n)
+        in_play = self.schedule.planned(config, self.kept(n_prompt))
+        return self.prefill_flops(config, n_prompt, np.stack([in_play, in_play], axis=1))
 
     def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int:
         in_play, computed = np.asarray(last_pass)[0, :2].tolist()
@@ -163,10 +167,13 @@ class Pruning(Scheduled):
 
     # ---- JSON ------------------------------------------------------------------------------------
 
+    def _fields(self, form: Callable[[Stages], Any]) -> dict[str, Any]:
+        """The fields by name, with all stages in this form."""
+        decode = self.decode if isinstance(self.decode, str) else form(self.decode)
+        return {**super()._plain(), "stages": form(self.stages), "decode": decode}
+
     def _plain(self) -> dict[str, Any]:
-        decode = self.decode if isinstance(self.decode, str) else plain_stages(self.decode)
-        stages, scoring = plain_stages(self.stages), asdict(self.scoring)
-        return {**super()._plain(), "stages": stages, "scoring": scoring, "decode": decode}
+        return {**self._fields(plain_stages), "scoring": asdict(self.scoring)}
 
     def to_json(self) -> str:
         """All fields as one JSON object; `from_json` gives an equal Pruning back."""
@@ -193,15 +200,8 @@ class Pruning(Scheduled):
 
     def core(self) -> dict[str, Any]:
         """The fields that the C core takes."""
-        plain = super()._plain()
-        return {
-            **asdict(plain.pop("scoring")),
-            **plain,
-            "stages": core_stages(self.stages),
-            "decode": self.decode if isinstance(self.decode, str) else core_stages(self.decode),
-            "average": False,
-            "policy": None,
-        }
+        values = self._fields(core_stages)
+        return {**asdict(values.pop("scoring")), **values, "average": False, "policy": None}
 
     def check(self, config: ModelConfig) -> None:
         """Raises ValueError if a stage is at the last layer of the model or above it."""
@@ -216,15 +216,6 @@ class Pruning(Scheduled):
                     )
 
     # ---- counted work ----------------------------------------------------------------------------
-
-    def flops(self, config: ModelConfig, n_prompt: int) -> int:
-        """Counted floating-point operations of the prefill of `n_prompt` tokens, as docs/method.md says.
-
-        Two counts are upper bounds: a Mass stage counts with its keep_max, and in a layer with a window every
-        token counts with as many keys as the window holds.
-        """
-        in_play = self.planned(config, n_prompt)
-        return self._counted(config, in_play, in_play, self._stages_of(in_play[0]))
 
     def planned(self, config: ModelConfig, n_prompt: int) -> list[int]:
         """The number of tokens in play in each layer during the prefill of `n_prompt` tokens."""
@@ -249,7 +240,15 @@ class Pruning(Scheduled):
         in_play, computed = (column.tolist() for column in np.asarray(last_pass).T[:2])
         # what is gone counts for min_tokens but is not in play; a pass that dropped something had stages
         n_context = math.inf if in_play[-1] < in_play[0] else in_play[0]
-        return self._counted(config, in_play, computed, self._stages_of(n_context, generated))
+        stages = [layer for layer, _ in self._stages_of(n_context, generated)]
+        total, scoring = bare_flops(config, in_play, computed), self.scoring
+        sees = [window or math.inf for window in config.windows]
+        for layer, (m, n) in enumerate(zip(in_play, computed, strict=True)):
+            # one of the last `scoring.layers` up to a stage scores if it sees as far as the stage's layer
+            above = [stage for stage in stages if layer <= stage < layer + scoring.layers]
+            if any(sees[layer] >= sees[stage] for stage in above):
+                total += score_flops(config, m, min(scoring.queries, n), config.windows[layer])
+        return total
 
     def why_unpruned(self, n_prompt: int, n_context: int) -> str:
         stages = [*self.stages, *self.decode_stages]
@@ -269,16 +268,6 @@ class Pruning(Scheduled):
         if n_context < self.min_tokens:
             return ()
         return self.decode_stages if generated and self.decode != "same" else self.stages
-
-    def _counted(self, config: ModelConfig, in_play: list[int], computed: list[int], stages: Stages) -> int:
-        total = bare_flops(config, in_play, computed)
-        sees = [window or math.inf for window in config.windows]
-        for layer, (m, n) in enumerate(zip(in_play, computed, strict=True)):
-            # one of the last `scoring.layers` up to a stage scores if it sees as far as the stage's layer
-            above = [stage for stage, _ in stages if layer <= stage < layer + self.scoring.layers]
-            if any(sees[layer] >= sees[stage] for stage in above):
-                total += score_flops(config, m, min(self.scoring.queries, n), config.windows[layer])
-        return total
 
     def _always_kept(self, n_prompt: int) -> int:
         """The number of prompt tokens that every stage keeps: protected spans, sink, window, query token."""

@@ -24,11 +24,8 @@ CLAA_LAYERS = 4
 
 @dataclass(frozen=True, repr=False)
 class RandomDrop(Scheduled):
-    """Runs the model densely on `ceil(keep * N)` random tokens of the prompt, the last one always among them.
-
-    They keep their order. Their positions are consecutive, or with `original_positions` those in the prompt.
-    Each prompt of a conversation has a sample of its own.
-    """
+    """Runs the model densely on `ceil(keep * N)` random tokens of the prompt, the last one always among them,
+    at consecutive positions, or with `original_positions` at those in the prompt."""
 
     name: ClassVar[str] = "random"
     keep: float
@@ -85,11 +82,8 @@ class OneStage(Scheduled):
 
 @dataclass(frozen=True)
 class StaticPruning(OneStage):
-    """Runs the layers up to `layer` densely, then keeps `ceil(keep * n)` prompt tokens for good.
-
-    A token's score is the query token's attention to it, averaged over those layers and all heads. Dropped
-    tokens leave every cache and never come back.
-    """
+    """Runs the layers up to `layer` densely, then keeps `ceil(keep * n)` prompt tokens for good, by the query
+    token's attention to them, averaged over those layers and all heads."""
 
     name: ClassVar[str] = "static"
 
@@ -107,11 +101,8 @@ class StaticPruning(OneStage):
 
 @dataclass(frozen=True)
 class FastKV(OneStage):
-    """FastKV's token-selective propagation (Jo et al. 2025), without its compression of the KV cache.
-
-    After `layer`, the `ceil(keep * n)` prompt tokens that the last 8 attend to most go on; those 8 are among
-    them. Layers up to `layer` keep all keys and values; answers bring nothing back.
-    """
+    """FastKV's token-selective propagation (Jo et al. 2025), without its compression of the KV cache: after
+    `layer`, the `ceil(keep * n)` prompt tokens that the last 8 attend to most go on, those 8 among them."""
 
     name: ClassVar[str] = "fastkv"
 
@@ -124,11 +115,8 @@ class FastKV(OneStage):
 
 @dataclass(frozen=True)
 class CLAA(OneStage):
-    """Cross-Layer Attention Aggregation (McDanel et al. 2026), without compression of the KV cache.
-
-    As FastKV, but a token's score is its largest standardised one over `layer`, the three layers below it and
-    all key-value heads.
-    """
+    """Cross-Layer Attention Aggregation (McDanel et al. 2026), without compression of the KV cache: FastKV with
+    the largest standardised score over `layer`, the three layers below it and all key-value heads."""
 
     name: ClassVar[str] = "claa"
 
@@ -168,11 +156,8 @@ class Aggregation(Policy):
 
 @dataclass(frozen=True)
 class GemFilter(OneStage):
-    """Runs the layers up to `layer`, then the whole model densely on `ceil(keep * N)` tokens of the prompt.
-
-    These are the tokens whose keys in `layer` have the largest products with the last token's queries, in
-    order, at consecutive positions (Shi et al. 2024). Each prompt of a conversation is filtered by itself.
-    """
+    """Runs the layers up to `layer`, then the whole model densely on the `ceil(keep * N)` tokens of the prompt
+    whose keys there have the largest products with the last token's queries (Shi et al. 2024)."""
 
     name: ClassVar[str] = "gemfilter"
     schedule = DENSE

@@ -19,11 +19,8 @@ SHORTEST = 64
 
 @dataclass(frozen=True)
 class Speedup(Method):
-    """A counted speedup of the prefill: `Pruning.for_speedup` for each prompt's own length.
-
-    A session takes the schedule for its first prompt and keeps it. A prompt that is too short to gain runs
-    dense. As text it is `2x`.
-    """
+    """A counted speedup of the prefill: `Pruning.for_speedup` of the length of a session's first prompt. One
+    that is too short to gain runs dense. As text it is `2x`."""
 
     name: ClassVar[str] = "speedup"
     factor: float
