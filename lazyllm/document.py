@@ -9,7 +9,7 @@ from typing import Any, overload
 import numpy as np
 
 from lazyllm.counted_work import bare_flops
-from lazyllm.generation import INTERNAL, Generation, Request, Stream
+from lazyllm.generation import Generation, Request, Stream
 from lazyllm.method import Method
 from lazyllm.model import Model
 from lazyllm.prefix_cache import PrefixCache, shared
@@ -57,7 +57,7 @@ class Document:
     def ask(self, question: str, **options: Any) -> Generation: ...
     @overload
     def ask(self, question: list[str] | tuple[str, ...], **options: Any) -> list[Generation]: ...
-    @takes(Request, *INTERNAL, "chat")
+    @takes(Request, "never_first", "chat")
     def ask(self, question: str | Sequence[str], **options: Any) -> Generation | list[Generation]:
         """The answer to a question, or answers to a list of them, each as if it were the only one; options as
         in `generate`."""
@@ -68,7 +68,7 @@ class Document:
         answers: list[Generation] = self.llm.generate(prompts, self.pruning, prefix=self._prefixes, **options)
         return answers
 
-    @takes(Request, *INTERNAL, "chat")
+    @takes(Request, "never_first", "chat")
     def stream(self, question: str, **options: Any) -> Stream:
         """Like `ask` for one question: an iterator over the text, which sets `generation` at its end."""
         options["chat"] = self._in_chat
@@ -98,7 +98,7 @@ class DocumentChat:
     def __init__(self, document: Document, session: Session) -> None:
         self._document, self.session = document, session
 
-    @takes(Request, *INTERNAL, "chat")
+    @takes(Request, "never_first", "chat")
     def ask(self, question: str, **options: Any) -> Generation:
         """The answer to a question that continues the chat; options as in `Session.ask`."""
         prompt = question if self.session.length else self._document._prompt(question)

@@ -128,9 +128,6 @@ class Request:
         checked.whole(self.logprobs, "logprobs", 0)
 
 
-INTERNAL = ("never_first",)  # no option of `generate`
-
-
 class Stream(Iterator[str]):
     """An iterator over pieces of an answer's text; `generation` is set when it is exhausted."""
 

@@ -13,7 +13,7 @@ from lazyllm.checkpoints.gguf_checkpoint import open_checkpoint
 from lazyllm.checkpoints.rounded import can_be_rounded, rounded, rounded_bytes
 from lazyllm.document import Document, break_even, costs
 from lazyllm.errors import CheckpointError
-from lazyllm.generation import INTERNAL, Generation, Request, Stream
+from lazyllm.generation import Generation, Request, Stream
 from lazyllm.in_memory import in_memory
 from lazyllm.machine.device import check_device, chosen_compute, open_model
 from lazyllm.machine.memory import check_memory
@@ -206,7 +206,7 @@ class LLM(Model):
     def generate(
         self, prompt: Batch, pruning: PruningInput = None, *, prefix: Prefix = None, **options: Any
     ) -> list[Generation]: ...
-    @takes(Request, *INTERNAL)
+    @takes(Request, "never_first")
     def generate(
         self, prompt: Any, pruning: PruningInput = None, *, n: int = 1, prefix: Prefix = None, **options: Any
     ) -> Any:
@@ -259,7 +259,7 @@ class LLM(Model):
             raise
         return answers
 
-    @takes(Request, *INTERNAL)
+    @takes(Request, "never_first")
     def stream(
         self, prompt: Prompt, pruning: PruningInput = None, *, prefix: Prefix = None, **options: Any
     ) -> Stream:

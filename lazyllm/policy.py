@@ -303,34 +303,32 @@ class Policy(Scheduled):
         """What `score` returned as an array, the scores for the core, and the number of tokens that stay of
         those that may be dropped, or -1 for the stage's own number."""
         positions = view.positions
-        who = f"{type(self).__name__}.score after layer {view.layer}"
-        allowed = (
-            f"it must return a finite float for each of the {positions.size} tokens in play, or an integer "
-            "array of positions to keep"
-        )
+
+        def refused(problem: str) -> str:
+            return (
+                f"{type(self).__name__}.score after layer {view.layer} {problem}; it must return a finite float "
+                f"for each of the {positions.size} tokens in play, or an integer array of positions to keep"
+            )
+
         try:
             answer = _read_only(np.array(returned))
         except ValueError as error:
-            raise TypeError(f"{who} returned no array ({error}); {allowed}") from None
+            raise TypeError(refused(f"returned no array ({error})")) from None
         if answer.dtype.kind not in "fiu" or answer.ndim != 1:
-            raise TypeError(
-                f"{who} returned {type(returned).__name__} of type {answer.dtype} and shape {answer.shape}; "
-                f"{allowed}"
-            )
+            kind = f"{type(returned).__name__} of type {answer.dtype} and shape {answer.shape}"
+            raise TypeError(refused(f"returned {kind}"))
         if answer.dtype.kind == "f":
             if answer.shape != positions.shape:
-                raise ValueError(f"{who} returned {answer.size} scores; {allowed}")
+                raise ValueError(refused(f"returned {answer.size} scores"))
             with np.errstate(over="ignore"):
                 scores = answer.astype(np.float32)
             for j in np.flatnonzero(~np.isfinite(scores))[:1]:
-                raise ValueError(f"{who} gave position {positions[j]} the score {answer[j]}; {allowed}")
+                raise ValueError(refused(f"gave position {positions[j]} the score {answer[j]}"))
             return answer, scores, -1
         for position in answer[~np.isin(answer, positions)][:1]:
-            raise ValueError(f"{who} keeps position {position}, which is not in play; {allowed}")
+            raise ValueError(refused(f"keeps position {position}, which is not in play"))
         kept = np.isin(positions, answer)
         return answer, kept.astype(np.float32), int(np.count_nonzero(kept & ~view.protected))
-
-    # ---- counted work ----------------------------------------------------------------------------
 
     def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int:
         """Without scores: the policy's own work is measured, `Generation.policy_seconds`, not counted."""

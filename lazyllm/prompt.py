@@ -152,8 +152,6 @@ class Conversation:
             for message in (*turn.messages, {"role": "assistant", "content": turn.text})
         ]
 
-    # ---- encoding --------------------------------------------------------------------------------
-
     def compressed(self, core: _core.Session, whole: EncodedPrompt, request: Request) -> EncodedPrompt:
         """The method's shorter form of a text, or of the users' messages in a chat."""
         start, prompt = time.perf_counter(), whole.prompt

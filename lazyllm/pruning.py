@@ -14,7 +14,7 @@ import numpy as np
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.counted_work import bare_flops, score_flops
 from lazyllm.method import Method, shortened
-from lazyllm.schedule import SPEEDUP_SHAPES, Keeps, Shapes, schedule_for
+from lazyllm.schedule import SHAPE_LENGTH, SPEEDUP_SHAPES, OutOfReach, Shapes, placed
 from lazyllm.scoring import Scoring
 from lazyllm.stages import (
     Mass,
@@ -29,6 +29,7 @@ from lazyllm.stages import (
 from lazyllm.support import checked
 
 PAPER = Scoring.paper()
+LEAST_KEEP, KEEP_DIGITS, PRECISION = 1e-5, 5, 1e-5
 RECOMMENDED_SINK = 4  # the first tokens, which draw attention whatever they say
 
 
@@ -294,17 +295,41 @@ class Pruning(Scheduled):
         """
         if isinstance(scoring, str):
             checked.choice(scoring, "scoring", ("recommended", "paper"))
-        n_prompt = checked.whole(n_prompt, "n_prompt", 1)
-        config = getattr(model, "config", model)
+        n_prompt, config = checked.whole(n_prompt, "n_prompt", 1), getattr(model, "config", model)
         DENSE.check(config)
+        target = checked.number(target, "the speedup")
+        if target <= 1.0:
+            raise ValueError(f"the speedup must be above 1, which is dense, not {target:g}")
+        if config.n_layers < 2:
+            raise ValueError("the model has one layer, so no stage fits below the last one")
 
-        def pruning_of(keeps: Keeps) -> Pruning:
+        def scaled(keeps: Mapping[int, float], factor: float) -> Pruning:
+            shares = {layer: round(factor * keep, KEEP_DIGITS) for layer, keep in keeps.items()}
+            shares = {layer: min(max(share, LEAST_KEEP), 1.0) for layer, share in shares.items()}
             rule = PAPER if scoring == "paper" else scoring
             if rule == "recommended":
-                rule = Scoring.recommended(math.ceil(next(iter(keeps.values())) * n_prompt))
-            return cls(keeps, scoring=rule, sink=0 if rule == PAPER else RECOMMENDED_SINK)
+                rule = Scoring.recommended(math.ceil(next(iter(shares.values())) * n_prompt))
+            return cls(shares, scoring=rule, sink=0 if rule == PAPER else RECOMMENDED_SINK)
 
-        return schedule_for(target, config, n_prompt, shapes, pruning_of)
+        for shape, least in shapes:
+            keeps = placed(shape, config)
+            if scaled(keeps, least).speedup(config, SHAPE_LENGTH) >= target:
+                break
+        best = scaled(keeps, 0.0)
+        if (reach := best.speedup(config, n_prompt)) < target:
+            raise OutOfReach(
+                f"a speedup of {target:g} is out of reach: stages at layers {', '.join(map(str, keeps))} of "
+                f"{config.n_layers} give at most {reach:.2f} at {n_prompt} prompt tokens"
+            )
+        low, high = 0.0, 1 / min(keeps.values())
+        while high - low > PRECISION:
+            factor = (low + high) / 2
+            candidate = scaled(keeps, factor)
+            if candidate.speedup(config, n_prompt) >= target:
+                low, best = factor, candidate
+            else:
+                high = factor
+        return best
 
 
 DENSE = Pruning()

@@ -12,7 +12,7 @@ import numpy as np
 
 from lazyllm import _core
 from lazyllm.answer import Answer
-from lazyllm.generation import INTERNAL, Generation, Request, Stream
+from lazyllm.generation import Generation, Request, Stream
 from lazyllm.method import Method
 from lazyllm.model import Model
 from lazyllm.prompt import EncodedPrompt, Prompt, PromptIds, checked_ids
@@ -52,8 +52,6 @@ class Session(Timeline):
             core = model.core.session(method.for_prompt(model.config, SHAPE_LENGTH).core())
         super().__init__(model, method, core, prefixes)
 
-    # ---- the timeline ----------------------------------------------------------------------------
-
     def fork(self) -> Session:
         """A second session in the same state. Nothing that is done to one of them shows in the other."""
         with self.exclusive_use():
@@ -82,8 +80,6 @@ class Session(Timeline):
             if not self.length:
                 raise ValueError("the session is empty; there is nothing to save")
             write(self, path, progress)
-
-    # ---- growing the context ---------------------------------------------------------------------
 
     def forward(self, ids: PromptIds, generated: bool = False, progress: bool = True) -> np.ndarray:
         """Runs new tokens of a prompt or (generated=True) an answer: the last one's logits (vocab,)."""
@@ -124,9 +120,7 @@ class Session(Timeline):
             self.reserve(len(new))
             return self.run_pass(self.core.surprisal, new, len(new), progress)
 
-    # ---- answers ---------------------------------------------------------------------------------
-
-    @takes(Request, *INTERNAL)
+    @takes(Request, "never_first")
     def ask(self, prompt: Prompt, **options: Any) -> Generation:
         """Answers a prompt that continues the context or (chat=True) the chat; options as in `generate`."""
         return self.answer(prompt, Request(**options)).finished()

@@ -54,8 +54,6 @@ class Timeline:
             "a session cannot be copied or pickled; use fork(), or llm.session() for an empty one"
         )
 
-    # ---- state -----------------------------------------------------------------------------------
-
     @property
     def length(self) -> int:
         """Tokens run through the model."""
@@ -90,8 +88,6 @@ class Timeline:
     def last_pass(self) -> np.ndarray:
         """The counts of the last pass (layers, 3): tokens in play, computed, revived."""
         return self.core.last_pass
-
-    # ---- steps -----------------------------------------------------------------------------------
 
     @contextmanager
     def exclusive_use(self) -> Iterator[None]:

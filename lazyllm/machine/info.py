@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import lazyllm
+from lazyllm import _core
+from lazyllm.machine.device import cuda_facts
 from lazyllm.support.files import system_text, system_values
 
 PACKAGES = (
@@ -48,9 +50,6 @@ def _shown(value: Any) -> str:
 
 def info() -> Info:
     """Version, instruction sets found and used, threads, CUDA or the reason why it is off, and packages."""
-    from lazyllm import _core
-    from lazyllm.machine.device import cuda_facts
-
     features = _core.features()
     table = Info(
         version=lazyllm.__version__,
@@ -71,9 +70,8 @@ def info() -> Info:
     )
     if namesake := version("lazyllm"):
         table["warning"] = (
-            f"the unrelated distribution lazyllm {namesake} from PyPI is installed too; both provide the "
-            "module lazyllm, and this one is lazyllm-engine: pip uninstall lazyllm, then install "
-            "lazyllm-engine again"
+            f"lazyllm {namesake} from PyPI, which is unrelated and has a module of the same name, is installed "
+            "too: pip uninstall lazyllm, then install lazyllm-engine again"
         )
     return table
 

@@ -111,8 +111,6 @@ class Preset(Method):
         heads = [head for head in rows[0] if any(cells[head] for cells in rows)]
         return Table(TITLE, heads, [[cells[head] for head in heads] for cells in rows])
 
-    # ---- as a method -----------------------------------------------------------------------------
-
     def core(self) -> dict[str, Any]:
         return self.pruning.core()
 
@@ -133,8 +131,6 @@ class Preset(Method):
         name = checkpoint.config.name or checkpoint.path.name
         other = f"{name} with other weights" if name == self.model else name
         return f"the preset was made for {self.model}, not for {other}; lazyllm.calibrate makes one for it"
-
-    # ---- files -----------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> Path:
         """Writes the preset as JSON."""
