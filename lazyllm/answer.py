@@ -157,7 +157,11 @@ class Answer:
             core.drawn = self._sampler.sample(self._request.sampling.applied(allowed, core.ids))
         assert core.drawn is not None
         seconds = time.perf_counter() - started
-        logprobs = likeliest(logits, n_logprobs, core.drawn) if n_logprobs else {}
+        logprobs: dict[int, float] = {}
+        if n_logprobs:
+            values = log_softmax(logits)
+            best = np.argsort(-values, kind="stable")[:n_logprobs].tolist()
+            logprobs = {token: float(values[token]) for token in (*best, core.drawn)}
         self._drawn.append(Drawn(core.drawn, timeline.computed, timeline.reached_top, seconds, logprobs))
 
     def _record(self) -> None:
@@ -231,7 +235,7 @@ class Answer:
             ttft=self._drawn[0].seconds,
             seconds=self._drawn[-1].seconds,
             tokenize_seconds=self._encoded.tokenize_seconds,
-            policy_seconds=sum(one.policy_seconds for one in self._passes),
+            policy_seconds=sum(item.policy_seconds for item in self._passes),
             computed_series=np.array([drawn.computed for drawn in self._drawn]),
             reached_top_series=np.array([drawn.reached_top for drawn in self._drawn]),
             passes=table_of(self._passes),
@@ -262,10 +266,3 @@ class Answer:
         if self._pruning == DENSE or shortened or any(one.dropped for one in self._passes):
             return ""
         return self._pruning.why_unpruned(self._core.n_prompt, self._core.length)
-
-
-def likeliest(logits: np.ndarray, n: int, drawn: int) -> dict[int, float]:
-    """Logarithms of probabilities by token: of the `n` likeliest in falling order, and of the drawn one."""
-    values = log_softmax(logits)
-    best = np.argsort(-values, kind="stable")[:n].tolist()
-    return {token: float(values[token]) for token in (*best, drawn)}

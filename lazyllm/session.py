@@ -19,7 +19,6 @@ from lazyllm.prompt import EncodedPrompt, Prompt, PromptIds, checked_ids
 from lazyllm.pruning import DENSE
 from lazyllm.schedule import SHAPE_LENGTH
 from lazyllm.session_file import write
-from lazyllm.support import checked
 from lazyllm.support.files import user_path
 from lazyllm.support.signatures import takes
 from lazyllm.timeline import Prefixes, Timeline
@@ -64,10 +63,7 @@ class Session(Timeline):
 
         A token that was drawn and not run yet is forgotten too, if `n` is the length.
         """
-        n = checked.whole(n, "n", 0)
         with self.exclusive_use():
-            if n > self.length:
-                raise ValueError(f"n is {n}; the session has {self.length} tokens")
             self.core.truncate(n)
             self.unfinished = None
 
