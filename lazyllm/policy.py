@@ -306,8 +306,8 @@ class Policy(Scheduled):
 
         def refused(problem: str) -> str:
             return (
-                f"{type(self).__name__}.score after layer {view.layer} {problem}; it must return a finite float "
-                f"for each of the {positions.size} tokens in play, or an integer array of positions to keep"
+                f"{type(self).__name__}.score after layer {view.layer} {problem}; it must return a finite "
+                f"float for each of the {positions.size} tokens in play, or an integer array of positions to keep"
             )
 
         try:

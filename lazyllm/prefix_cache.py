@@ -75,7 +75,7 @@ class PrefixCache:
         """A context that has read as much of these ids as any before; None if that is not worth a fork."""
         wanted = np.array(ids, np.int32)
         with self._lock:
-            lengths = [shared(item.ids, wanted) * (item.setting == setting) for item in self._entries]
+            lengths = [shared(item.ids, wanted) if item.setting == setting else 0 for item in self._entries]
             if (n := max(lengths, default=0)) < LEAST_READ:
                 return None
             best = self._entries.pop(lengths.index(n))

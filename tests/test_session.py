@@ -235,7 +235,7 @@ def test_truncate_refuses(llm: LLM) -> None:
     with pytest.raises(ValueError, match="of 50 tokens cannot be truncated to 51; it must be 0 to 50"):
         session.truncate(51)
     for n in (-1, 1.5):
-        with pytest.raises((TypeError, ValueError), match="truncated to -1|be interpreted as an integer"):
+        with pytest.raises((TypeError, ValueError), match=r"truncated to -1|be interpreted as an integer"):
             session.truncate(n)  # type: ignore[arg-type]
     assert session.length == 50
 
@@ -276,7 +276,17 @@ def test_shares_of_a_prompt_that_was_cut(llm: LLM) -> None:
 
 # ---- answers that are interrupted ------------------------------------------------------------------------
 
-STEPS = {"_advance", "_run_prompt", "prompt", "reserve", "run_pass", "begin_prompt", "_take", "_record", "_read"}
+STEPS = {
+    "_advance",
+    "_run_prompt",
+    "prompt",
+    "reserve",
+    "run_pass",
+    "begin_prompt",
+    "_take",
+    "_record",
+    "_read",
+}
 SAMPLED = lazyllm.SamplingParams(1.0, seed=3)
 
 

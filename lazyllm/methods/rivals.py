@@ -115,8 +115,8 @@ class FastKV(OneStage):
 
 @dataclass(frozen=True)
 class CLAA(OneStage):
-    """Cross-Layer Attention Aggregation (McDanel et al. 2026), without compression of the KV cache: FastKV with
-    the largest standardised score over `layer`, the three layers below it and all key-value heads."""
+    """Cross-Layer Attention Aggregation (McDanel et al. 2026), without compression of the KV cache: as FastKV,
+    by the largest standardised score over `layer`, the three layers below it and all key-value heads."""
 
     name: ClassVar[str] = "claa"
 
@@ -156,8 +156,8 @@ class Aggregation(Policy):
 
 @dataclass(frozen=True)
 class GemFilter(OneStage):
-    """Runs the layers up to `layer`, then the whole model densely on the `ceil(keep * N)` tokens of the prompt
-    whose keys there have the largest products with the last token's queries (Shi et al. 2024)."""
+    """Runs the layers up to `layer`, then the whole model densely on `ceil(keep * N)` tokens of the prompt:
+    those whose keys there have the largest products with the last token's queries (Shi et al. 2024)."""
 
     name: ClassVar[str] = "gemfilter"
     schedule = DENSE
