@@ -71,10 +71,8 @@ class Answer:
         return branch
 
     def run(self, timeline: Timeline) -> Generator[str, None, Generation]:
-        """Generates what the answer lacks, yields pieces of its text and returns the Generation.
-
-        The last new id is not run through the model: the next call on the session runs it first.
-        """
+        """Generates what the answer lacks, yields pieces of its text and returns the Generation. The last new
+        id is run by the next call on the session."""
         request = self._request
         with timeline.exclusive_use():
             started = time.perf_counter() - self._seconds
@@ -94,8 +92,6 @@ class Answer:
                     timeline.conversation.answered(
                         self._begins, self._prompt_end, self._encoded.prompt, self._text, request.tools
                     )
-
-    # ---- its passes ------------------------------------------------------------------------------
 
     @property
     def _prompt_end(self) -> int:
@@ -186,8 +182,6 @@ class Answer:
                 "the `resume()` of its `session` goes on."
             )
 
-    # ---- its text --------------------------------------------------------------------------------
-
     @property
     def _complete(self) -> bool:
         """True if no token is to follow those read."""
@@ -219,13 +213,9 @@ class Answer:
         self._text += piece
         return piece
 
-    # ---- the whole -------------------------------------------------------------------------------
-
     def _generation(self) -> Generation:
         """The answer as far as it has come, of one token at least."""
-        finish_reason: FinishReason = "interrupted"
-        if self._complete:
-            finish_reason = "stop" if self._stopped else "length"
+        ended: FinishReason = "stop" if self._stopped else "length"
         traced = self._request.trace
         return Generation(
             text=self._text,
@@ -241,7 +231,7 @@ class Answer:
             passes=table_of(self._passes),
             recorded=Trace.of(self._core, self._passes, self._model, self._pruning) if traced else None,
             pruning=self._pruning,
-            finish_reason=finish_reason,
+            finish_reason=ended if self._complete else "interrupted",
             speedup=self._speedup(),
             unpruned=self._unpruned(),
             seed=self._seed if self._request.sampling.temperature else None,
@@ -252,7 +242,7 @@ class Answer:
         """Tokens that were read before count as if this prompt's pass had computed them."""
         n_given = len(self._encoded.ids)
         n_context, n_new = self._begins + n_given, n_given + (self._n_read_before if self._begins else 0)
-        counts = next(one.counts.copy() for one in self._passes if one.length == self._prompt_end)
+        counts = next(item.counts.copy() for item in self._passes if item.length == self._prompt_end)
         if len(self._prompt_ids) == n_given and (counts[:, 0] == n_context).all():
             return 1.0
         counts[:, 1] = np.minimum(counts[:, 0], counts[:, 1] + self._n_read_before)
@@ -263,6 +253,6 @@ class Answer:
 
     def _unpruned(self) -> str:
         shortened = len(self._prompt_ids) < self._encoded.n_given
-        if self._pruning == DENSE or shortened or any(one.dropped for one in self._passes):
+        if self._pruning == DENSE or shortened or any(item.dropped for item in self._passes):
             return ""
         return self._pruning.why_unpruned(self._core.n_prompt, self._core.length)

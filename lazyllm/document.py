@@ -59,8 +59,7 @@ class Document:
     def ask(self, question: list[str] | tuple[str, ...], **options: Any) -> list[Generation]: ...
     @takes(Request, "never_first", "chat")
     def ask(self, question: str | Sequence[str], **options: Any) -> Generation | list[Generation]:
-        """The answer to a question, or answers to a list of them, each as if it were the only one; options as
-        in `generate`."""
+        """The answer to a question, or answers to a list of them, each as if it were the only one."""
         if isinstance(question, str):
             return self.stream(question, **options).finished()
         options["chat"] = self._in_chat
@@ -107,8 +106,7 @@ class DocumentChat:
 
 
 def costs(model: Model, setting: Method, n: int) -> tuple[float, float, float]:
-    """Counted work in dense prefills of `n` tokens: of reading them, of a question behind them, and of that
-    behind a dense reading."""
+    """Counted work in dense prefills: of reading `n` tokens, of a question, of one behind a dense reading."""
     config, rows, n_layers = model.config, min(n, QUESTION_ROWS), model.config.n_layers
     dense = DENSE.flops(config, n)
     each = bare_flops(config, [n] * n_layers, [rows] * n_layers) / dense

@@ -130,18 +130,13 @@ class LLM(Model):
     def session(
         self, pruning: PruningInput = None, prefix: PrefixCache | None = None, progress: bool = True
     ) -> Session:
-        """A new, empty context; None is dense.
-
-        Its first prompt takes from `prefix` what earlier ones have read of a beginning like its own.
-        """
+        """A new, empty context; None is dense. Its first prompt takes from `prefix` what earlier ones have
+        read of a beginning like its own."""
         return Session(self, as_method(pruning), prefix, progress)
 
     def restore(self, file: str | Path, pruning: PruningInput = None, progress: bool = True) -> Session:
-        """The session that `Session.save` wrote to this file, ready to go on.
-
-        ValueError for a file of another model, compute, weights, kv or setting, and for a damaged one.
-        `pruning` is needed where the setting is code: a policy, or a method of your own.
-        """
+        """The session that `Session.save` wrote to this file; ValueError for one of another model, compute,
+        weights, kv or setting. `pruning` is needed where it is code: a policy, or a method of your own."""
         saved = SessionFile(user_path(file))
         method = saved.method_for(self, None if pruning is None else as_method(pruning), progress)
         session = Session(self, method, progress=progress)
@@ -199,7 +194,7 @@ class LLM(Model):
         self, prompt: Any, pruning: PruningInput = None, *, n: int, prefix: Prefix = None, **options: Any
     ) -> Any: ...
     @overload
-    def generate(  # type: ignore[overload-overlap]  # a str is a Sequence[str] too
+    def generate(
         self, prompt: Prompt, pruning: PruningInput = None, *, prefix: Prefix = None, **options: Any
     ) -> Generation: ...
     @overload

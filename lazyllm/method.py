@@ -82,8 +82,7 @@ class Method:
         return None
 
     def conditions(self, llm: Any, progress: bool) -> dict[str, Any]:
-        """Conditions of results beside the setting's text, for the manifest of a run on `llm`: the hash of
-        the class's source, if the class is not of this package."""
+        """Conditions of results beside the setting's text: the hash of a class's source if it is not ours."""
         digest = source_digest(type(self))
         return {"source sha256": digest} if digest else {}
 
@@ -137,8 +136,7 @@ class Method:
         return None
 
     def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int | None:
-        """Counted operations of a prefill that has run with these counts, `Session.last_pass`; None if some of
-        the work cannot be counted."""
+        """Counted operations of a prefill with these counts, `Session.last_pass`; None if unknown."""
         return None
 
     def why_unpruned(self, n_prompt: int, n_context: int) -> str:

@@ -254,13 +254,9 @@ class Policy(Scheduled):
         return f"{type(self).__name__}({', '.join([inner, *texts])})"
 
     def to_json(self) -> str:
-        """The class, a hash of its source where there is one, its schedule and its fields.
-
-        It tells settings apart; a policy is code and cannot be made from it.
-        """
-        name = f"{type(self).__module__}.{type(self).__qualname__}"
+        """The class, a hash of its source, its schedule and fields: they tell settings apart."""
         table = {
-            "policy": name,
+            "policy": f"{type(self).__module__}.{type(self).__qualname__}",
             "source sha256": source_digest(type(self)),
             "schedule": json.loads(self.schedule.to_json()),
             "layers": self.layers,
@@ -307,7 +303,8 @@ class Policy(Scheduled):
         def refused(problem: str) -> str:
             return (
                 f"{type(self).__name__}.score after layer {view.layer} {problem}; it must return a finite "
-                f"float for each of the {positions.size} tokens in play, or an integer array of positions to keep"
+                f"float for each of the {positions.size} tokens in play, or an integer array of positions "
+                "to keep"
             )
 
         try:

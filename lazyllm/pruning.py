@@ -79,8 +79,7 @@ class Scheduled(Method, ABC):
         return self.schedule.pass_flops(config, last_pass) + extra
 
     def extra_flops(self, config: ModelConfig, n_prompt: int, in_play: int, computed: int) -> int:
-        """Counted operations beside the schedule's, for a prompt of `n_prompt` tokens. `in_play` and
-        `computed` are the numbers of tokens in layer 0."""
+        """Counted operations beside the schedule's, with these numbers of tokens in layer 0."""
         return 0
 
     def speedup(self, config: ModelConfig, n_prompt: int) -> float:
@@ -166,8 +165,6 @@ class Pruning(Scheduled):
         """The stages that decode steps have of their own."""
         return () if isinstance(self.decode, str) else self.decode
 
-    # ---- JSON ------------------------------------------------------------------------------------
-
     def _fields(self, form: Callable[[Stages], Any]) -> dict[str, Any]:
         """The fields by name, with all stages in this form."""
         decode = self.decode if isinstance(self.decode, str) else form(self.decode)
@@ -196,8 +193,6 @@ class Pruning(Scheduled):
                 raise ValueError(f"pruning has no field {name!r}; {hint}")
         checked.known_names(value, names, "pruning")
         return cls(**value)
-
-    # ---- for the engine --------------------------------------------------------------------------
 
     def core(self) -> dict[str, Any]:
         """The fields that the C core takes."""
@@ -233,11 +228,8 @@ class Pruning(Scheduled):
         return in_play
 
     def pass_flops(self, config: ModelConfig, last_pass: np.ndarray, generated: bool = False) -> int:
-        """Counted operations of a pass that has run, from its token counts, `Session.last_pass`.
-
-        Counts as `flops` does, so the two agree for a first prefill without `Mass`. Where a pass computes
-        only some of the tokens in play, these are assumed to be the last ones: an upper bound on the pairs.
-        """
+        """Counted operations of a pass that has run, from its token counts, `Session.last_pass`. Those
+        computed are assumed to be the last ones in play: an upper bound on the pairs."""
         in_play, computed = (column.tolist() for column in np.asarray(last_pass).T[:2])
         # what is gone counts for min_tokens but is not in play; a pass that dropped something had stages
         n_context = math.inf if in_play[-1] < in_play[0] else in_play[0]
@@ -274,8 +266,6 @@ class Pruning(Scheduled):
         """The number of prompt tokens that every stage keeps: protected spans, sink, window, query token."""
         spans = [(0, self.sink), (n_prompt - max(self.window, 1), n_prompt), *self.protect]
         return len({place for first, end in spans for place in range(max(first, 0), min(end, n_prompt))})
-
-    # ---- derived schedules -----------------------------------------------------------------------
 
     @classmethod
     def for_speedup(

@@ -45,13 +45,12 @@ class SamplingParams:
     @classmethod
     def of(cls, model: Model) -> SamplingParams:
         """Those that the checkpoint recommends, in its generation_config.json; greedy where it has none."""
-        given = {
-            name: value for name, value in model.checkpoint.generation_config.items() if value is not None
-        }
-        if not given.get("do_sample"):
-            return cls(repetition_penalty=given.get("repetition_penalty", 1.0))
-        names = {item.name for item in fields(cls)} - {"seed"}
-        return cls(**{"temperature": 1.0, **{name: value for name, value in given.items() if name in names}})
+        config = model.checkpoint.generation_config
+        names = {"repetition_penalty"}
+        if samples := bool(config.get("do_sample")):
+            names = {field.name for field in fields(cls)} - {"seed"}
+        given = {name: config[name] for name in names if config.get(name) is not None}
+        return cls(**{"temperature": float(samples), **given})
 
     @property
     def changes_logits(self) -> bool:

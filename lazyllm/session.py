@@ -59,10 +59,8 @@ class Session(Timeline):
             return fork
 
     def truncate(self, n: int) -> None:
-        """Back to the first `n` tokens of the context; what has been computed of them stays.
-
-        A token that was drawn and not run yet is forgotten too, if `n` is the length.
-        """
+        """Back to the first `n` tokens of the context; what has been computed of them stays. A token that was
+        drawn and not run yet is forgotten too, if `n` is the length."""
         with self.exclusive_use():
             self.core.truncate(n)
             self.unfinished = None
@@ -105,10 +103,8 @@ class Session(Timeline):
             self.run_pass(self.core.read, new, len(new), progress)
 
     def surprisal(self, ids: PromptIds, progress: bool = True) -> np.ndarray:
-        """Runs new prompt tokens; returns -ln p (n,) of each given all before it.
-
-        The first token of a context has NaN. Only for sessions without pruning.
-        """
+        """-ln p (n,) of each of these new prompt tokens given all before it, NaN for the first of a context;
+        only for sessions without pruning."""
         new = checked_ids(ids, self.llm.config.vocab)
         if self.setting != DENSE:
             raise ValueError(f"surprisal needs a session without pruning, not one with {self.setting}")
@@ -141,20 +137,15 @@ class Session(Timeline):
         return Answer(self, prompt, request)
 
     def resume(self) -> Generation:
-        """Goes on with the answer that was interrupted, as if it had not been; the whole of it.
-
-        Only while nothing else has been done to the session since: no other prompt, `forward` or `truncate`.
-        """
+        """The whole of the answer that was interrupted, as if it had not been; only while nothing else has
+        been done to the session since: no other prompt, `forward` or `truncate`."""
         if not isinstance(self.unfinished, Answer):
             raise RuntimeError("no answer of this session waits to go on; ask, or generate")
         return Stream(self.unfinished.run(self)).finished()
 
     def checked_prompt(self, prompt: Prompt, request: Request) -> EncodedPrompt:
-        """The prompt for `answer`, which will find nothing wrong with it; ValueError for one that repeats the
-        whole context, too.
-
-        The length is not checked where the method compresses the text.
-        """
+        """The prompt for `answer`, which will find nothing wrong with it, but for its length where the method
+        compresses it; ValueError for one that repeats the whole context, too."""
         encoded = self.conversation.encode(self.core, prompt, request)
         if self.conversation.repeats(self.core, encoded):
             raise ValueError(

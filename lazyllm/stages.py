@@ -14,10 +14,8 @@ LAYER_LIMIT = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Mass:
-    """A stage's rule: keep the best tokens until they hold the share `mass` of all prompt tokens' scores.
-
-    The count depends on the data; `keep_min` and `keep_max`, shares of the prompt, bound it.
-    """
+    """A stage's rule: keep the best tokens until they hold the share `mass` of all prompt tokens' scores, at
+    least `keep_min` and at most `keep_max` of the prompt."""
 
     mass: float
     keep_min: float = 0.0
@@ -37,10 +35,8 @@ class Mass:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """A stage's rule: what it drops is gone for good, from every layer of all later passes.
-
-    `keep` is the share of the prompt that stays: `Pruning({7: Drop(0.4), 15: 0.3})`.
-    """
+    """A stage's rule: the share `keep` of the prompt stays; what is dropped is gone for good, from every
+    layer of all later passes."""
 
     keep: float
 

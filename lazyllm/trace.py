@@ -39,12 +39,8 @@ class TracedStage(NamedTuple):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Pass:
-    """One pass of an answer: its counts (layers, 3), and the context's length after it.
-
-    A traced pass has `runs`, each of which describes adjacent layers with the same tokens: `first_layer`,
-    `last_layer`, the positions `in_play` and `computed`, and `scores`, which is None unless the last layer is
-    a stage. That of a prompt also has the `depths` of all tokens after it.
-    """
+    """One pass of an answer: its counts (layers, 3), and the context's length after it. A traced one has
+    `runs` of layers with the same tokens, with `scores` where a stage follows; a prompt's has `depths`."""
 
     pass_: int
     generated: bool

@@ -70,8 +70,8 @@ def info() -> Info:
     )
     if namesake := version("lazyllm"):
         table["warning"] = (
-            f"lazyllm {namesake} from PyPI, which is unrelated and has a module of the same name, is installed "
-            "too: pip uninstall lazyllm, then install lazyllm-engine again"
+            f"the unrelated distribution lazyllm {namesake}, with the same module name, is installed too: "
+            "pip uninstall lazyllm, then install lazyllm-engine again"
         )
     return table
 
@@ -84,8 +84,7 @@ def version(distribution: str) -> str | None:
 
 
 def processor() -> str:
-    """The CPU's model name. Where the system gives none, as on ARM: the architecture, the numbers of the
-    cores' designs, and the name of the board."""
+    """The CPU's model name; where there is none, as on ARM, architecture, cores' designs and board."""
     if name := field(CPUINFO, "model name"):
         return name
     designs = zip(*(system_values(CPUINFO, part) for part in DESIGN), strict=False)

@@ -22,10 +22,8 @@ def available_bytes() -> int | None:
 
 
 def left_in_groups() -> Iterator[int]:
-    """Of the process's group of cgroups v2 and each group around it that has a limit.
-
-    Cached pages of files, mapped weights among them, count as left: they are dropped when memory gets scarce.
-    """
+    """Of the process's group of cgroups v2 and those around it with a limit; cached pages of files, which are
+    dropped when memory gets scarce, count as left."""
     entries = system_text(GROUP).splitlines()
     own = next((entry.removeprefix("0::/") for entry in entries if entry.startswith("0::/")), "")
     group = GROUPS if ".." in own else GROUPS / own  # a container does not see where its group lies
@@ -54,8 +52,7 @@ def check_memory(asked: int, what: str) -> None:
 
 
 def reserve(session: _core.Session, total: int, context: int, on_cpu: bool) -> int:
-    """Reserves buffers for `total` tokens and, where they fit, for more up to the model's context; returns
-    their capacity. MemoryError beyond the free memory."""
+    """The capacity reserved: `total` tokens and, where they fit, more. MemoryError beyond the free memory."""
     capacity = min(context, total + max(LEAST_SPARE, session.length, total // SPARE if on_cpu else 0))
     if on_cpu:  # Linux overcommits; other devices refuse by themselves
         available = available_bytes()

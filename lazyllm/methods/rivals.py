@@ -115,8 +115,8 @@ class FastKV(OneStage):
 
 @dataclass(frozen=True)
 class CLAA(OneStage):
-    """Cross-Layer Attention Aggregation (McDanel et al. 2026), without compression of the KV cache: as FastKV,
-    by the largest standardised score over `layer`, the three layers below it and all key-value heads."""
+    """Cross-Layer Attention Aggregation (McDanel et al. 2026), without compression of the KV cache: FastKV by
+    the largest standardised score over `layer`, the three layers below it and all key-value heads."""
 
     name: ClassVar[str] = "claa"
 
