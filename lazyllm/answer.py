@@ -15,8 +15,9 @@ from lazyllm import _core
 from lazyllm.generation import FinishReason, Generation, Request
 from lazyllm.prompt import EncodedPrompt
 from lazyllm.pruning import DENSE
-from lazyllm.sampling import log_softmax, seed_at
+from lazyllm.sampling import log_softmax
 from lazyllm.stop_finder import StopFinder
+from lazyllm.support.checked import SEED_LIMIT
 from lazyllm.timeline import READ, Timeline
 from lazyllm.trace import Pass, Trace, table_of
 
@@ -66,7 +67,7 @@ class Answer:
         """An answer of its own in a fork of the timeline, with the seed of that index."""
         branch = copy(self)
         branch._core, branch._passes, branch._drawn = fork.core, [*self._passes], []
-        branch._seed_with(seed_at(self._seed, index))
+        branch._seed_with((self._seed + index) % SEED_LIMIT)
         branch._read_anew()
         return branch
 
@@ -216,7 +217,6 @@ class Answer:
     def _generation(self) -> Generation:
         """The answer as far as it has come, of one token at least."""
         ended: FinishReason = "stop" if self._stopped else "length"
-        traced = self._request.trace
         return Generation(
             text=self._text,
             token_ids=[drawn.token for drawn in self._drawn],
@@ -229,13 +229,20 @@ class Answer:
             computed_series=np.array([drawn.computed for drawn in self._drawn]),
             reached_top_series=np.array([drawn.reached_top for drawn in self._drawn]),
             passes=table_of(self._passes),
-            recorded=Trace.of(self._core, self._passes, self._model, self._pruning) if traced else None,
+            recorded=self._trace() if self._request.trace else None,
             pruning=self._pruning,
             finish_reason=ended if self._complete else "interrupted",
             speedup=self._speedup(),
             unpruned=self._unpruned(),
             seed=self._seed if self._request.sampling.temperature else None,
             logprobs=[drawn.logprobs for drawn in self._drawn] if self._request.logprobs else None,
+        )
+
+    def _trace(self) -> Trace:
+        core, model = self._core, self._model
+        tokens = core.ids.tolist(), core.kinds, core.depths
+        return Trace(
+            [*self._passes], *tokens, model.config.n_layers, self._pruning, model.checkpoint.tokenizer
         )
 
     def _speedup(self) -> float | None:

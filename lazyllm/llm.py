@@ -154,9 +154,8 @@ class LLM(Model):
     ) -> Document:
         """Reads a text once, for many questions, each answered as if text and question were one prompt.
 
-        With `chat` that is the user's turn of the chat template. Reading with pruning takes a part of a dense
-        prefill, and each question another part; without, reading takes one and questions next to nothing:
-        with an expected number of `questions` the text is read densely where that takes less in all.
+        With `chat` that is the user's turn of the chat template. With pruning, reading takes a part of a
+        dense prefill and each question another; it is dense if that takes less for so many `questions`.
         """
         if not isinstance(text, str) or not text:
             raise TypeError(f"a document must be text, not {text!r:.80}")

@@ -34,8 +34,6 @@ class Method:
     compresses = False
     """True where `compress` may shorten a text; such a method takes no token ids."""
 
-    # ---- the setting -----------------------------------------------------------------------------
-
     def _set(self, **values: Any) -> None:
         """Sets fields of a frozen dataclass, in its `__init__` or `__post_init__`."""
         for name, value in values.items():
@@ -90,8 +88,6 @@ class Method:
         """The setting for a first prompt of `n_prompt` tokens: this one, unless it depends on the length."""
         return self
 
-    # ---- before the model ------------------------------------------------------------------------
-
     def compress(self, llm: Any, text: str) -> str:
         """The shortened text that the model reads in place of `text`; `llm` is the model that answers."""
         return text
@@ -128,8 +124,6 @@ class Method:
     def asking_rows(self) -> int:
         """The last tokens of a prompt that may take part in scoring it, and have to be in its last pass."""
         return int((self.core() or {}).get("queries", 1))
-
-    # ---- in the model ----------------------------------------------------------------------------
 
     def core(self) -> dict[str, Any] | None:
         """The fields that the C core takes, those of a `Pruning` or a `Policy`; None is dense."""

@@ -96,10 +96,8 @@ class View:
         return rows[..., np.searchsorted(positions, self.positions)]
 
     def queries(self, rows: int = 1) -> np.ndarray:
-        """Queries (H, w, D) of the last w new tokens still computed: `rows`, or as many as there are.
-
-        They are rotated and not scaled: scores are q.k / sqrt(the model's query scalar, which is D in most).
-        """
+        """Queries (H, w, D) of the last w new tokens still computed: `rows`, or as many as there are; rotated
+        and not scaled: scores are q.k / sqrt(the model's query scalar, which is D in most)."""
         rows, most = checked.whole(rows, "rows", 1), self._policy.asking_rows
         if rows > most:
             raise ValueError(
@@ -171,9 +169,9 @@ class Policy(Scheduled):
         llm.generate(prompt, pruning=Mine({9: 0.3, 15: 0.1}))
 
     `stages` and options are those of `Pruning`, without `Mass`; or `stages` is a whole `Pruning`, such as
-    `Pruning.for_speedup` gives, of which all but the scoring counts. docs/method.md defines the calls.
-    Attributes that a subclass sets are part of the setting, and are numbers, texts, lists, dicts or arrays;
-    those with a leading underscore are not. Sessions in several threads may share a policy, so what one pass
+    `Pruning.for_speedup` gives, of which all but the scoring counts. Attributes that a subclass sets are part
+    of the setting, and are numbers, texts, lists, dicts or arrays; those with a leading underscore are not.
+    Sessions in several threads may share a policy, so what one pass
     has to remember belongs in what `observe` returns, not in attributes.
     """
 
@@ -218,7 +216,6 @@ class Policy(Scheduled):
 
     def observe(self, view: View) -> Any:
         """Looks at a layer below a stage; later calls of the pass find what it returns in `view.observed`."""
-        return None
 
     @property
     def schedule(self) -> Pruning:

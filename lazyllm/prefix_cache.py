@@ -58,8 +58,7 @@ class PrefixCache:
         return sum(entry.core.bytes_for(len(entry.ids)) for entry in self._entries)
 
     def read(self, timeline: Timeline, ids: list[int], n_new: int, progress: bool) -> None:
-        """Reads of an empty timeline's prompt what may be read ahead, as far as it goes from the cache; room
-        for `n_new` tokens behind the prompt stays."""
+        """Reads of an empty timeline's prompt what may be read ahead, as far as it goes from the cache."""
         ahead = readable(timeline.setting, ids)
         if fork := self._longest((timeline.llm, timeline.setting), ahead):
             timeline.core, timeline.room = fork, 0

@@ -94,8 +94,8 @@ class Pruning(Scheduled):
     `stages` maps a layer to the share of the prompt kept above it, or to a `Mass` or a `Drop`; without stages
     the run is dense. `decode`: the stages of decode steps: "same", "frozen" (no selection) or their own.
     Always kept are the first `sink` and last `window` prompt tokens and the spans (first, end) of `protect`.
-    `scoring` says how tokens are scored; the default is the paper's rule.
-    Contexts below `min_tokens` tokens run dense. `prune_generated`: generated tokens may be dropped too.
+    `scoring`: the default is the paper's rule. Contexts below `min_tokens` tokens run dense.
+    `prune_generated`: generated tokens may be dropped too.
     """
 
     stages: Stages
@@ -210,8 +210,6 @@ class Pruning(Scheduled):
                         f"{what}: layer {layer} is out of reach: the model has {config.n_layers} layers, "
                         f"so a stage's layer must be below {config.n_layers - 1}"
                     )
-
-    # ---- counted work ----------------------------------------------------------------------------
 
     def planned(self, config: ModelConfig, n_prompt: int) -> list[int]:
         """The number of tokens in play in each layer during the prefill of `n_prompt` tokens."""

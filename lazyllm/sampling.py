@@ -18,8 +18,8 @@ class SamplingParams:
 
     `temperature` 0 is greedy; `top_p` 1, `top_k` 0, `min_p` 0 and `repetition_penalty` 1 switch those off.
     `min_p` drops tokens less likely than that share of the likeliest one. `repetition_penalty` divides the
-    positive logits of tokens that the context has, and multiplies the negative ones. Equal seeds give equal
-    draws. Without a seed each answer gets a new one, its `Generation.seed`.
+    positive logits of tokens that the context has, and multiplies the negative ones. Without a seed each
+    answer gets a new one, its `Generation.seed`.
     """
 
     temperature: float = 0.0
@@ -69,17 +69,10 @@ class SamplingParams:
 
     def for_prompt(self, index: int) -> SamplingParams:
         """The same for one prompt of a list, with a seed of its own: `seed` + `index`."""
-        if self.seed is None:
-            return self
-        return replace(self, seed=seed_at(self.seed, index))
+        return self if self.seed is None else replace(self, seed=(self.seed + index) % checked.SEED_LIMIT)
 
 
 GREEDY = SamplingParams()
-
-
-def seed_at(seed: int, index: int) -> int:
-    """The seed of one of several draws that begin at `seed`."""
-    return (seed + index) % checked.SEED_LIMIT
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:

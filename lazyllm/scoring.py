@@ -16,9 +16,9 @@ NARROWEST, WIDEST = 13, 31  # tokens of a place
 class Scoring:
     """The options of the score; without any it is the paper's, the query token's attention.
 
-    A score is the mean over the last `queries` new tokens, or with `pooling="max"` the largest of theirs, the
-    largest share in the last `layers` layers, the mean over `smooth` neighbours (odd), and in decode steps at
-    least `memory` times the remembered score. docs/method.md defines each.
+    A score is the mean or (`pooling="max"`) the largest over the last `queries` new tokens, the largest
+    share in the last `layers` layers, the mean over `smooth` neighbours (odd), and in decode steps at least
+    `memory` times the remembered score. docs/method.md defines each.
     """
 
     layers: int = 1

@@ -27,8 +27,8 @@ from lazyllm.timeline import Prefixes, Timeline
 class Session(Timeline):
     """A context that grows by `forward` and `ask`; made by `LLM.session`. It serves one thread at a time.
 
-    A pass that is interrupted (Ctrl-C) or fails leaves the session as it was before it. An answer is many
-    passes: the exception that interrupts one has what there is of it as `generation`, and `resume` goes on.
+    A pass that is interrupted (Ctrl-C) or fails leaves the session as it was. An answer is many passes: the
+    exception that interrupts one has what there is of it as `generation`, and `resume` goes on.
     """
 
     def __init__(
@@ -90,11 +90,8 @@ class Session(Timeline):
                 return self.run_pass(self.core.forward, new[n_read:], n_given - n_read, progress)
 
     def read(self, prompt: str | PromptIds, progress: bool = True) -> None:
-        """Reads the beginning of a prompt, up to the layer of the first stage; nothing is dropped yet.
-
-        The next `ask` or `forward` decides by its own tokens which of those read are computed further, as if
-        all had been one prompt. So a long document is read once, and each question asked of a `fork`.
-        """
+        """Reads the beginning of a prompt, up to the layer of the first stage. The next `ask` or `forward`
+        decides by its own tokens which of those read are computed further, as if all were one prompt."""
         if not self.setting.reads_in_parts:
             raise ValueError(f"prompts cannot be read in parts with {self.setting}")
         new = self.conversation.encode(self.core, prompt).ids

@@ -34,9 +34,7 @@ class Timeline:
     unfinished: object = None
     """The interrupted answer that waits to go on; forgotten when anything else changes the context."""
 
-    def __init__(
-        self, model: Model, method: Method, core: _core.Session, prefixes: Prefixes | None = None
-    ) -> None:
+    def __init__(self, model: Model, method: Method, core: _core.Session, prefixes: Prefixes | None) -> None:
         self.llm = model
         self.setting = method
         self.pruning = method  # what the setting is for this context's first prompt, once that has begun
@@ -50,9 +48,7 @@ class Timeline:
         return f"<Session of {self.llm.config.name or 'a model'}: {self.length} tokens, {self.setting.label}>"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a session cannot be copied or pickled; use fork(), or llm.session() for an empty one"
-        )
+        raise TypeError("a session cannot be copied or pickled; use fork() or llm.session()")
 
     @property
     def length(self) -> int:
@@ -91,8 +87,8 @@ class Timeline:
 
     @contextmanager
     def exclusive_use(self) -> Iterator[None]:
-        """Refuses a second caller. Before and after the use, prompts and turns are brought in line with the
-        context, which may have been truncated, or not have grown by a prompt whose pass failed."""
+        """Refuses a second caller. Before and after, prompts are brought in line with the context, which may
+        have been truncated, or not have grown by a prompt whose pass failed."""
         if not self._lock.acquire(blocking=False):
             raise RuntimeError(
                 "this session is in use: another thread, a progress callback or a stream is running it; "
@@ -119,8 +115,7 @@ class Timeline:
         return total
 
     def reserve(self, n_given: int, n_new: int = 0) -> None:
-        """Reserves buffers, and runs the token drawn last; ValueError beyond the model's context, MemoryError
-        beyond the free memory."""
+        """Reserves buffers, then runs the token drawn last; an error beyond the context or the free memory."""
         total = self.check_room(n_given, n_new)
         if total > self.room:
             self.room = reserve(self.core, total, self.llm.config.context, self.llm.device == "cpu")
@@ -130,9 +125,8 @@ class Timeline:
 
     @contextmanager
     def prompt(self, ids: list[int], n_new: int, progress: bool) -> Iterator[int]:
-        """The position where a prompt of these ids begins, when all but its pass has been done for it: memory
-        is reserved, for `n_new` more tokens too, its beginning taken from `prefixes`, and a first prompt has
-        decided the schedule. If the block that runs the pass fails, nothing of the prompt is left."""
+        """Where a prompt of these ids begins, once memory is reserved, its beginning taken from `prefixes`
+        and the schedule decided. If the pass in the block fails, nothing of the prompt is left."""
         self.reserve(len(ids), n_new)
         begins = self.length
         try:

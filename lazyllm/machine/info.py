@@ -14,18 +14,8 @@ from lazyllm import _core
 from lazyllm.machine.device import cuda_facts
 from lazyllm.support.files import system_text, system_values
 
-PACKAGES = (
-    "numpy",
-    "safetensors",
-    "tokenizers",
-    "jinja2",
-    "tqdm",
-    "gguf",
-    "tiktoken",
-    "sentencepiece",
-    "huggingface_hub",
-    "matplotlib",
-)
+REQUIRED = ("numpy", "safetensors", "tokenizers", "jinja2", "tqdm")
+OPTIONAL = ("gguf", "tiktoken", "sentencepiece", "huggingface_hub", "matplotlib")
 CPUINFO = Path("/proc/cpuinfo")
 DESIGN = ("CPU implementer", "CPU part", "CPU variant", "CPU revision")  # of a core, on ARM
 BOARDS = (Path("/sys/firmware/devicetree/base/model"), Path("/sys/class/dmi/id/product_name"))
@@ -66,7 +56,7 @@ def info() -> Info:
         threads=features["cores"],
         compiler=features["compiler"],
         cuda=cuda_facts(),
-        packages={name: installed for name in PACKAGES if (installed := version(name))},
+        packages={name: installed for name in (*REQUIRED, *OPTIONAL) if (installed := version(name))},
     )
     if namesake := version("lazyllm"):
         table["warning"] = (

@@ -70,8 +70,7 @@ class Preset(Method):
         prompts: Mapping[str, int],
         tried: Iterable[tuple[Method, float, Mapping[str, Any]]],
     ) -> Preset:
-        """A preset of this setting. `tried`: settings with their speedups and measurements; `manifest` has
-        the model's name and the conditions of all of them."""
+        """A preset of this setting; `tried`: settings, their speedups and what was measured of each."""
         conditions = manifest["conditions"]
         candidates = [
             {"pruning": json.loads(method.to_json()), "speedup": round(of_method, DIGITS), **measured}

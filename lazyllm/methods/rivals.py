@@ -1,5 +1,4 @@
-"""Rivals of Pruning: the paper's baselines, which drop tokens at random or after some layers for good, and
-FastKV, CLAA and GemFilter, which choose tokens once, after one layer."""
+"""Rivals of Pruning: the paper's baselines, and FastKV, CLAA and GemFilter, which choose tokens once."""
 
 from __future__ import annotations
 
@@ -60,9 +59,6 @@ class RandomDrop(Scheduled):
         if not self.original_positions:
             return super().gaps(n_prompt, turn)
         return np.setdiff1d(np.arange(n_prompt), self.positions(n_prompt, turn))
-
-
-# ---- after one layer -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def takes(kind: type, *left_out: str, chosen: Collection[str] = ()) -> Callable[[Function], Function]:
-    """Decorates a function whose last parameter is **options: they are the fields of this dataclass, and
-    another one is refused with the nearest name. Without the fields that are `left_out`; the function itself
-    chooses the defaults of those that are `chosen`, which None asks for."""
+    """Decorates a function whose last parameter is **options: they are the fields of this dataclass, but for
+    those `left_out`. The function itself chooses the defaults of those `chosen`, which None asks for."""
 
     def decorate(function: Function) -> Function:
         hints = get_type_hints(kind)
