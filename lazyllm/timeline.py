@@ -115,7 +115,7 @@ class Timeline:
         return total
 
     def reserve(self, n_given: int, n_new: int = 0) -> None:
-        """Reserves buffers, then runs the token drawn last; an error beyond the context or the free memory."""
+        """Reserves buffers, then runs the token drawn last; an error beyond the context or free memory."""
         total = self.check_room(n_given, n_new)
         if total > self.room:
             self.room = reserve(self.core, total, self.llm.config.context, self.llm.device == "cpu")
