@@ -14,11 +14,11 @@ import numpy as np
 from lazyllm import _core
 from lazyllm.checkpoints.tokenizer import TextStream
 from lazyllm.generation import FinishReason, Generation, Request
-from lazyllm.prefix_cache import PrefixCache
 from lazyllm.prompt import EncodedPrompt
 from lazyllm.pruning import DENSE
-from lazyllm.sampling import log_softmax, seed_at
+from lazyllm.sampling import log_softmax
 from lazyllm.stop_finder import StopFinder
+from lazyllm.support.checked import SEED_LIMIT
 from lazyllm.timeline import READ, Timeline
 from lazyllm.trace import Pass, Trace, table_of
 
@@ -36,17 +36,14 @@ class Drawn(NamedTuple):
 class Answer:
     """One answer under way in a timeline, to which it keeps no reference, since the timeline keeps it.
 
-    `_prompt_ids` are those that the model reads, once the answer has been started. `_begins` is the position
-    of the first of them, once the token generated before has been run.
+    `_prompt_ids` are those that the model reads, from position `_begins` on; there are none before its pass.
     """
 
-    def __init__(
-        self, timeline: Timeline, encoded: EncodedPrompt, request: Request, prefixes: PrefixCache | None
-    ) -> None:
+    def __init__(self, timeline: Timeline, encoded: EncodedPrompt, request: Request) -> None:
         self._model, self._pruning, self._core = timeline.llm, timeline.pruning, timeline.core
-        self._encoded, self._request, self._prefixes = encoded, request, prefixes
+        self._encoded, self._request = encoded, request
         self._prompt_ids: list[int] = []
-        self._begins: int | None = None
+        self._begins = 0
         self._seconds = encoded.compress_seconds  # spent on it so far
         self._passes: list[Pass] = []
         self._drawn: list[Drawn] = []
@@ -63,10 +60,7 @@ class Answer:
         """Runs the prompt, and draws nothing yet: `branch` gives answers that go on from here."""
         with timeline.exclusive_use():
             started = time.perf_counter() - self._seconds
-            self._start(timeline)
-            timeline.reserve(len(self._prompt_ids) - self._n_run, self._request.max_new_tokens)
-            self._locate(timeline)
-            self._run_prompt(timeline, timeline.core.forward)
+            self._run_prompt(timeline, draws=False)
             self._record()
             self._seconds = time.perf_counter() - started
 
@@ -74,23 +68,17 @@ class Answer:
         """An answer of its own in a fork of the timeline, with the seed of that index."""
         branch = copy(self)
         branch._core, branch._passes, branch._drawn = fork.core, [*self._passes], []
-        branch._seed_with(seed_at(self._seed, index))
+        branch._seed_with((self._seed + index) % SEED_LIMIT)
         branch._read_anew()
         return branch
 
     def run(self, timeline: Timeline) -> Generator[str, None, Generation]:
-        """Generates what the answer lacks, yields pieces of its text and returns the Generation.
-
-        The last new id is not run through the model: the next call on the session runs it first.
-        """
+        """Generates what the answer lacks, yields pieces of its text and returns the Generation. The last new
+        id is run by the next call on the session."""
         request = self._request
         with timeline.exclusive_use():
             started = time.perf_counter() - self._seconds
             try:
-                if not self._prompt_ids:
-                    self._start(timeline)
-                if not self._holds_prompt:
-                    timeline.reserve(len(self._prompt_ids) - self._n_run, request.max_new_tokens)
                 while not self._complete:
                     self._advance(timeline, started)
                     if piece := self._read():
@@ -104,44 +92,17 @@ class Answer:
                 self._seconds = time.perf_counter() - started
                 if self._encoded.in_chat and self._holds_prompt:
                     timeline.conversation.answered(
-                        self._place, self._prompt_end, self._encoded.prompt, self._text, request.tools
+                        self._begins, self._prompt_end, self._encoded.prompt, self._text, request.tools
                     )
-
-    # ---- its passes ------------------------------------------------------------------------------
-
-    def _start(self, timeline: Timeline) -> None:
-        ids = self._pruning.ids(self._model, self._encoded.ids, len(timeline.conversation.prompts))
-        begins = None
-        if self._prefixes is not None and not timeline.length:
-            timeline.reserve(len(ids), self._request.max_new_tokens)
-            self._prefixes.read(timeline, ids, self._request.progress)
-            begins = 0
-        timeline.schedule(len(ids) - (timeline.length if begins == 0 else 0))
-        self._core, self._pruning = timeline.core, timeline.pruning
-        self._core.trace = self._request.trace
-        self._length_before = self._core.length
-        self._n_read_before = int((self._core.kinds == READ).sum())
-        self._begins, self._prompt_ids = begins, ids
-
-    @property
-    def _place(self) -> int:
-        """The position of the prompt, which must be known."""
-        assert self._begins is not None
-        return self._begins
-
-    @property
-    def _n_run(self) -> int:
-        """The number of the prompt's tokens in the context, and of those after it."""
-        return 0 if self._begins is None else self._core.length - self._begins
 
     @property
     def _prompt_end(self) -> int:
-        return self._place + len(self._prompt_ids)
+        return self._begins + len(self._prompt_ids)
 
     @property
     def _holds_prompt(self) -> bool:
         """True if the context holds the whole prompt."""
-        return 0 < len(self._prompt_ids) <= self._n_run
+        return bool(self._prompt_ids) and self._core.length >= self._prompt_end
 
     @property
     def _due(self) -> int:
@@ -150,36 +111,35 @@ class Answer:
 
     def _advance(self, timeline: Timeline, started: float) -> None:
         """Draws the next token. What an interrupted call has done already is not done again."""
-        core = self._core
-        self._locate(timeline)
-        if core.length < self._due:
-            run: Callable[..., Any] = partial(core.advance, sampler=self._sampler)
-            if self._reads_logits:
-                run = core.forward
-            if self._drawn:
-                run([self._drawn[-1].token], generated=True)
-            else:
-                self._run_prompt(timeline, run)
+        if not self._holds_prompt:
+            self._run_prompt(timeline)
+        elif self._core.length < self._due:
+            self._run()([self._drawn[-1].token], generated=True)
         self._take(timeline, started)
 
-    def _locate(self, timeline: Timeline) -> None:
-        """Finds where the prompt begins, once the token generated before it has been run."""
-        if self._begins is None:
-            timeline.run_pending()
-            self._record()
-            self._begins = timeline.length
+    def _run_prompt(self, timeline: Timeline, draws: bool = True) -> None:
+        request, is_pending = self._request, timeline.core.drawn is not None
+        ids = self._pruning.ids(self._model, self._encoded.ids, len(timeline.conversation.prompts))
+        if is_pending:
+            timeline.core.trace = request.trace
+        with timeline.prompt(ids, request.max_new_tokens, request.progress) as begins:
+            self._core, self._pruning = timeline.core, timeline.pruning
+            self._prompt_ids, self._begins = ids, begins
+            if is_pending:
+                self._record()
+            self._core.trace = request.trace
+            self._n_read_before = int((self._core.kinds == READ).sum())
+            n_read = self._core.length - begins
+            run = self._run() if draws else self._core.forward
+            timeline.run_pass(run, ids[n_read:], self._encoded.n_given - n_read, request.progress)
 
-    def _run_prompt(self, timeline: Timeline, run: Callable[..., Any]) -> None:
-        n_run = self._n_run
-        n_given = self._encoded.n_given - n_run
-        timeline.run_pass(run, self._prompt_ids[n_run:], n_given, self._request.progress)
-
-    @property
-    def _reads_logits(self) -> bool:
-        """True if the next token is not drawn by the pass itself: something looks at its logits first."""
+    def _run(self) -> Callable[..., Any]:
+        """The pass that draws the next token, unless something has to look at its logits first."""
         request = self._request
         first = request.never_first and not self._drawn
-        return bool(first or request.logprobs or request.sampling.changes_logits)
+        if first or request.logprobs or request.sampling.changes_logits:
+            return self._core.forward
+        return partial(self._core.advance, sampler=self._sampler)
 
     def _take(self, timeline: Timeline, started: float) -> None:
         """Takes the token that the last pass has drawn; draws it from the pass's logits if it has not."""
@@ -195,20 +155,21 @@ class Answer:
             core.drawn = self._sampler.sample(self._request.sampling.applied(allowed, core.ids))
         assert core.drawn is not None
         seconds = time.perf_counter() - started
-        logprobs = likeliest(logits, n_logprobs, core.drawn) if n_logprobs else {}
+        logprobs: dict[int, float] = {}
+        if n_logprobs:
+            values = log_softmax(logits)
+            best = np.argsort(-values, kind="stable")[:n_logprobs].tolist()
+            logprobs = {token: float(values[token]) for token in (*best, core.drawn)}
         self._drawn.append(Drawn(core.drawn, timeline.computed, timeline.reached_top, seconds, logprobs))
 
     def _record(self) -> None:
         """Stores the pass that has just run, unless it has been stored."""
-        before = self._passes[-1].length if self._passes else self._length_before
-        if self._core.length != before:
+        if not self._passes or self._core.length != self._passes[-1].length:
             self._passes.append(Pass.last_of(self._core, len(self._passes)))
 
     def _interrupted(self, timeline: Timeline, started: float, error: BaseException) -> None:
         """Keeps an answer that can go on; the exception carries what there is of it."""
         if not self._holds_prompt:
-            if self._begins is not None:
-                self._core.truncate(self._begins)  # what a PrefixCache had of the prompt
             return
         if self._core.length == self._due and self._core.drawn is not None:
             self._take(timeline, started)
@@ -222,8 +183,6 @@ class Answer:
                 f"The answer's first {len(self._drawn)} tokens are this exception's `generation`; "
                 "the `resume()` of its `session` goes on."
             )
-
-    # ---- its text --------------------------------------------------------------------------------
 
     @property
     def _complete(self) -> bool:
@@ -256,14 +215,9 @@ class Answer:
         self._text += piece
         return piece
 
-    # ---- the whole -------------------------------------------------------------------------------
-
     def _generation(self) -> Generation:
         """The answer as far as it has come, of one token at least."""
-        finish_reason: FinishReason = "interrupted"
-        if self._complete:
-            finish_reason = "stop" if self._stopped else "length"
-        traced = self._request.trace
+        ended: FinishReason = "stop" if self._stopped else "length"
         return Generation(
             text=self._text,
             token_ids=[drawn.token for drawn in self._drawn],
@@ -272,24 +226,31 @@ class Answer:
             ttft=self._drawn[0].seconds,
             seconds=self._drawn[-1].seconds,
             tokenize_seconds=self._encoded.tokenize_seconds,
-            policy_seconds=sum(one.policy_seconds for one in self._passes),
+            policy_seconds=sum(item.policy_seconds for item in self._passes),
             computed_series=np.array([drawn.computed for drawn in self._drawn]),
             reached_top_series=np.array([drawn.reached_top for drawn in self._drawn]),
             passes=table_of(self._passes),
-            recorded=Trace.of(self._core, self._passes, self._model, self._pruning) if traced else None,
+            recorded=self._trace() if self._request.trace else None,
             pruning=self._pruning,
-            finish_reason=finish_reason,
+            finish_reason=ended if self._complete else "interrupted",
             speedup=self._speedup(),
             unpruned=self._unpruned(),
             seed=self._seed if self._request.sampling.temperature else None,
             logprobs=[drawn.logprobs for drawn in self._drawn] if self._request.logprobs else None,
         )
 
+    def _trace(self) -> Trace:
+        core, model = self._core, self._model
+        tokens = core.ids.tolist(), core.kinds, core.depths
+        return Trace(
+            [*self._passes], *tokens, model.config.n_layers, self._pruning, model.checkpoint.tokenizer
+        )
+
     def _speedup(self) -> float | None:
         """Tokens that were read before count as if this prompt's pass had computed them."""
         n_given = len(self._encoded.ids)
-        n_context, n_new = self._place + n_given, n_given + (self._n_read_before if self._place else 0)
-        counts = next(one.counts.copy() for one in self._passes if one.length == self._prompt_end)
+        n_context, n_new = self._begins + n_given, n_given + (self._n_read_before if self._begins else 0)
+        counts = next(item.counts.copy() for item in self._passes if item.length == self._prompt_end)
         if len(self._prompt_ids) == n_given and (counts[:, 0] == n_context).all():
             return 1.0
         counts[:, 1] = np.minimum(counts[:, 0], counts[:, 1] + self._n_read_before)
@@ -300,13 +261,6 @@ class Answer:
 
     def _unpruned(self) -> str:
         shortened = len(self._prompt_ids) < self._encoded.n_given
-        if self._pruning == DENSE or shortened or any(one.dropped for one in self._passes):
+        if self._pruning == DENSE or shortened or any(item.dropped for item in self._passes):
             return ""
         return self._pruning.why_unpruned(self._core.n_prompt, self._core.length)
-
-
-def likeliest(logits: np.ndarray, n: int, drawn: int) -> dict[int, float]:
-    """Logarithms of probabilities by token: of the `n` likeliest in falling order, and of the drawn one."""
-    values = log_softmax(logits)
-    best = np.argsort(-values, kind="stable")[:n].tolist()
-    return {token: float(values[token]) for token in (*best, drawn)}

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from lazyllm.checkpoints.config import ModelConfig
+from lazyllm.checkpoints.config import ModelConfig
 
 
 def bare_flops(config: ModelConfig, in_play: list[int], computed: list[int]) -> int:
     """Operations of a pass without scores; the lists have a number of tokens for each layer."""
     layers = enumerate(zip(in_play, computed, strict=True))
-    return 2 * config.hidden * config.vocab + sum(
-        layer_flops(config, layer, m, n) for layer, (m, n) in layers
-    )
+    in_layers = sum(layer_flops(config, layer, m, n) for layer, (m, n) in layers)
+    return in_layers + 2 * config.hidden * config.vocab
 
 
 def layer_flops(config: ModelConfig, layer: int, in_play: int, computed: int) -> int:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from pathlib import Path
+from typing import Any, overload
 
 import numpy as np
 
 from lazyllm.counted_work import bare_flops
-from lazyllm.generation import INTERNAL, Generation, Options, Request, Stream
+from lazyllm.generation import Generation, Request, Stream
 from lazyllm.method import Method
 from lazyllm.model import Model
 from lazyllm.prefix_cache import PrefixCache, shared
 from lazyllm.pruning import DENSE, Pruning
+from lazyllm.session import Session
 from lazyllm.support.signatures import takes
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from lazyllm.session import Session
 
 JOINT = "\n\n"  # between the text and a question
 QUESTION_ROWS = 64  # a sentence, the end of a chat template, and as many as it takes to read the weights
@@ -29,9 +26,8 @@ class Document:
     """A text that has been read up to the first stage; made by `LLM.document`.
 
     Each question is answered as if text and question had been one prompt, in the user's turn of the chat
-    template with `chat`. A pruned document selects other tokens for each question, and computes the layers
-    above the first stage for each anew; a dense one computes the question alone, and takes less in all from
-    the number of questions on that `repr` names.
+    template with `chat`. A pruned document selects other tokens for each; a dense one computes the question
+    alone, and takes less in all from the number of questions on that `repr` names.
     """
 
     def __init__(self, llm: Any, session: Session, text: str, chat: bool, progress: bool = True) -> None:
@@ -39,7 +35,9 @@ class Document:
         self.llm, self.pruning = llm, session.setting
         self.text, self._in_chat, self._session = text, chat, session
         if not session.length:
-            first, second = (np.array(self._encoded(question)) for question in QUESTIONS)
+            encode, request = session.conversation.encode, Request(chat=chat)
+            prompts = (encode(session.core, self._prompt(question), request) for question in QUESTIONS)
+            first, second = (np.array(prompt.ids) for prompt in prompts)
             session.read(first[: shared(first, second)], progress)
             session.document = {"text": text, "chat": chat}
         self._prefixes = PrefixCache.of(session)
@@ -48,8 +46,7 @@ class Document:
         n = self._session.length
         text = f"<Document of {self.llm.config.name or 'a model'}: {n} tokens read, {self.pruning.label}"
         read, each, dense_each = costs(self.llm, self.pruning, n)
-        enough = break_even(read, each, dense_each)
-        if enough is None:
+        if (enough := break_even(read, each, dense_each)) is None:
             return f"{text}>"
         return (
             f"{text}; in dense prefills, reading took {read:.2f} and each question takes {each:.2f}; without "
@@ -57,24 +54,25 @@ class Document:
         )
 
     @overload
-    def ask(self, question: str, **options: Unpack[Options]) -> Generation: ...
+    def ask(self, question: str, **options: Any) -> Generation: ...
     @overload
-    def ask(self, question: list[str] | tuple[str, ...], **options: Unpack[Options]) -> list[Generation]: ...
-    @takes(Request, *INTERNAL, "chat")
-    def ask(self, question: str | Sequence[str], **options: Unpack[Options]) -> Generation | list[Generation]:
-        """The answer to a question, or answers to a list of them, each as if it were the only one; options as
-        in `generate`."""
+    def ask(self, question: list[str] | tuple[str, ...], **options: Any) -> list[Generation]: ...
+    @takes(Request, "never_first", "chat")
+    def ask(self, question: str | Sequence[str], **options: Any) -> Generation | list[Generation]:
+        """The answer to a question, or answers to a list of them, each as if it were the only one."""
         if isinstance(question, str):
             return self.stream(question, **options).finished()
-        prompts, options = [self._prompt(one) for one in question], self._with_chat(options)
+        options["chat"] = self._in_chat
+        prompts = [self._prompt(item) for item in question]
         answers: list[Generation] = self.llm.generate(prompts, self.pruning, prefix=self._prefixes, **options)
         return answers
 
-    @takes(Request, *INTERNAL, "chat")
-    def stream(self, question: str, **options: Unpack[Options]) -> Stream:
+    @takes(Request, "never_first", "chat")
+    def stream(self, question: str, **options: Any) -> Stream:
         """Like `ask` for one question: an iterator over the text, which sets `generation` at its end."""
-        prompt, options = self._prompt(question), self._with_chat(options)
-        stream: Stream = self.llm.stream(prompt, self.pruning, prefix=self._prefixes, **options)
+        options["chat"] = self._in_chat
+        prompt, prefix = self._prompt(question), self._prefixes
+        stream: Stream = self.llm.stream(prompt, self.pruning, prefix=prefix, **options)
         return stream
 
     def chat(self) -> DocumentChat:
@@ -87,18 +85,10 @@ class Document:
         """Writes the text and what has been computed of it to a file; `LLM.restore_document` opens it."""
         self._session.save(file, progress)
 
-    def _with_chat(self, options: Options) -> Options:
-        options["chat"] = self._in_chat
-        return options
-
     def _prompt(self, question: str) -> str:
         if not isinstance(question, str) or not question:
             raise TypeError(f"a question must be text, not {question!r}")
         return f"{self.text}{JOINT}{question}"
-
-    def _encoded(self, question: str) -> list[int]:
-        conversation, core = self._session.conversation, self._session.core
-        return conversation.encode(core, self._prompt(question), Request(chat=self._in_chat)).ids
 
 
 class DocumentChat:
@@ -107,8 +97,8 @@ class DocumentChat:
     def __init__(self, document: Document, session: Session) -> None:
         self._document, self.session = document, session
 
-    @takes(Request, *INTERNAL, "chat")
-    def ask(self, question: str, **options: Unpack[Options]) -> Generation:
+    @takes(Request, "never_first", "chat")
+    def ask(self, question: str, **options: Any) -> Generation:
         """The answer to a question that continues the chat; options as in `Session.ask`."""
         prompt = question if self.session.length else self._document._prompt(question)
         options["chat"] = True
@@ -116,18 +106,15 @@ class DocumentChat:
 
 
 def costs(model: Model, setting: Method, n: int) -> tuple[float, float, float]:
-    """Counted work in dense prefills of `n` tokens: of reading them, of a question behind them, and of that
-    behind a dense reading."""
-    config, rows = model.config, min(n, QUESTION_ROWS)
+    """Counted work in dense prefills: of reading `n` tokens, of a question, of one behind a dense reading."""
+    config, rows, n_layers = model.config, min(n, QUESTION_ROWS), model.config.n_layers
     dense = DENSE.flops(config, n)
-    each = bare_flops(config, [n] * config.n_layers, [rows] * config.n_layers) / dense
+    each = bare_flops(config, [n] * n_layers, [rows] * n_layers) / dense
     pruning = setting.for_prompt(config, n)
     if not isinstance(pruning, Pruning) or not pruning.stages:
         return 1.0, each, each
-    below = pruning.stages[0][0] + 1  # layers that reading computes
-    above, in_play = config.n_layers - below, pruning.planned(config, n)
-    read = [n] * below + [0] * above
-    again = [rows] * below + in_play[below:]
+    below, in_play = pruning.stages[0][0] + 1, pruning.planned(config, n)  # layers that reading computes
+    read, again = [n] * below + [0] * (n_layers - below), [rows] * below + in_play[below:]
     return bare_flops(config, read, read) / dense, bare_flops(config, in_play, again) / dense, each
 
 

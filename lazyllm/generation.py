@@ -6,7 +6,7 @@ from collections.abc import Generator as Pieces
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 import numpy as np
 
@@ -29,11 +29,10 @@ class Generation:
     PromptCompression shorten it. `computed` is the share of (prompt token, layer) pairs computed by the end,
     `reached_top` the share of prompt tokens computed in the last layer, both among all `n_given`; the series
     have one value per new token. `token_ids` holds every id drawn, end token and stop strings included;
-    `text` excludes those. `finish_reason` is "stop" (an end token or a stop string), "length",
-    or "interrupted" in the part of an answer that an exception carries. `speedup` is the counted work of
-    running this prompt, dense over pruned: 1.0 if nothing of it was dropped, None where a method's work
-    cannot be counted. `unpruned` says why a setting dropped nothing in the whole answer, and is empty if it
-    did, or is dense.
+    `text` excludes those. `finish_reason` is "stop" (an end token or a stop string), "length", or
+    "interrupted" in the part of an answer that an exception carries. `speedup` is the counted work of running
+    this prompt, dense over pruned: 1.0 if nothing of it was dropped, None where it cannot be counted.
+    `unpruned` says why a setting dropped nothing in the whole answer, and is empty if it did, or is dense.
     `seed` is that of the draws; None for a greedy answer. `logprobs` has, for each new token, logarithms of
     the model's own probabilities by token: the largest, as many as were asked for, and the new token's.
     """
@@ -95,21 +94,6 @@ class Generation:
         return f"{text}<small>{escape(self.summary)}</small>"
 
 
-class Options(TypedDict, total=False):
-    """The options of an answer, as `generate`, `stream` and `ask` take them."""
-
-    max_new_tokens: int
-    sampling: SamplingParams
-    stop: str | Iterable[str]
-    stop_token_ids: Iterable[int]
-    chat: bool
-    chat_template_kwargs: Mapping[str, Any]
-    tools: Tools
-    logprobs: int
-    trace: bool
-    progress: bool
-
-
 @dataclass(frozen=True)
 class Request:
     """The options of one answer, checked; the first token that is drawn is none of `never_first`."""
@@ -141,9 +125,6 @@ class Request:
         object.__setattr__(self, "stop_token_ids", ends)
         object.__setattr__(self, "tools", tuple(self.tools))
         checked.whole(self.logprobs, "logprobs", 0)
-
-
-INTERNAL = ("never_first",)  # no option of `generate`
 
 
 class Stream(Iterator[str]):

@@ -6,21 +6,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Unpack, overload
+from typing import Any, overload
 
 from lazyllm.checkpoints.checkpoint import Checkpoint, resolve
 from lazyllm.checkpoints.gguf_checkpoint import open_checkpoint
 from lazyllm.checkpoints.rounded import can_be_rounded, rounded, rounded_bytes
 from lazyllm.document import Document, break_even, costs
 from lazyllm.errors import CheckpointError
-from lazyllm.generation import INTERNAL, Generation, Options, Request, Stream
+from lazyllm.generation import Generation, Request, Stream
 from lazyllm.in_memory import in_memory
 from lazyllm.machine.device import check_device, chosen_compute, open_model
 from lazyllm.machine.memory import check_memory
-from lazyllm.methods import PruningInput, as_method
+from lazyllm.methods.parsing import PruningInput, as_method
 from lazyllm.model import Model
 from lazyllm.prefix_cache import PrefixCache
-from lazyllm.prompt import EncodedPrompt, Messages, PromptIds, is_batch
+from lazyllm.prompt import EncodedPrompt, Messages, Prompt, is_batch
 from lazyllm.pruning import DENSE
 from lazyllm.session import Session
 from lazyllm.session_file import SessionFile
@@ -31,6 +31,8 @@ from lazyllm.support.signatures import takes
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 MAX_THREADS = 1024
+Batch = Sequence[str] | Sequence[Sequence[int]] | Sequence[Messages]
+Prefix = Session | PrefixCache | None
 
 
 def load(
@@ -47,16 +49,13 @@ def load(
     """Opens a folder in Hugging Face layout, a GGUF file, or a hub id where huggingface_hub is installed.
 
     `revision`: a branch, tag or commit of a hub id. `file`: the name of a GGUF file in the folder or hub
-    repository, which is used in place of safetensors. Of a repository only the files that are used are
-    fetched. `device`: auto, cpu, cuda or cuda:N. `threads`, on the CPU: None takes every physical core that
-    this process may use. `compute`, on the CPU: the type of the operands of products, f32, bf16 or int8 where
-    the processor has instructions for it, or fastest: bf16, else f32. int8 rounds activations and weights to
-    8 bits by groups of 32; it changes results more than bf16, and fastest never takes it. `weights`, on the
-    CPU: auto (as stored, or q8 where they are not quantized and compute is int8), q8 (rounded to 8 bits:
-    Q8_0), or q4 (the layers to 4 bits: Q4_1; the embedding and the LM head to 8). `cache_weights` keeps the
-    rounded matrices in lazyllm's cache (LAZYLLM_CACHE), where later calls for an unchanged checkpoint map
-    them. `kv`, on the CPU: the type that keys and values are rounded to and kept in, f32, or with half the
-    memory f16 or bf16.
+    repository, which is used in place of safetensors. `device`: auto, cpu, cuda or cuda:N. The others are for
+    the CPU. `threads`: None takes every physical core that this process may use. `compute`: the type of the
+    operands of products, f32, bf16 or int8 where the processor has instructions for it, or fastest: bf16,
+    else f32. int8 rounds activations and weights to 8 bits by groups of 32. `weights`: auto (as stored, or q8
+    where they are not quantized and compute is int8), q8 (rounded to 8 bits: Q8_0), or q4 (the layers to 4
+    bits: Q4_1; the embedding and the LM head to 8). `cache_weights` keeps the rounded matrices in lazyllm's
+    cache (LAZYLLM_CACHE), where later calls map them. `kv`: the type of keys and values, f32, f16 or bf16.
     """
     checkpoint = open_checkpoint(resolve(path, revision, file))
     return open_llm(checkpoint, device, threads, compute, weights, kv, cache_weights)
@@ -75,10 +74,6 @@ def from_transformers(
 
     Its weights are copied, in memory, as they are now: what happens to `model` later changes nothing here.
     Without a tokenizer, prompts are token ids. `device` to `kv` are as in `load`.
-
-        model = AutoModelForCausalLM.from_pretrained("HuggingFaceTB/SmolLM2-135M-Instruct")
-        tokenizer = AutoTokenizer.from_pretrained("HuggingFaceTB/SmolLM2-135M-Instruct")
-        llm = lazyllm.from_transformers(model, tokenizer)
     """
     return open_llm(in_memory(model, tokenizer), device, threads, compute, weights, kv)
 
@@ -101,15 +96,14 @@ def open_llm(
     can_round = can_be_rounded(checkpoint)
     if compute == "int8" and weights == "auto" and can_round:
         weights = "q8"  # else every pass would round them again
-    can_round = can_round and not device.startswith("cuda")  # the core refuses others by name
+    if cache_weights and weights == "auto":
+        raise ValueError('cache_weights keeps rounded weights; give weights="q8" or "q4" too')
     stored, rounding = (checkpoint.shards, checkpoint.tensors), weights
-    if cache_weights:
-        if weights == "auto":
-            raise ValueError('cache_weights keeps rounded weights; give weights="q8" or "q4" too')
-        if can_round:
+    if can_round and weights != "auto" and not device.startswith("cuda"):  # the core refuses others by name
+        if cache_weights:
             stored, rounding = rounded(checkpoint, weights), "auto"
-    if rounding != "auto" and can_round:
-        check_memory(rounded_bytes(checkpoint, weights), f"{checkpoint.path} with weights={weights!r}")
+        else:
+            check_memory(rounded_bytes(checkpoint, weights), f"{checkpoint.path} with weights={weights!r}")
     try:
         core = open_model(checkpoint.config, stored, device, threads, compute, rounding, kv)
     except CheckpointError as error:
@@ -136,18 +130,13 @@ class LLM(Model):
     def session(
         self, pruning: PruningInput = None, prefix: PrefixCache | None = None, progress: bool = True
     ) -> Session:
-        """A new, empty context; None is dense.
-
-        Its first prompt takes from `prefix` what earlier ones have read of a beginning like its own.
-        """
+        """A new, empty context; None is dense. Its first prompt takes from `prefix` what earlier ones have
+        read of a beginning like its own."""
         return Session(self, as_method(pruning), prefix, progress)
 
     def restore(self, file: str | Path, pruning: PruningInput = None, progress: bool = True) -> Session:
-        """The session that `Session.save` wrote to this file, ready to go on.
-
-        ValueError for a file of another model, compute, weights, kv or setting, and for a damaged one.
-        `pruning` is needed where the setting is code: a policy, or a method of your own.
-        """
+        """The session that `Session.save` wrote to this file; ValueError for one of another model, compute,
+        weights, kv or setting. `pruning` is needed where it is code: a policy, or a method of your own."""
         saved = SessionFile(user_path(file))
         method = saved.method_for(self, None if pruning is None else as_method(pruning), progress)
         session = Session(self, method, progress=progress)
@@ -165,9 +154,8 @@ class LLM(Model):
     ) -> Document:
         """Reads a text once, for many questions, each answered as if text and question were one prompt.
 
-        With `chat` that is the user's turn of the chat template. Reading with pruning takes a part of a dense
-        prefill, and each question another part; without, reading takes one and questions next to nothing:
-        with an expected number of `questions` the text is read densely where that takes less in all.
+        With `chat` that is the user's turn of the chat template. With pruning, reading takes a part of a
+        dense prefill and each question another; it is dense if that takes less for so many `questions`.
         """
         if not isinstance(text, str) or not text:
             raise TypeError(f"a document must be text, not {text!r:.80}")
@@ -201,45 +189,20 @@ class LLM(Model):
         return self._siblings[path]
 
     @overload
-    def generate(  # type: ignore[overload-overlap]  # a str is a Sequence[str] too
-        self,
-        prompt: str | Sequence[int] | Messages,
-        pruning: PruningInput = None,
-        *,
-        prefix: Session | PrefixCache | None = None,
-        **options: Unpack[Options],
-    ) -> Generation: ...
-
-    @overload
     def generate(
-        self,
-        prompt: Sequence[str] | Sequence[Sequence[int]] | Sequence[Messages],
-        pruning: PruningInput = None,
-        *,
-        prefix: Session | PrefixCache | None = None,
-        **options: Unpack[Options],
-    ) -> list[Generation]: ...
-
-    @overload
-    def generate(
-        self,
-        prompt: Any,
-        pruning: PruningInput = None,
-        *,
-        n: int,
-        prefix: Session | PrefixCache | None = None,
-        **options: Unpack[Options],
+        self, prompt: Any, pruning: PruningInput = None, *, n: int, prefix: Prefix = None, **options: Any
     ) -> Any: ...
-
-    @takes(Request, *INTERNAL)
+    @overload
     def generate(
-        self,
-        prompt: Any,
-        pruning: PruningInput = None,
-        *,
-        n: int = 1,
-        prefix: Session | PrefixCache | None = None,
-        **options: Unpack[Options],
+        self, prompt: Prompt, pruning: PruningInput = None, *, prefix: Prefix = None, **options: Any
+    ) -> Generation: ...
+    @overload
+    def generate(
+        self, prompt: Batch, pruning: PruningInput = None, *, prefix: Prefix = None, **options: Any
+    ) -> list[Generation]: ...
+    @takes(Request, "never_first")
+    def generate(
+        self, prompt: Any, pruning: PruningInput = None, *, n: int = 1, prefix: Prefix = None, **options: Any
     ) -> Any:
         """The answer to a prompt, or answers to a list of prompts, each in a session of its own.
 
@@ -251,11 +214,9 @@ class LLM(Model):
         The default `sampling` is greedy; with a seed the prompts of a list draw with that seed, the next one,
         and so on. With `n` above 1 there are as many answers to each prompt, which runs once. `logprobs`: how
         many log probabilities to record for each new token. `trace` records tokens in play and their scores.
-        `progress` shows bars for lists and long prompts. `prefix` is a session that has read what precedes
-        all prompts; each continues a fork of it, with its setting. Or it is a `PrefixCache`, in which whole
-        prompts find what earlier ones have read of a beginning like theirs.
-
-        `tools` are JSON schemas of functions for chat templates that know tools.
+        `tools` are JSON schemas of functions for chat templates that know tools. `prefix` is a session that
+        has read what precedes all prompts; each continues a fork of it, with its setting. Or it is a
+        `PrefixCache`, in which whole prompts find what earlier ones have read of a beginning like theirs.
 
         All prompts of a list are checked before the first is run. If one fails later, or Ctrl-C stops the
         run, the answers made so far are the exception's attribute `finished`. What there is of the answer
@@ -292,14 +253,9 @@ class LLM(Model):
             raise
         return answers
 
-    @takes(Request, *INTERNAL)
+    @takes(Request, "never_first")
     def stream(
-        self,
-        prompt: str | PromptIds | Messages,
-        pruning: PruningInput = None,
-        *,
-        prefix: Session | PrefixCache | None = None,
-        **options: Unpack[Options],
+        self, prompt: Prompt, pruning: PruningInput = None, *, prefix: Prefix = None, **options: Any
     ) -> Stream:
         """Like `generate` for one prompt: an iterator over the text, which sets `generation` at its end."""
         if is_batch(prompt):
@@ -309,9 +265,7 @@ class LLM(Model):
         encoded = session.checked_prompt(prompt, request)
         return (session.fork() if session is prefix else session).answer(encoded, request)
 
-    def _continued(
-        self, pruning: PruningInput, prefix: Session | PrefixCache | None, progress: bool
-    ) -> Session:
+    def _continued(self, pruning: PruningInput, prefix: Prefix, progress: bool) -> Session:
         """The session that prompts continue: the prefix, or a new one."""
         if prefix is None or isinstance(prefix, PrefixCache):
             return self.session(pruning, prefix, progress)

@@ -8,16 +8,14 @@ import json
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from lazyllm.checkpoints.checkpoint import Checkpoint
+from lazyllm.checkpoints.config import ModelConfig
+from lazyllm.support import checked
 from lazyllm.support.json_text import json_digest, parse_json
-
-if TYPE_CHECKING:
-    from lazyllm.checkpoints.checkpoint import Checkpoint
-    from lazyllm.checkpoints.config import ModelConfig
-
 
 LABEL_WIDTH = 72
 MANY = 2**20  # tokens: a prompt of which any method that shortens prompts removes some
@@ -35,8 +33,6 @@ class Method:
     """The method's name in texts such as `random:keep=0.5`, and in JSON."""
     compresses = False
     """True where `compress` may shorten a text; such a method takes no token ids."""
-
-    # ---- the setting -----------------------------------------------------------------------------
 
     def _set(self, **values: Any) -> None:
         """Sets fields of a frozen dataclass, in its `__init__` or `__post_init__`."""
@@ -68,14 +64,11 @@ class Method:
         if (named := values.pop("method", cls.name)) != cls.name:
             raise ValueError(f"method is {named!r}; it must be {cls.name!r}")
         parameters = inspect.signature(cls).parameters
-        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-        for name in values:
-            if name not in parameters and not takes_any:
-                known = ", ".join(parameters)
-                raise ValueError(f"{cls.name} has no field {name!r}; its fields are {known}")
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            checked.known_names(values, parameters, cls.name)
         for name, parameter in parameters.items():
-            variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-            if name not in values and parameter.default is parameter.empty and not variadic:
+            is_variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+            if name not in values and parameter.default is parameter.empty and not is_variadic:
                 raise ValueError(f"{cls.name} needs {name}")
         return cls(**values)
 
@@ -83,21 +76,17 @@ class Method:
         """Raises ValueError if this model cannot be run with this setting."""
 
     def mismatch(self, checkpoint: Checkpoint, progress: bool) -> str | None:
-        """The warning when a session opens on a checkpoint that the setting was not made for. `progress`
-        allows a bar."""
+        """The warning when a session opens on a checkpoint that the setting was not made for."""
         return None
 
     def conditions(self, llm: Any, progress: bool) -> dict[str, Any]:
-        """Conditions of results beside the setting's text, for the manifest of a run on `llm`: the hash of
-        the class's source, if the class is not of this package. `progress` allows a bar."""
+        """Conditions of results beside the setting's text: the hash of a class's source if it is not ours."""
         digest = source_digest(type(self))
         return {"source sha256": digest} if digest else {}
 
     def for_prompt(self, config: ModelConfig, n_prompt: int) -> Method:
         """The setting for a first prompt of `n_prompt` tokens: this one, unless it depends on the length."""
         return self
-
-    # ---- before the model ------------------------------------------------------------------------
 
     def compress(self, llm: Any, text: str) -> str:
         """The shortened text that the model reads in place of `text`; `llm` is the model that answers."""
@@ -136,17 +125,12 @@ class Method:
         """The last tokens of a prompt that may take part in scoring it, and have to be in its last pass."""
         return int((self.core() or {}).get("queries", 1))
 
-    # ---- in the model ----------------------------------------------------------------------------
-
     def core(self) -> dict[str, Any] | None:
         """The fields that the C core takes, those of a `Pruning` or a `Policy`; None is dense."""
         return None
 
     def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int | None:
-        """Counted operations of a prefill that has run; None if some of the work cannot be counted.
-
-        `last_pass` (layers, 3) is `Session.last_pass` after that prefill.
-        """
+        """Counted operations of a prefill with these counts, `Session.last_pass`; None if unknown."""
         return None
 
     def why_unpruned(self, n_prompt: int, n_context: int) -> str:

@@ -9,19 +9,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import sqrt
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
+from lazyllm import _core
+from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.counted_work import bare_flops
 from lazyllm.method import source_digest
 from lazyllm.pruning import DENSE, PAPER, Pruning, Scheduled
-from lazyllm.stages import Mass, StagesInput, checked_stages
+from lazyllm.stages import Mass, StagesInput
 from lazyllm.support import checked
-
-if TYPE_CHECKING:
-    from lazyllm import _core
-    from lazyllm.checkpoints.config import ModelConfig
 
 
 class View:
@@ -65,10 +63,6 @@ class View:
             self._copied[key] = _read_only(self._core.view(name, first, n))
         return self._copied[key]
 
-    def _close(self) -> None:
-        self._core = None
-        self._copied = {}
-
     @property
     def positions(self) -> np.ndarray:
         """The positions in play (m,), ascending."""
@@ -82,8 +76,7 @@ class View:
     @property
     def protected(self) -> np.ndarray:
         """True (m,) for tokens in play that this pass cannot drop."""
-        first, span = self._span()
-        return _read_only(self._part("protected", first, span)[self.positions - first].astype(bool))
+        return _read_only(self._in_play("protected", axis=0).astype(bool))
 
     def aligned(self, layer: int) -> np.ndarray:
         """`observed[layer]`, whose last axis is the tokens in play after that layer, for those in play now.
@@ -103,21 +96,25 @@ class View:
         return rows[..., np.searchsorted(positions, self.positions)]
 
     def queries(self, rows: int = 1) -> np.ndarray:
-        """Queries (H, w, D) of the last w new tokens still computed: `rows`, or as many as there are.
-
-        They are rotated and not scaled: scores are q.k / sqrt(the model's query scalar, which is D in most).
-        """
-        n = self._n_asking(rows)
+        """Queries (H, w, D) of the last w new tokens still computed: `rows`, or as many as there are; rotated
+        and not scaled: scores are q.k / sqrt(the model's query scalar, which is D in most)."""
+        rows, most = checked.whole(rows, "rows", 1), self._policy.asking_rows
+        if rows > most:
+            raise ValueError(
+                f"a view was asked for {rows} rows; the most that a policy may ask for is its class "
+                f"attribute queries, which is {most} in {type(self._policy).__name__}: set queries = {rows}"
+            )
+        n = min(rows, int(np.count_nonzero(self.rows >= self._facts["first_asking"])))
         projections = self._part("projections", self._facts["n_rows"] - n, n)
         return _read_only(_wide(projections[:, : self._facts["n_heads"]]).transpose(1, 0, 2))
 
     def keys(self) -> np.ndarray:
         """Rotated keys (G, m, D) of the tokens in play."""
-        return self._in_play("keys")
+        return _read_only(_wide(self._in_play("keys", axis=1)))
 
     def values(self) -> np.ndarray:
         """Values (G, m, D) of the tokens in play."""
-        return self._in_play("values")
+        return _read_only(_wide(self._in_play("values", axis=1)))
 
     def hidden(self) -> np.ndarray:
         """The layer's outputs (n, hidden) for the tokens of `rows`."""
@@ -142,26 +139,12 @@ class View:
             weights /= weights.sum(axis=-1, keepdims=True)
         return _read_only(weights)
 
-    def _n_asking(self, rows: int) -> int:
-        rows, most = checked.whole(rows, "rows", 1), self._policy.asking_rows
-        if rows > most:
-            raise ValueError(
-                f"a view was asked for {rows} rows; the most that a policy may ask for is its class "
-                f"attribute queries, which is {most} in {type(self._policy).__name__}: set queries = {rows}"
-            )
-        n_new = int(np.count_nonzero(self.rows >= self._facts["first_asking"]))
-        return min(rows, n_new)
-
-    def _span(self) -> tuple[int, int]:
-        """The first position in play, and the number of positions up to the last one."""
-        first = int(self.positions[0])
-        return first, int(self.positions[-1]) + 1 - first
-
-    def _in_play(self, name: str) -> np.ndarray:
-        first, span = self._span()
-        by_position = self._part(name, first, span)
-        gathered = by_position if span == self.positions.size else by_position[:, self.positions - first]
-        return _read_only(_wide(gathered))
+    def _in_play(self, name: str, axis: int) -> np.ndarray:
+        """A part of which the core has an entry for each position, for those in play."""
+        positions = self.positions
+        first, end = int(positions[0]), int(positions[-1]) + 1
+        part = self._part(name, first, end - first)
+        return part if len(positions) == end - first else part.take(positions - first, axis)
 
 
 def _wide(array: np.ndarray) -> np.ndarray:
@@ -186,10 +169,9 @@ class Policy(Scheduled):
         llm.generate(prompt, pruning=Mine({9: 0.3, 15: 0.1}))
 
     `stages` and options are those of `Pruning`, without `Mass`; or `stages` is a whole `Pruning`, such as
-    `Pruning.for_speedup` gives, of which all but the scoring counts. docs/method.md says when a policy is
-    called.
-    Attributes that a subclass sets are part of the setting, and are numbers, texts, lists, dicts or arrays;
-    those with a leading underscore are not. Sessions in several threads may share a policy, so what one pass
+    `Pruning.for_speedup` gives, of which all but the scoring counts. Attributes that a subclass sets are part
+    of the setting, and are numbers, texts, lists, dicts or arrays; those with a leading underscore are not.
+    Sessions in several threads may share a policy, so what one pass
     has to remember belongs in what `observe` returns, not in attributes.
     """
 
@@ -209,18 +191,17 @@ class Policy(Scheduled):
         decode: str | Mapping[Any, Any] | Sequence[Any] = "same",
         min_tokens: int = 0,
     ) -> None:
-        options = Pruning(
-            None, sink=sink, window=window, protect=protect, decode=decode, min_tokens=min_tokens
+        own = None if isinstance(stages, Pruning) else stages
+        schedule = Pruning(
+            own, sink=sink, window=window, protect=protect, decode=decode, min_tokens=min_tokens
         )
-        if not isinstance(stages, Pruning):
-            schedule = replace(options, stages=checked_stages(stages, "stages"))
-        elif options == DENSE and not stages.prune_generated:
+        if isinstance(stages, Pruning):
+            if schedule != DENSE or stages.prune_generated:
+                raise ValueError(
+                    f"{type(self).__name__} takes options beside stages, or a Pruning with options of its "
+                    "own, without prune_generated"
+                )
             schedule = replace(stages, scoring=PAPER)
-        else:
-            raise ValueError(
-                f"{type(self).__name__} takes options beside stages, or a Pruning with options of its own, "
-                "without prune_generated"
-            )
         for _, rule in (*schedule.stages, *schedule.decode_stages):
             if isinstance(rule, Mass):
                 raise ValueError(
@@ -235,7 +216,6 @@ class Policy(Scheduled):
 
     def observe(self, view: View) -> Any:
         """Looks at a layer below a stage; later calls of the pass find what it returns in `view.observed`."""
-        return None
 
     @property
     def schedule(self) -> Pruning:
@@ -251,9 +231,8 @@ class Policy(Scheduled):
 
     def _fields(self) -> dict[str, Any]:
         """These attributes as plain values."""
-        return {
-            name: _plain(value, f"{type(self).__name__}.{name}") for name, value in self._attributes().items()
-        }
+        where, attributes = type(self).__name__, self._attributes()
+        return {name: _plain(value, f"{where}.{name}") for name, value in attributes.items()}
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -272,13 +251,9 @@ class Policy(Scheduled):
         return f"{type(self).__name__}({', '.join([inner, *texts])})"
 
     def to_json(self) -> str:
-        """The class, a hash of its source where there is one, its schedule and its fields.
-
-        It tells settings apart; a policy is code and cannot be made from it.
-        """
-        name = f"{type(self).__module__}.{type(self).__qualname__}"
+        """The class, a hash of its source, its schedule and fields: they tell settings apart."""
         table = {
-            "policy": name,
+            "policy": f"{type(self).__module__}.{type(self).__qualname__}",
             "source sha256": source_digest(type(self)),
             "schedule": json.loads(self.schedule.to_json()),
             "layers": self.layers,
@@ -313,7 +288,7 @@ class Policy(Scheduled):
                 memo["earlier"][view.layer] = view.positions, answer
                 return scores, n_free
             finally:
-                view._close()
+                view._core, view._copied = None, {}
 
         return {**self.schedule.core(), "layers": self.layers, "policy": call}
 
@@ -321,42 +296,36 @@ class Policy(Scheduled):
         """What `score` returned as an array, the scores for the core, and the number of tokens that stay of
         those that may be dropped, or -1 for the stage's own number."""
         positions = view.positions
-        who = f"{type(self).__name__}.score after layer {view.layer}"
-        allowed = (
-            f"it must return a finite float for each of the {positions.size} tokens in play, or an integer "
-            "array of positions to keep"
-        )
+
+        def refused(problem: str) -> str:
+            return (
+                f"{type(self).__name__}.score after layer {view.layer} {problem}; it must return a finite "
+                f"float for each of the {positions.size} tokens in play, or an integer array of positions "
+                "to keep"
+            )
+
         try:
             answer = _read_only(np.array(returned))
         except ValueError as error:
-            raise TypeError(f"{who} returned no array ({error}); {allowed}") from None
+            raise TypeError(refused(f"returned no array ({error})")) from None
         if answer.dtype.kind not in "fiu" or answer.ndim != 1:
-            raise TypeError(
-                f"{who} returned {type(returned).__name__} of type {answer.dtype} and shape {answer.shape}; "
-                f"{allowed}"
-            )
+            kind = f"{type(returned).__name__} of type {answer.dtype} and shape {answer.shape}"
+            raise TypeError(refused(f"returned {kind}"))
         if answer.dtype.kind == "f":
             if answer.shape != positions.shape:
-                raise ValueError(f"{who} returned {answer.size} scores; {allowed}")
+                raise ValueError(refused(f"returned {answer.size} scores"))
             with np.errstate(over="ignore"):
                 scores = answer.astype(np.float32)
             for j in np.flatnonzero(~np.isfinite(scores))[:1]:
-                raise ValueError(f"{who} gave position {positions[j]} the score {answer[j]}; {allowed}")
+                raise ValueError(refused(f"gave position {positions[j]} the score {answer[j]}"))
             return answer, scores, -1
         for position in answer[~np.isin(answer, positions)][:1]:
-            raise ValueError(f"{who} keeps position {position}, which is not in play; {allowed}")
+            raise ValueError(refused(f"keeps position {position}, which is not in play"))
         kept = np.isin(positions, answer)
         return answer, kept.astype(np.float32), int(np.count_nonzero(kept & ~view.protected))
 
-    # ---- counted work ----------------------------------------------------------------------------
-
-    def flops(self, config: ModelConfig, n_prompt: int) -> int:
-        """Counted operations of a prefill, as `Pruning.flops` counts, without scores: the policy's own work
-        is measured (`Generation.policy_seconds`), not counted. Every stage counts with its keep."""
-        in_play = self.schedule.planned(config, n_prompt)
-        return bare_flops(config, in_play, in_play)
-
     def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int:
+        """Without scores: the policy's own work is measured, `Generation.policy_seconds`, not counted."""
         in_play, computed = (column.tolist() for column in np.asarray(last_pass).T[:2])
         return bare_flops(config, in_play, computed)
 

@@ -30,10 +30,9 @@ class _Entry(NamedTuple):
 class PrefixCache:
     """Sessions that have read the beginnings of earlier prompts, so that a common one is read once.
 
-    For few-shot prompts, questions on one document, and chats whose whole history is sent again. Each prompt
-    takes the longest beginning that it shares with one of the last prompts under the same setting, reads its
-    own up to the first stage (`Session.read`), and is then pruned by its last rows as if it had been read as
-    a whole. Those used last stay, as many as `max_bytes` holds. Answers that are timed should not share one.
+    Each prompt takes the longest beginning that it shares with an earlier one under the same setting, reads
+    the rest up to the first stage (`Session.read`), and is then pruned by its last rows as if it had been
+    read as a whole. Those used last stay, as many as `max_bytes` holds. Timed answers should not share one.
     """
 
     def __init__(self, max_bytes: int = 2**30) -> None:
@@ -58,29 +57,24 @@ class PrefixCache:
         """The memory of all beginnings, as if none shared any with another."""
         return sum(entry.core.bytes_for(len(entry.ids)) for entry in self._entries)
 
-    def read(self, timeline: Timeline, ids: list[int], progress: bool) -> None:
-        """Reads of an empty timeline's prompt what may be read ahead, as far as it goes from the cache; all
-        of it or, on failure, nothing."""
+    def read(self, timeline: Timeline, ids: list[int], n_new: int, progress: bool) -> None:
+        """Reads of an empty timeline's prompt what may be read ahead, as far as it goes from the cache."""
         ahead = readable(timeline.setting, ids)
         if fork := self._longest((timeline.llm, timeline.setting), ahead):
             timeline.core, timeline.room = fork, 0
             timeline.conversation.prompts = (PromptPlace(0, fork.length, fork.length),)
-        try:
-            new = ahead[timeline.length :]
-            if len(new) >= LEAST_READ:
-                timeline.reserve(len(ids) - timeline.length)
-                timeline.run_pass(timeline.core.read, new, len(new), progress)
-                if self.grows:
-                    self._keep(timeline)
-        except BaseException:
-            timeline.core.truncate(0)
-            raise
+        timeline.reserve(len(ids) - timeline.length, n_new)
+        new = ahead[timeline.length :]
+        if len(new) >= LEAST_READ:
+            timeline.run_pass(timeline.core.read, new, len(new), progress)
+            if self.grows:
+                self._keep(timeline)
 
     def _longest(self, setting: tuple[Model, Method], ids: list[int]) -> _core.Session | None:
         """A context that has read as much of these ids as any before; None if that is not worth a fork."""
         wanted = np.array(ids, np.int32)
         with self._lock:
-            lengths = [shared(one.ids, wanted) if one.setting == setting else 0 for one in self._entries]
+            lengths = [shared(item.ids, wanted) if item.setting == setting else 0 for item in self._entries]
             if (n := max(lengths, default=0)) < LEAST_READ:
                 return None
             best = self._entries.pop(lengths.index(n))

@@ -123,8 +123,7 @@ class PromptPlace:
 
 @dataclass
 class Conversation:
-    """The prompts of one context so far; encodes those that continue it. `core` is the context in all
-    methods."""
+    """The prompts of one context, `core`, so far; encodes those that continue it."""
 
     model: Model
     method: Method
@@ -152,8 +151,6 @@ class Conversation:
             for message in (*turn.messages, {"role": "assistant", "content": turn.text})
         ]
 
-    # ---- encoding --------------------------------------------------------------------------------
-
     def compressed(self, core: _core.Session, whole: EncodedPrompt, request: Request) -> EncodedPrompt:
         """The method's shorter form of a text, or of the users' messages in a chat."""
         start, prompt = time.perf_counter(), whole.prompt
@@ -169,8 +166,7 @@ class Conversation:
         return replace(encoded, prompt=prompt, n_given=whole.n_given, compress_seconds=seconds)
 
     def encode(self, core: _core.Session, prompt: Prompt, request: Request = PLAIN) -> EncodedPrompt:
-        """A prompt that is to be appended to the context. The request's tools are those of the whole chat,
-        which its first prompt names."""
+        """A prompt that is to be appended to the context; tools are those that a chat's first prompt has."""
         start = time.perf_counter()
         chat = request.chat or is_messages(prompt)
         if (request.tools or request.chat_template_kwargs) and not chat:
@@ -179,14 +175,11 @@ class Conversation:
             raise TypeError(f"a prompt must be {KINDS}, not {prompt!r:.80}")
         if not isinstance(prompt, str) and len(prompt) == 0:
             raise ValueError(EMPTY)
-        text = prompt
-        if chat:
-            text = self._rendered(core, _messages(prompt), request)
-        if isinstance(text, str):
-            ids: Any = self.model.tokenizer.encode(text, add_special=core.length == 0 and not chat)
+        ids: Any = self._rendered(core, _messages(prompt), request) if chat else prompt
+        if isinstance(ids, str):
+            ids = self.model.tokenizer.encode(ids, add_special=core.length == 0 and not chat)
         else:
             self.check_ids_allowed()
-            ids = text
         checked = checked_ids(ids, self.model.config.vocab)
         return EncodedPrompt(prompt, checked, len(checked), chat, time.perf_counter() - start)
 
@@ -216,10 +209,8 @@ class Conversation:
         return tools
 
     def _rendered(self, core: _core.Session, new: list[dict[str, Any]], request: Request) -> str:
-        """The text that the template renders for new messages after the chat so far.
-
-        The last answer, which is in the context already, is rendered as a mark; the turn's text follows it.
-        """
+        """The text that the template renders for new messages after the chat so far: what follows a
+        mark that stands for the last answer, which is in the context already."""
         self._check_turn(core.length)
         tokenizer = self.model.tokenizer
         tools, variables = self._tools(request.tools), request.chat_template_kwargs
@@ -244,8 +235,7 @@ class Conversation:
         return tail.removeprefix(tokenizer.decode([last], skip_special_tokens=False))
 
     def _check_turn(self, length: int) -> None:
-        """Refuses a chat turn behind half a turn, and behind text that belongs to no turn, which the template
-        would not show."""
+        """Refuses a turn behind half a turn, and behind text of no turn, which a template would not show."""
         for place in self.prompts:
             if place.cut and place.messages:
                 raise ValueError(

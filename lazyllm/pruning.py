@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
+from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.counted_work import bare_flops, score_flops
 from lazyllm.method import Method, shortened
-from lazyllm.schedule import SPEEDUP_SHAPES, Keeps, Shapes, schedule_for
+from lazyllm.schedule import SHAPE_LENGTH, SPEEDUP_SHAPES, OutOfReach, Shapes, placed
 from lazyllm.scoring import Scoring
 from lazyllm.stages import (
     Mass,
@@ -27,10 +28,8 @@ from lazyllm.stages import (
 )
 from lazyllm.support import checked
 
-if TYPE_CHECKING:
-    from lazyllm.checkpoints.config import ModelConfig
-
 PAPER = Scoring.paper()
+LEAST_KEEP, KEEP_DIGITS, PRECISION = 1e-5, 5, 1e-5
 RECOMMENDED_SINK = 4  # the first tokens, which draw attention whatever they say
 
 
@@ -45,19 +44,8 @@ def _spans(value: object) -> tuple[tuple[int, int], ...]:
     return tuple(spans)
 
 
-def _decode(value: Any) -> str | Stages:
-    if value is None or (isinstance(value, str) and value not in ("same", "frozen")):
-        raise ValueError(f'decode must be "same", "frozen" or stages, not {value!r}')
-    return value if isinstance(value, str) else checked_stages(value, "decode")
-
-
 def _braces(stages: Stages) -> str:
     return "{" + ", ".join(f"{layer}: {rule!r}" for layer, rule in stages) + "}"
-
-
-def _check_config(config: object) -> None:
-    if not hasattr(config, "n_layers"):
-        raise TypeError(f"config must be that of a model, such as llm.config, not {config!r}")
 
 
 class Scheduled(Method, ABC):
@@ -75,11 +63,15 @@ class Scheduled(Method, ABC):
         self.schedule.check(config)
 
     def flops(self, config: ModelConfig, n_prompt: int) -> int:
-        """Counted operations of the prefill of `n_prompt` tokens, as `Pruning.flops` counts them."""
+        """Counted operations of the prefill of `n_prompt` tokens, as docs/method.md says.
+
+        Two counts are upper bounds: a Mass stage counts with its keep_max, and in a layer with a window every
+        token counts with as many keys as the window holds.
+        """
         self.check(config)
         n_prompt = checked.whole(n_prompt, "n_prompt", 1)
-        n = self.kept(n_prompt)
-        return self.schedule.flops(config, n) + self.extra_flops(config, n_prompt, n, n)
+        in_play = self.schedule.planned(config, self.kept(n_prompt))
+        return self.prefill_flops(config, n_prompt, np.stack([in_play, in_play], axis=1))
 
     def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int:
         in_play, computed = np.asarray(last_pass)[0, :2].tolist()
@@ -87,8 +79,7 @@ class Scheduled(Method, ABC):
         return self.schedule.pass_flops(config, last_pass) + extra
 
     def extra_flops(self, config: ModelConfig, n_prompt: int, in_play: int, computed: int) -> int:
-        """Counted operations beside the schedule's, for a prompt of `n_prompt` tokens. `in_play` and
-        `computed` are the numbers of tokens in layer 0."""
+        """Counted operations beside the schedule's, with these numbers of tokens in layer 0."""
         return 0
 
     def speedup(self, config: ModelConfig, n_prompt: int) -> float:
@@ -103,8 +94,8 @@ class Pruning(Scheduled):
     `stages` maps a layer to the share of the prompt kept above it, or to a `Mass` or a `Drop`; without stages
     the run is dense. `decode`: the stages of decode steps: "same", "frozen" (no selection) or their own.
     Always kept are the first `sink` and last `window` prompt tokens and the spans (first, end) of `protect`.
-    `scoring` says how tokens are scored; the default is the paper's rule.
-    Contexts below `min_tokens` tokens run dense. `prune_generated`: generated tokens may be dropped too.
+    `scoring`: the default is the paper's rule. Contexts below `min_tokens` tokens run dense.
+    `prune_generated`: generated tokens may be dropped too.
     """
 
     stages: Stages
@@ -128,10 +119,12 @@ class Pruning(Scheduled):
         min_tokens: int = 0,
         prune_generated: bool = False,
     ) -> None:
+        if decode is None or (isinstance(decode, str) and decode not in ("same", "frozen")):
+            raise ValueError(f'decode must be "same", "frozen" or stages, not {decode!r}')
         self._set(
             stages=checked_stages(stages, "stages"),
             scoring=Scoring.from_fields(scoring),
-            decode=_decode(decode),
+            decode=decode if isinstance(decode, str) else checked_stages(decode, "decode"),
             sink=checked.whole(sink, "sink", 0),
             window=checked.whole(window, "window", 0),
             protect=_spans(protect),
@@ -172,12 +165,13 @@ class Pruning(Scheduled):
         """The stages that decode steps have of their own."""
         return () if isinstance(self.decode, str) else self.decode
 
-    # ---- JSON ------------------------------------------------------------------------------------
+    def _fields(self, form: Callable[[Stages], Any]) -> dict[str, Any]:
+        """The fields by name, with all stages in this form."""
+        decode = self.decode if isinstance(self.decode, str) else form(self.decode)
+        return {**super()._plain(), "stages": form(self.stages), "decode": decode}
 
     def _plain(self) -> dict[str, Any]:
-        decode = self.decode if isinstance(self.decode, str) else plain_stages(self.decode)
-        stages, scoring = plain_stages(self.stages), asdict(self.scoring)
-        return {**super()._plain(), "stages": stages, "scoring": scoring, "decode": decode}
+        return {**self._fields(plain_stages), "scoring": asdict(self.scoring)}
 
     def to_json(self) -> str:
         """All fields as one JSON object; `from_json` gives an equal Pruning back."""
@@ -194,31 +188,21 @@ class Pruning(Scheduled):
         if not any(name in value for name in names):
             return cls(value)
         for name in value:
-            if name not in names:
-                is_layer = str(name).isdecimal()
+            if str(name).isdecimal():
                 hint = f'stages have a field of their own: "stages": {{"{name}": {value[name]}}}'
-                known = f"its fields are {', '.join(names)}"
-                raise ValueError(f"pruning has no field {name!r}; {hint if is_layer else known}")
-        return cls(**{"stages": None, **value})
-
-    # ---- for the engine --------------------------------------------------------------------------
+                raise ValueError(f"pruning has no field {name!r}; {hint}")
+        checked.known_names(value, names, "pruning")
+        return cls(**value)
 
     def core(self) -> dict[str, Any]:
         """The fields that the C core takes."""
-        plain = super()._plain()
-        return {
-            **asdict(plain.pop("scoring")),
-            **plain,
-            "stages": core_stages(self.stages),
-            "decode": self.decode if isinstance(self.decode, str) else core_stages(self.decode),
-            "protect": list(self.protect),
-            "average": False,
-            "policy": None,
-        }
+        values = self._fields(core_stages)
+        return {**asdict(values.pop("scoring")), **values, "average": False, "policy": None}
 
     def check(self, config: ModelConfig) -> None:
         """Raises ValueError if a stage is at the last layer of the model or above it."""
-        _check_config(config)
+        if not hasattr(config, "n_layers"):
+            raise TypeError(f"config must be that of a model, such as llm.config, not {config!r}")
         for what, stages in (("stages", self.stages), ("decode", self.decode_stages)):
             for layer, _ in stages:
                 if layer >= config.n_layers - 1:
@@ -226,20 +210,6 @@ class Pruning(Scheduled):
                         f"{what}: layer {layer} is out of reach: the model has {config.n_layers} layers, "
                         f"so a stage's layer must be below {config.n_layers - 1}"
                     )
-
-    # ---- counted work ----------------------------------------------------------------------------
-
-    def flops(self, config: ModelConfig, n_prompt: int) -> int:
-        """Counted floating-point operations of the prefill of `n_prompt` tokens.
-
-        Two per weight and token in the linear layers, 4 * heads * head_dim per visible pair of tokens,
-        2 * heads * head_dim per scored token and query row, the LM head once. In the last layer only keys and
-        values are computed for all tokens, the rest for the query token alone. Two counts are upper bounds:
-        a Mass stage counts with its keep_max, and in a layer with a window every token counts with as many
-        keys as the window holds.
-        """
-        in_play = self.planned(config, n_prompt)
-        return self._counted(config, in_play, in_play, self._stages_of(in_play[0]))
 
     def planned(self, config: ModelConfig, n_prompt: int) -> list[int]:
         """The number of tokens in play in each layer during the prefill of `n_prompt` tokens."""
@@ -256,15 +226,20 @@ class Pruning(Scheduled):
         return in_play
 
     def pass_flops(self, config: ModelConfig, last_pass: np.ndarray, generated: bool = False) -> int:
-        """Counted operations of a pass that has run, from its token counts, `Session.last_pass`.
-
-        Counts as `flops` does, so the two agree for a first prefill without `Mass`. Where a pass computes
-        only some of the tokens in play, these are assumed to be the last ones: an upper bound on the pairs.
-        """
+        """Counted operations of a pass that has run, from its token counts, `Session.last_pass`. Those
+        computed are assumed to be the last ones in play: an upper bound on the pairs."""
         in_play, computed = (column.tolist() for column in np.asarray(last_pass).T[:2])
         # what is gone counts for min_tokens but is not in play; a pass that dropped something had stages
         n_context = math.inf if in_play[-1] < in_play[0] else in_play[0]
-        return self._counted(config, in_play, computed, self._stages_of(n_context, generated))
+        stages = [layer for layer, _ in self._stages_of(n_context, generated)]
+        total, scoring = bare_flops(config, in_play, computed), self.scoring
+        sees = [window or math.inf for window in config.windows]
+        for layer, (m, n) in enumerate(zip(in_play, computed, strict=True)):
+            # one of the last `scoring.layers` up to a stage scores if it sees as far as the stage's layer
+            above = [stage for stage in stages if layer <= stage < layer + scoring.layers]
+            if any(sees[layer] >= sees[stage] for stage in above):
+                total += score_flops(config, m, min(scoring.queries, n), config.windows[layer])
+        return total
 
     def why_unpruned(self, n_prompt: int, n_context: int) -> str:
         stages = [*self.stages, *self.decode_stages]
@@ -285,28 +260,10 @@ class Pruning(Scheduled):
             return ()
         return self.decode_stages if generated and self.decode != "same" else self.stages
 
-    def _counted(self, config: ModelConfig, in_play: list[int], computed: list[int], stages: Stages) -> int:
-        total = bare_flops(config, in_play, computed)
-        sees = [window or math.inf for window in config.windows]
-        for layer, (m, n) in enumerate(zip(in_play, computed, strict=True)):
-            # one of the last `scoring.layers` up to a stage scores if it sees as far as the stage's layer
-            above = [stage for stage, _ in stages if layer <= stage < layer + self.scoring.layers]
-            if any(sees[layer] >= sees[stage] for stage in above):
-                total += score_flops(config, m, min(self.scoring.queries, n), config.windows[layer])
-        return total
-
     def _always_kept(self, n_prompt: int) -> int:
         """The number of prompt tokens that every stage keeps: protected spans, sink, window, query token."""
         spans = [(0, self.sink), (n_prompt - max(self.window, 1), n_prompt), *self.protect]
-        count = position = 0
-        for first, end in sorted(spans):
-            first, end = max(first, position), min(end, n_prompt)
-            if end > first:
-                count += end - first
-                position = end
-        return count
-
-    # ---- derived schedules -----------------------------------------------------------------------
+        return len({place for first, end in spans for place in range(max(first, 0), min(end, n_prompt))})
 
     @classmethod
     def for_speedup(
@@ -315,47 +272,52 @@ class Pruning(Scheduled):
         model: ModelConfig | Any,
         n_prompt: int,
         scoring: Literal["recommended", "paper"] | Scoring = "recommended",
+        shapes: Shapes = SPEEDUP_SHAPES,
     ) -> Pruning:
         """The schedule that loses little for a counted speedup of a prompt of `n_prompt` tokens.
 
-        `model` is an LLM or its config. The stages are after about a quarter, a half and five eighths of the
-        layers, and the later ones keep a little less than the first; for the highest targets, there are three
-        early ones. In a model with sliding windows, they are after the nearest layers that see all of the
-        context, each after one of its own while there are enough; of those that share a layer the last one
-        counts. The layers depend on the model, the target and the scoring; the keeps on `n_prompt` too.
-
-        `scoring`: recommended (with it the first four tokens, which draw attention whatever they say, always
-        stay), paper, or a Scoring. Its work is counted. The counted speedup is at most 1 % above the target
-        (more for prompts of a few dozen tokens, which can only be cut in coarse steps).
+        `model` is an LLM or its config. Stages have the first of the `shapes` that fits, else the last;
+        docs/method.md has those of the default. The layers depend on the model, the target and the scoring;
+        the keeps on `n_prompt` too. `scoring`: recommended, paper, or a Scoring; its work is counted. The
+        speedup is at most 1 % above the target, more for prompts of a few dozen tokens.
         """
-        return cls.of_shapes(SPEEDUP_SHAPES, target, model, n_prompt, scoring)
-
-    @classmethod
-    def of_shapes(
-        cls,
-        shapes: Shapes,
-        target: float,
-        model: ModelConfig | Any,
-        n_prompt: int,
-        scoring: Literal["recommended", "paper"] | Scoring = "recommended",
-    ) -> Pruning:
-        """Like `for_speedup`, with stages of the first of these shapes that fits, else of the last."""
         if isinstance(scoring, str):
             checked.choice(scoring, "scoring", ("recommended", "paper"))
-        n_prompt = checked.whole(n_prompt, "n_prompt", 1)
-        config = getattr(model, "config", model)
-        _check_config(config)
+        n_prompt, config = checked.whole(n_prompt, "n_prompt", 1), getattr(model, "config", model)
+        DENSE.check(config)
+        target = checked.number(target, "the speedup")
+        if target <= 1.0:
+            raise ValueError(f"the speedup must be above 1, which is dense, not {target:g}")
+        if config.n_layers < 2:
+            raise ValueError("the model has one layer, so no stage fits below the last one")
 
-        def pruning_of(keeps: Keeps) -> Pruning:
-            chosen = scoring
-            if chosen == "recommended":
-                chosen = Scoring.recommended(math.ceil(next(iter(keeps.values())) * n_prompt))
-            elif chosen == "paper":
-                chosen = Scoring.paper()
-            sink = 0 if chosen == Scoring.paper() else RECOMMENDED_SINK
-            return cls(keeps, scoring=chosen, sink=sink)
+        def scaled(keeps: Mapping[int, float], factor: float) -> Pruning:
+            shares = {layer: round(factor * keep, KEEP_DIGITS) for layer, keep in keeps.items()}
+            shares = {layer: min(max(share, LEAST_KEEP), 1.0) for layer, share in shares.items()}
+            rule = PAPER if scoring == "paper" else scoring
+            if rule == "recommended":
+                rule = Scoring.recommended(math.ceil(next(iter(shares.values())) * n_prompt))
+            return cls(shares, scoring=rule, sink=0 if rule == PAPER else RECOMMENDED_SINK)
 
-        return schedule_for(target, config, n_prompt, shapes, pruning_of)
+        for shape, least in shapes:
+            keeps = placed(shape, config)
+            if scaled(keeps, least).speedup(config, SHAPE_LENGTH) >= target:
+                break
+        best = scaled(keeps, 0.0)
+        if (reach := best.speedup(config, n_prompt)) < target:
+            raise OutOfReach(
+                f"a speedup of {target:g} is out of reach: stages at layers {', '.join(map(str, keeps))} of "
+                f"{config.n_layers} give at most {reach:.2f} at {n_prompt} prompt tokens"
+            )
+        low, high = 0.0, 1 / min(keeps.values())
+        while high - low > PRECISION:
+            factor = (low + high) / 2
+            candidate = scaled(keeps, factor)
+            if candidate.speedup(config, n_prompt) >= target:
+                low, best = factor, candidate
+            else:
+                high = factor
+        return best
 
 
 DENSE = Pruning()

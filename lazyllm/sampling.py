@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 from math import log
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lazyllm.model import Model
 from lazyllm.support import checked
-
-if TYPE_CHECKING:
-    from lazyllm.model import Model
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +18,8 @@ class SamplingParams:
 
     `temperature` 0 is greedy; `top_p` 1, `top_k` 0, `min_p` 0 and `repetition_penalty` 1 switch those off.
     `min_p` drops tokens less likely than that share of the likeliest one. `repetition_penalty` divides the
-    positive logits of tokens that the context has, and multiplies the negative ones. Equal seeds give equal
-    draws. Without a seed each answer gets a new one, its `Generation.seed`.
+    positive logits of tokens that the context has, and multiplies the negative ones. Without a seed each
+    answer gets a new one, its `Generation.seed`.
     """
 
     temperature: float = 0.0
@@ -48,13 +45,12 @@ class SamplingParams:
     @classmethod
     def of(cls, model: Model) -> SamplingParams:
         """Those that the checkpoint recommends, in its generation_config.json; greedy where it has none."""
-        given = {
-            name: value for name, value in model.checkpoint.generation_config.items() if value is not None
-        }
-        if not given.get("do_sample"):
-            return cls(repetition_penalty=given.get("repetition_penalty", 1.0))
-        names = {item.name for item in fields(cls)} - {"seed"}
-        return cls(**{"temperature": 1.0, **{name: value for name, value in given.items() if name in names}})
+        config = model.checkpoint.generation_config
+        names = {"repetition_penalty"}
+        if samples := bool(config.get("do_sample")):
+            names = {field.name for field in fields(cls)} - {"seed"}
+        given = {name: config[name] for name in names if config.get(name) is not None}
+        return cls(**{"temperature": float(samples), **given})
 
     @property
     def changes_logits(self) -> bool:
@@ -73,17 +69,10 @@ class SamplingParams:
 
     def for_prompt(self, index: int) -> SamplingParams:
         """The same for one prompt of a list, with a seed of its own: `seed` + `index`."""
-        if self.seed is None:
-            return self
-        return replace(self, seed=seed_at(self.seed, index))
+        return self if self.seed is None else replace(self, seed=(self.seed + index) % checked.SEED_LIMIT)
 
 
 GREEDY = SamplingParams()
-
-
-def seed_at(seed: int, index: int) -> int:
-    """The seed of one of several draws that begin at `seed`."""
-    return (seed + index) % checked.SEED_LIMIT
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:

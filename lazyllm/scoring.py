@@ -16,9 +16,9 @@ NARROWEST, WIDEST = 13, 31  # tokens of a place
 class Scoring:
     """The options of the score; without any it is the paper's, the query token's attention.
 
-    A score is the mean over the last `queries` new tokens, or with `pooling="max"` the largest of theirs, the
-    largest share in the last `layers` layers, the mean over `smooth` neighbours (odd), and in decode steps at
-    least `memory` times the remembered score. docs/method.md defines each.
+    A score is the mean or (`pooling="max"`) the largest over the last `queries` new tokens, the largest
+    share in the last `layers` layers, the mean over `smooth` neighbours (odd), and in decode steps at least
+    `memory` times the remembered score. docs/method.md defines each.
     """
 
     layers: int = 1
@@ -36,9 +36,8 @@ class Scoring:
             raise ValueError(f"smooth must be odd, so that a mean has a centre, not {self.smooth}")
 
     def __repr__(self) -> str:
-        changed = {item.name: getattr(self, item.name) for item in fields(self)}
-        texts = [f"{name}={value!r}" for name, value in changed.items() if value != getattr(Scoring, name)]
-        return f"Scoring({', '.join(texts)})"
+        values = ((field.name, getattr(self, field.name), field.default) for field in fields(self))
+        return f"Scoring({', '.join(f'{name}={value!r}' for name, value, usual in values if value != usual)})"
 
     @classmethod
     def paper(cls) -> Scoring:
@@ -49,9 +48,8 @@ class Scoring:
     def recommended(cls, n_kept: int = 1024) -> Scoring:
         """The rule that was found to lose least, for a first stage that keeps `n_kept` tokens.
 
-        A token's score is its largest share in five layers, each the largest of the last 32 rows, smoothed
-        over its neighbours and remembered in decode steps. It is smoothed over an eleventh of the tokens that
-        the first stage keeps, at least 13 and at most 31: each place that is kept takes as many.
+        Scores are smoothed over an eleventh of these, at least 13 and at most 31: each place that is kept
+        takes as many.
         """
         n_kept = checked.whole(n_kept, "n_kept", 1)
         smooth = min(max(n_kept // PLACES, NARROWEST), WIDEST) | 1
@@ -62,9 +60,7 @@ class Scoring:
         """A Scoring from a mapping of its fields."""
         if isinstance(value, Scoring):
             return value
-        names = [item.name for item in fields(cls)]
         if not isinstance(value, Mapping):
             raise TypeError(f"scoring must be a lazyllm.Scoring or a mapping of its fields, not {value!r}")
-        if unknown := [name for name in value if name not in names]:
-            raise ValueError(f"scoring has no field {unknown[0]!r}; its fields are {', '.join(names)}")
+        checked.known_names(value, [field.name for field in fields(cls)], "scoring")
         return cls(**value)

@@ -6,42 +6,40 @@ import warnings
 from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import Unpack
+from typing import Any
 
 import numpy as np
 
 from lazyllm import _core
 from lazyllm.answer import Answer
-from lazyllm.generation import INTERNAL, Generation, Options, Request, Stream
+from lazyllm.generation import Generation, Request, Stream
 from lazyllm.method import Method
 from lazyllm.model import Model
-from lazyllm.prefix_cache import PrefixCache
 from lazyllm.prompt import EncodedPrompt, Prompt, PromptIds, checked_ids
 from lazyllm.pruning import DENSE
 from lazyllm.schedule import SHAPE_LENGTH
 from lazyllm.session_file import write
-from lazyllm.support import checked
 from lazyllm.support.files import user_path
 from lazyllm.support.signatures import takes
-from lazyllm.timeline import Timeline
+from lazyllm.timeline import Prefixes, Timeline
 
 
 class Session(Timeline):
     """A context that grows by `forward` and `ask`; made by `LLM.session`. It serves one thread at a time.
 
-    A pass that is interrupted (Ctrl-C) or fails leaves the session as it was before it. An answer is many
-    passes: the exception that interrupts one has what there is of it as `generation`, and `resume` goes on.
+    A pass that is interrupted (Ctrl-C) or fails leaves the session as it was. An answer is many passes: the
+    exception that interrupts one has what there is of it as `generation`, and `resume` goes on.
     """
 
     def __init__(
         self,
         model: Model,
         method: Method,
-        prefixes: PrefixCache | None = None,
+        prefixes: Prefixes | None = None,
         progress: bool = True,
         core: _core.Session | None = None,
     ) -> None:
-        """`prefixes` serve the first prompt; `core` is a fork's, whose setting has been checked."""
+        """`core` is a fork's, whose setting has been checked."""
         if core is None:
             method.check(model.config)
             if prefixes is not None and not method.reads_in_parts:
@@ -51,27 +49,19 @@ class Session(Timeline):
             if message := method.mismatch(model.checkpoint, progress):
                 warnings.warn(message, stacklevel=3)
             core = model.core.session(method.for_prompt(model.config, SHAPE_LENGTH).core())
-        super().__init__(model, method, core)
-        self._prefixes = prefixes
-
-    # ---- the timeline ----------------------------------------------------------------------------
+        super().__init__(model, method, core, prefixes)
 
     def fork(self) -> Session:
         """A second session in the same state. Nothing that is done to one of them shows in the other."""
         with self.exclusive_use():
-            fork = Session(self.llm, self.setting, self._prefixes, core=self.forked_core())
+            fork = Session(self.llm, self.setting, self.prefixes, core=self.forked_core())
             fork.room, fork.conversation, fork.pruning = self.room, copy(self.conversation), self.pruning
             return fork
 
     def truncate(self, n: int) -> None:
-        """Back to the first `n` tokens of the context; what has been computed of them stays.
-
-        A token that was drawn and not run yet is forgotten too, if `n` is the length.
-        """
-        n = checked.whole(n, "n", 0)
+        """Back to the first `n` tokens of the context; what has been computed of them stays. A token that was
+        drawn and not run yet is forgotten too, if `n` is the length."""
         with self.exclusive_use():
-            if n > self.length:
-                raise ValueError(f"n is {n}; the session has {self.length} tokens")
             self.core.truncate(n)
             self.unfinished = None
 
@@ -85,64 +75,42 @@ class Session(Timeline):
                 raise ValueError("the session is empty; there is nothing to save")
             write(self, path, progress)
 
-    # ---- growing the context ---------------------------------------------------------------------
-
     def forward(self, ids: PromptIds, generated: bool = False, progress: bool = True) -> np.ndarray:
         """Runs new tokens of a prompt or (generated=True) an answer: the last one's logits (vocab,)."""
         new = checked_ids(ids, self.llm.config.vocab)
         n_given = len(new)
         with self.exclusive_use():
-            if not generated:
-                self.conversation.check_ids_allowed()
-                new = self.setting.ids(self.llm, new, len(self.conversation.prompts))
-            self.reserve(len(new))
-            self.run_pending()
-            begins, end = self.length, self.length + len(new)
-            try:
-                if not generated and self._prefixes is not None and not self.length:
-                    self._prefixes.read(self, new, progress)
-                    n_given, new = n_given - self.length, new[self.length :]
-                if not generated:
-                    self.schedule(len(new))
-                forward = partial(self.core.forward, generated=generated)
-                logits = self.run_pass(forward, new, None if generated else n_given, progress)
-            except BaseException:
-                if self.length < end:
-                    self.core.truncate(begins)  # what a PrefixCache had of the prompt
-                raise
-        return np.asarray(logits)
+            if generated:
+                self.reserve(len(new))
+                return self.run_pass(partial(self.core.forward, generated=True), new, None, progress)
+            self.conversation.check_ids_allowed()
+            new = self.setting.ids(self.llm, new, len(self.conversation.prompts))
+            with self.prompt(new, 0, progress) as begins:
+                n_read = self.length - begins
+                return self.run_pass(self.core.forward, new[n_read:], n_given - n_read, progress)
 
     def read(self, prompt: str | PromptIds, progress: bool = True) -> None:
-        """Reads the beginning of a prompt, up to the layer of the first stage; nothing is dropped yet.
-
-        The next `ask` or `forward` decides by its own tokens which of those read are computed further, as if
-        all had been one prompt. So a long document is read once, and each question asked of a `fork`.
-        """
+        """Reads the beginning of a prompt, up to the layer of the first stage. The next `ask` or `forward`
+        decides by its own tokens which of those read are computed further, as if all were one prompt."""
         if not self.setting.reads_in_parts:
             raise ValueError(f"prompts cannot be read in parts with {self.setting}")
         new = self.conversation.encode(self.core, prompt).ids
         with self.exclusive_use():
             self.reserve(len(new))
-            self.run_pending()
             self.run_pass(self.core.read, new, len(new), progress)
 
     def surprisal(self, ids: PromptIds, progress: bool = True) -> np.ndarray:
-        """Runs new prompt tokens; returns -ln p (n,) of each given all before it.
-
-        The first token of a context has NaN. Only for sessions without pruning.
-        """
+        """-ln p (n,) of each of these new prompt tokens given all before it, NaN for the first of a context;
+        only for sessions without pruning."""
         new = checked_ids(ids, self.llm.config.vocab)
         if self.setting != DENSE:
             raise ValueError(f"surprisal needs a session without pruning, not one with {self.setting}")
         with self.exclusive_use():
             self.reserve(len(new))
-            self.run_pending()
-            return np.asarray(self.run_pass(self.core.surprisal, new, len(new), progress))
+            return self.run_pass(self.core.surprisal, new, len(new), progress)
 
-    # ---- answers ---------------------------------------------------------------------------------
-
-    @takes(Request, *INTERNAL)
-    def ask(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
+    @takes(Request, "never_first")
+    def ask(self, prompt: Prompt, **options: Any) -> Generation:
         """Answers a prompt that continues the context or (chat=True) the chat; options as in `generate`."""
         return self.answer(prompt, Request(**options)).finished()
 
@@ -163,23 +131,18 @@ class Session(Timeline):
         """An answer whose prompt the method has compressed, if it does, and nothing has run."""
         if self.setting.compresses:
             prompt = self.conversation.compressed(self.core, prompt, request)
-        return Answer(self, prompt, request, self._prefixes)
+        return Answer(self, prompt, request)
 
     def resume(self) -> Generation:
-        """Goes on with the answer that was interrupted, as if it had not been; the whole of it.
-
-        Only while nothing else has been done to the session since: no other prompt, `forward` or `truncate`.
-        """
+        """The whole of the answer that was interrupted, as if it had not been; only while nothing else has
+        been done to the session since: no other prompt, `forward` or `truncate`."""
         if not isinstance(self.unfinished, Answer):
             raise RuntimeError("no answer of this session waits to go on; ask, or generate")
         return Stream(self.unfinished.run(self)).finished()
 
     def checked_prompt(self, prompt: Prompt, request: Request) -> EncodedPrompt:
-        """The prompt for `answer`, which will find nothing wrong with it; ValueError for one that repeats the
-        whole context, too.
-
-        The length is not checked where the method compresses the text.
-        """
+        """The prompt for `answer`, which will find nothing wrong with it, but for its length where the method
+        compresses it; ValueError for one that repeats the whole context, too."""
         encoded = self.conversation.encode(self.core, prompt, request)
         if self.conversation.repeats(self.core, encoded):
             raise ValueError(

@@ -18,7 +18,7 @@ from lazyllm import __version__, _core
 from lazyllm.checkpoints.checkpoint import header_bytes, read_shard
 from lazyllm.checkpoints.digest import weights_digest
 from lazyllm.method import Method, source_digest
-from lazyllm.methods import parse_method
+from lazyllm.methods.parsing import parse_method
 from lazyllm.model import Model
 from lazyllm.prompt import PromptPlace, checked_messages
 from lazyllm.support.files import whole_file
@@ -73,13 +73,11 @@ def write(timeline: Timeline, path: Path, progress: bool) -> None:
     metadata = {"format": FORMAT, "version": VERSION, "session": json.dumps(description)}
     entries = dict(layout(timeline.core, timeline.llm))
     sizes = {name: (*kind, math.prod(kind[1]) * WIDTHS[kind[0]]) for name, kind in entries.items()}
+    header = header_bytes(sizes | {DIGEST: ("U8", (DIGEST_BYTES,), DIGEST_BYTES)}, metadata)
+    tensors = (tensor_of(timeline.core, name).data.cast("B") for name in entries)
     hasher = hashlib.sha256()
     with whole_file(path) as file:
-        header = header_bytes(sizes | {DIGEST: ("U8", (DIGEST_BYTES,), DIGEST_BYTES)}, metadata)
-        hasher.update(header)
-        file.write(header)
-        for name in entries:
-            data = tensor_of(timeline.core, name).data.cast("B")
+        for data in chain([header], tensors):
             hasher.update(data)
             file.write(data)
         file.write(hasher.digest())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
 from typing import Any
 
 from lazyllm.support import checked
@@ -13,10 +14,8 @@ LAYER_LIMIT = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Mass:
-    """A stage's rule: keep the best tokens until they hold the share `mass` of all prompt tokens' scores.
-
-    The count depends on the data; `keep_min` and `keep_max`, shares of the prompt, bound it.
-    """
+    """A stage's rule: keep the best tokens until they hold the share `mass` of all prompt tokens' scores, at
+    least `keep_min` and at most `keep_max` of the prompt."""
 
     mass: float
     keep_min: float = 0.0
@@ -36,10 +35,8 @@ class Mass:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """A stage's rule: what it drops is gone for good, from every layer of all later passes.
-
-    `keep` is the share of the prompt that stays: `Pruning({7: Drop(0.4), 15: 0.3})`.
-    """
+    """A stage's rule: the share `keep` of the prompt stays; what is dropped is gone for good, from every
+    layer of all later passes."""
 
     keep: float
 
@@ -61,9 +58,9 @@ StagesInput = Mapping[Any, Any] | Sequence[Any] | None
 
 def largest_keep(rule: Rule) -> float:
     """The largest share of the prompt that a stage keeps."""
-    if isinstance(rule, Mass):
-        return rule.keep_max
-    return rule.keep if isinstance(rule, Drop) else rule
+    if isinstance(rule, float):
+        return rule
+    return rule.keep_max if isinstance(rule, Mass) else rule.keep
 
 
 def checked_stages(value: StagesInput, what: str) -> Stages:
@@ -71,24 +68,17 @@ def checked_stages(value: StagesInput, what: str) -> Stages:
     if isinstance(value, Mapping):
         stages = sorted(((_layer(layer), rule) for layer, rule in value.items()), key=lambda stage: stage[0])
     else:
-        pairs = checked_pairs(
-            () if value is None else value, what, "a mapping or a list of (layer, keep) pairs"
-        )
+        form = "a mapping or a list of (layer, keep) pairs"
+        pairs = checked_pairs(() if value is None else value, what, form)
         stages = [(_layer(layer), rule) for layer, rule in pairs]
     stages = [(layer, _rule(rule, layer)) for layer, rule in stages]
-    last_layer, last_keep = -1, 1.0
-    for layer, rule in stages:
-        if layer <= last_layer:
-            raise ValueError(
-                f"{what}: layers must rise strictly, but layer {layer} follows layer {last_layer}"
-            )
-        last_layer = layer
-        if isinstance(rule, Mass):
-            continue
-        keep = largest_keep(rule)
-        if keep > last_keep:
-            raise ValueError(f"{what}: keeps must not rise, but layer {layer} keeps {keep} after {last_keep}")
-        last_keep = keep
+    for (last, _), (layer, _) in pairwise(stages):
+        if layer <= last:
+            raise ValueError(f"{what}: layers must rise strictly, but layer {layer} follows layer {last}")
+    keeps = [(layer, largest_keep(rule)) for layer, rule in stages if not isinstance(rule, Mass)]
+    for (_, more), (layer, keep) in pairwise(keeps):
+        if keep > more:
+            raise ValueError(f"{what}: keeps must not rise, but layer {layer} keeps {keep} after {more}")
     return tuple(stages)
 
 

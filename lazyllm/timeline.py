@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
@@ -20,22 +20,26 @@ T = TypeVar("T")
 READ = 2  # of `Timeline.kinds`: prompt tokens read, with no pass since
 
 
-class Timeline:
-    """The state of a session, and the steps that change it; each step runs in `exclusive_use`.
+class Prefixes(Protocol):
+    """What a first prompt may take its beginning from: a `PrefixCache`."""
 
-    A step that is interrupted (Ctrl-C) or fails leaves the context as it was before it.
-    """
+    def read(self, timeline: Timeline, ids: list[int], n_new: int, progress: bool) -> None: ...
+
+
+class Timeline:
+    """The state of a session, and the steps that change it; each step runs in `exclusive_use`."""
 
     document: Mapping[str, Any] | None = None
     """What a `Document` is to be made of again, if this is the timeline of one."""
     unfinished: object = None
     """The interrupted answer that waits to go on; forgotten when anything else changes the context."""
 
-    def __init__(self, model: Model, method: Method, core: _core.Session) -> None:
+    def __init__(self, model: Model, method: Method, core: _core.Session, prefixes: Prefixes | None) -> None:
         self.llm = model
         self.setting = method
         self.pruning = method  # what the setting is for this context's first prompt, once that has begun
         self.core = core
+        self.prefixes = prefixes
         self.room = 0  # capacity of the buffers, in tokens
         self.conversation = Conversation(model, method)
         self._lock = threading.Lock()
@@ -44,11 +48,7 @@ class Timeline:
         return f"<Session of {self.llm.config.name or 'a model'}: {self.length} tokens, {self.setting.label}>"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a session cannot be copied or pickled; use fork(), or llm.session() for an empty one"
-        )
-
-    # ---- state -----------------------------------------------------------------------------------
+        raise TypeError("a session cannot be copied or pickled; use fork() or llm.session()")
 
     @property
     def length(self) -> int:
@@ -85,12 +85,10 @@ class Timeline:
         """The counts of the last pass (layers, 3): tokens in play, computed, revived."""
         return self.core.last_pass
 
-    # ---- steps -----------------------------------------------------------------------------------
-
     @contextmanager
     def exclusive_use(self) -> Iterator[None]:
-        """Refuses a second caller. Before and after the use, prompts and turns are brought in line with the
-        context, which may have been truncated, or not have grown by a prompt whose pass failed."""
+        """Refuses a second caller. Before and after, prompts are brought in line with the context, which may
+        have been truncated, or not have grown by a prompt whose pass failed."""
         if not self._lock.acquire(blocking=False):
             raise RuntimeError(
                 "this session is in use: another thread, a progress callback or a stream is running it; "
@@ -117,16 +115,32 @@ class Timeline:
         return total
 
     def reserve(self, n_given: int, n_new: int = 0) -> None:
-        """Reserves buffers; ValueError beyond the model's context, MemoryError beyond the free memory."""
+        """Reserves buffers, then runs the token drawn last; an error beyond the context or free memory."""
         total = self.check_room(n_given, n_new)
         if total > self.room:
             self.room = reserve(self.core, total, self.llm.config.context, self.llm.device == "cpu")
         self.unfinished = None
-
-    def run_pending(self) -> None:
-        """Runs the token that has been drawn last, if it has not been run."""
         if self.core.drawn is not None:
             self.core.forward([self.core.drawn], generated=True)
+
+    @contextmanager
+    def prompt(self, ids: list[int], n_new: int, progress: bool) -> Iterator[int]:
+        """Where a prompt of these ids begins, once memory is reserved, its beginning taken from `prefixes`
+        and the schedule decided. If the pass in the block fails, nothing of the prompt is left."""
+        self.reserve(len(ids), n_new)
+        begins = self.length
+        try:
+            if self.prefixes is not None and not begins:
+                self.prefixes.read(self, ids, n_new, progress)
+            if (self.kinds == READ).all():
+                self.pruning = self.setting.for_prompt(self.llm.config, begins + len(ids))
+                if self.pruning is not self.setting:
+                    self.core.reschedule(self.pruning.core())
+            yield begins
+        except BaseException:
+            if self.length < begins + len(ids):
+                self.core.truncate(begins)
+            raise
 
     def run_pass(self, run: Callable[..., T], ids: list[int], n_given: int | None, progress: bool) -> T:
         """The result of a pass over these ids; of a prompt of `n_given` tokens, unless that is None."""
@@ -134,13 +148,6 @@ class Timeline:
             if n_given is not None:
                 self.begin_prompt(n_given, len(ids))
             return run(ids, watch=watch)
-
-    def schedule(self, n_new: int) -> None:
-        """Takes the setting's schedule for a first prompt, of `n_new` tokens behind those read."""
-        if (self.kinds == READ).all():
-            self.pruning = self.setting.for_prompt(self.llm.config, self.length + n_new)
-            if self.pruning is not self.setting:
-                self.core.reschedule(self.pruning.core())
 
     def begin_prompt(self, n_given: int, n_new: int) -> None:
         """Counts a prompt and marks its gaps; called when nothing but the pass itself can fail."""

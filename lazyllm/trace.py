@@ -11,7 +11,6 @@ import numpy as np
 from lazyllm import _core
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.method import Method
-from lazyllm.model import Model
 from lazyllm.pictures.heat_map import Heatmap
 from lazyllm.support.optional import package
 
@@ -39,12 +38,8 @@ class TracedStage(NamedTuple):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Pass:
-    """One pass of an answer: its counts (layers, 3), and the context's length after it.
-
-    A traced pass has `runs`, each of which describes adjacent layers with the same tokens: `first_layer`,
-    `last_layer`, the positions `in_play` and `computed`, and `scores`, which is None unless the last layer is
-    a stage. That of a prompt also has the `depths` of all tokens after it.
-    """
+    """One pass of an answer: its counts (layers, 3), and the context's length after it. A traced one has
+    `runs` of layers with the same tokens, with `scores` where a stage follows; a prompt's has `depths`."""
 
     pass_: int
     generated: bool
@@ -91,24 +86,21 @@ def table_of(passes: Sequence[Pass]) -> np.ndarray:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Trace:
-    """All passes of one answer. `prefill_depths` and `depths`: how many layers held K,V of each context token
-    after the prompt's pass and at the end. `kinds`: 0 for prompt tokens, 1 for generated ones."""
+    """All passes of one answer. `depths`: how many layers held K,V of each context token at the end. `kinds`:
+    0 for prompt tokens, 1 for generated ones."""
 
     passes: list[Pass]
     token_ids: list[int]
     kinds: np.ndarray
-    prefill_depths: np.ndarray
     depths: np.ndarray
     n_layers: int
     pruning: Method
     tokenizer: Tokenizer | None
 
-    @classmethod
-    def of(cls, core: _core.Session, passes: Sequence[Pass], model: Model, pruning: Method) -> Trace:
-        """The trace of an answer's passes so far; its session is `core`."""
-        prefill_depths = [one.depths for one in passes if one.depths is not None][-1]
-        tokens = core.ids.tolist(), core.kinds, prefill_depths, core.depths
-        return cls(list(passes), *tokens, model.config.n_layers, pruning, model.checkpoint.tokenizer)
+    @property
+    def prefill_depths(self) -> np.ndarray:
+        """The depths after the prompt's pass."""
+        return next(item.depths for item in self.passes if item.depths is not None)
 
     @property
     def stages(self) -> list[TracedStage]:

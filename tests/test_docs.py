@@ -16,7 +16,7 @@ from folders import SHAPE, model_folder
 
 import lazyllm
 from lazyllm.commands.main import main, parser
-from lazyllm.methods import as_method
+from lazyllm.methods.parsing import as_method
 from lazyllm.support.json_text import parse_json
 from lazyllm.sweeps.sweep import combined
 

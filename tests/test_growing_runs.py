@@ -18,7 +18,7 @@ from lazyllm.evaluation.manifest import MANIFEST, joined, new_manifest, read_man
 from lazyllm.evaluation.report import environments_table, scores_table
 from lazyllm.evaluation.results import ITEMS, Key, RunFolder, read_rows
 from lazyllm.evaluation.summary import NO_SPEED
-from lazyllm.methods import as_method
+from lazyllm.methods.parsing import as_method
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 QUIET: dict[str, Any] = {"warm_ups": 0, "progress": False, "wrapper": "none"}

@@ -14,7 +14,7 @@ import lazyllm
 from lazyllm import LLM, Drop, Method, Policy, Pruning, parse_method
 from lazyllm.commands import main as cli
 from lazyllm.method import source_digest
-from lazyllm.methods import as_method
+from lazyllm.methods.parsing import as_method
 
 IDS = list(range(40, 90))
 ROOT = Path(__file__).parents[1]

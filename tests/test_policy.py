@@ -23,6 +23,7 @@ from tolerances import HALF_LOGITS, NEAR_TIE, SCORES, error
 
 import lazyllm
 from lazyllm import LLM, Drop, Mass, Policy, Pruning, Scoring
+from lazyllm.methods.parsing import as_method
 from lazyllm.pruning import DENSE
 
 IDS = list(range(40, 90))
@@ -589,7 +590,7 @@ def test_a_policy_takes_the_stages_of_a_pruning(llm: LLM) -> None:
 def test_a_policy_is_not_made_from_text() -> None:
     for given in (Paper({1: 0.5}).to_json(), json.loads(Paper({1: 0.5}).to_json())):
         with pytest.raises(ValueError, match=r"the policy .*Paper is code and cannot be made from text"):
-            lazyllm.methods.as_method(given)
+            as_method(given)
 
 
 @pytest.mark.parametrize(

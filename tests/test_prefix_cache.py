@@ -16,7 +16,7 @@ from tiny import DEVICE, shared_bytes
 
 import lazyllm
 from lazyllm import LLM, Policy, PrefixCache, Preset, Pruning, Scoring, Session, prefix_cache
-from lazyllm.methods import FastKV
+from lazyllm.methods.rivals import FastKV
 
 MODEL = replace(SHAPE, context=2000)
 DENSE = Pruning()

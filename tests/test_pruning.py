@@ -195,7 +195,7 @@ def test_core_has_plain_values_only() -> None:
         "decode": [(3, 0.5)],
         "sink": 0,
         "window": 0,
-        "protect": [(1, 2)],
+        "protect": ((1, 2),),
         "queries": 1,
         "pooling": "mean",
         "layers": 1,

@@ -23,7 +23,7 @@ from lazyllm import Pruning
 from lazyllm.commands import main as cli
 from lazyllm.evaluation.divergence import DenseAnswer, forced_logits, greedy_answer, kl_divergence
 from lazyllm.llm import LLM
-from lazyllm.methods import Preset
+from lazyllm.methods.preset import Preset
 from lazyllm.scoring import Scoring
 from lazyllm.searching import search as module
 from lazyllm.searching.results import Search

@@ -13,7 +13,7 @@ from folders import SHAPE, model_folder
 import lazyllm
 from lazyllm import LLM, PrefixCache, Pruning, Scoring, Speedup
 from lazyllm.commands import main as cli
-from lazyllm.methods import as_method
+from lazyllm.methods.parsing import as_method
 from lazyllm.methods.speedup import SHORTEST
 
 MODEL = replace(SHAPE, n_layers=8, context=3000)

@@ -19,7 +19,7 @@ from lazyllm.evaluation.runner import checked_settings, run_items
 from lazyllm.evaluation.summary import DENSE_LABEL, Summary, failure
 from lazyllm.evaluation.trial import planned
 from lazyllm.llm import LLM, load
-from lazyllm.methods import Preset
+from lazyllm.methods.preset import Preset
 from lazyllm.prompt import Prompt
 from lazyllm.pruning import Pruning
 from lazyllm.support import checked

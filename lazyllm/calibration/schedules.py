@@ -34,4 +34,5 @@ def candidates(speedup: float, config: ModelConfig, n_prompt: int) -> Iterator[P
     yield Pruning.for_speedup(speedup, config, n_prompt)
     for share in SHARES:
         with suppress(ValueError):  # out of reach
-            yield Pruning.of_shapes([(shape(share, speedup, FURTHER), 0.0)], speedup, config, n_prompt)
+            shapes = [(shape(share, speedup, FURTHER), 0.0)]
+            yield Pruning.for_speedup(speedup, config, n_prompt, shapes=shapes)

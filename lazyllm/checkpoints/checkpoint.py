@@ -20,9 +20,9 @@ from lazyllm.checkpoints.fields import Fields, json_object, optional_fields, rea
 from lazyllm.checkpoints.tensors import Tensor, core_tensors
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.errors import CheckpointError
-from lazyllm.support import hub
 from lazyllm.support.files import OpenedFile, user_path
 from lazyllm.support.json_text import json_digest
+from lazyllm.support.optional import fetch
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -68,7 +68,7 @@ def resolve(path_or_id: str | Path, revision: str | None = None, file: str | Non
     if path.suffix == ".gguf" or not HUB_ID.fullmatch(str(path_or_id)):
         raise FileNotFoundError(f"{path} does not exist, nor has it the form of a hub id (owner/name)")
     try:
-        return hub.fetch(
+        return fetch(
             f"{path_or_id}, which is no folder here,",
             lambda client: download(client, str(path_or_id), revision, file),
         )

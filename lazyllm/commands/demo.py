@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 def measure(llm: LLM, speedup: float) -> tuple[dict[str, Generation], dict[str, float]]:
     """By setting, run in turn: the answer of the first round, and the median time to first token of all."""
-    from lazyllm.methods import Speedup
+    from lazyllm.methods.speedup import Speedup
     from lazyllm.pruning import DENSE
     from lazyllm.support.progress import bar
 

@@ -44,7 +44,7 @@ def generate(parser: argparse.ArgumentParser) -> Run:
     def run(args: argparse.Namespace) -> int:
         from dataclasses import fields
 
-        from lazyllm.methods import as_method
+        from lazyllm.methods.parsing import as_method
         from lazyllm.sampling import SamplingParams
 
         keywords = options.keywords_of(args, "max_new_tokens", "stop", "chat")

@@ -15,7 +15,7 @@ import numpy as np
 
 import lazyllm
 from lazyllm.llm import LLM, load
-from lazyllm.methods import PruningInput, as_method
+from lazyllm.methods.parsing import PruningInput, as_method
 from lazyllm.prefix_cache import PrefixCache
 from lazyllm.pruning import Pruning
 from lazyllm.sampling import SamplingParams, log_softmax

@@ -21,7 +21,7 @@ from lazyllm.evaluation.trial import Measure, Trial, planned, result_row, scored
 from lazyllm.evaluation.workers import Recipe, conditions_there, connected, results_there
 from lazyllm.llm import LLM
 from lazyllm.method import Method
-from lazyllm.methods import PruningInput, as_method
+from lazyllm.methods.parsing import PruningInput, as_method
 from lazyllm.pruning import Pruning
 from lazyllm.support.progress import bar
 

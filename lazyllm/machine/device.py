@@ -50,8 +50,7 @@ def libraries() -> list[str]:
 def open_model(
     config: ModelConfig, stored: Stored, device: str, threads: int | None, compute: str, weights: str, kv: str
 ) -> _core.Model:
-    """Opens weights on a device; "auto" takes CUDA where it works and neither an arithmetic of the CPU nor
-    a type of its keys and values is asked for, and logs the choice."""
+    """The model on a device; "auto" takes CUDA where it works, unless `compute` or `kv` ask for the CPU."""
     options: dict[str, Any] = {"threads": threads or 0, "libraries": libraries()}
     options |= {"compute": compute, "weights": weights, "kv": kv}
     opened = partial(_core.Model, config.core(), *stored, **options)

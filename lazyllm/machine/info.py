@@ -10,20 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import lazyllm
+from lazyllm import _core
+from lazyllm.machine.device import cuda_facts
 from lazyllm.support.files import system_text, system_values
 
-PACKAGES = (
-    "numpy",
-    "safetensors",
-    "tokenizers",
-    "jinja2",
-    "tqdm",
-    "gguf",
-    "tiktoken",
-    "sentencepiece",
-    "huggingface_hub",
-    "matplotlib",
-)
+REQUIRED = ("numpy", "safetensors", "tokenizers", "jinja2", "tqdm")
+OPTIONAL = ("gguf", "tiktoken", "sentencepiece", "huggingface_hub", "matplotlib")
 CPUINFO = Path("/proc/cpuinfo")
 DESIGN = ("CPU implementer", "CPU part", "CPU variant", "CPU revision")  # of a core, on ARM
 BOARDS = (Path("/sys/firmware/devicetree/base/model"), Path("/sys/class/dmi/id/product_name"))
@@ -48,9 +40,6 @@ def _shown(value: Any) -> str:
 
 def info() -> Info:
     """Version, instruction sets found and used, threads, CUDA or the reason why it is off, and packages."""
-    from lazyllm import _core
-    from lazyllm.machine.device import cuda_facts
-
     features = _core.features()
     table = Info(
         version=lazyllm.__version__,
@@ -67,13 +56,12 @@ def info() -> Info:
         threads=features["cores"],
         compiler=features["compiler"],
         cuda=cuda_facts(),
-        packages={name: installed for name in PACKAGES if (installed := version(name))},
+        packages={name: installed for name in (*REQUIRED, *OPTIONAL) if (installed := version(name))},
     )
     if namesake := version("lazyllm"):
         table["warning"] = (
-            f"the unrelated distribution lazyllm {namesake} from PyPI is installed too; both provide the "
-            "module lazyllm, and this one is lazyllm-engine: pip uninstall lazyllm, then install "
-            "lazyllm-engine again"
+            f"the unrelated distribution lazyllm {namesake}, with the same module name, is installed too: "
+            "pip uninstall lazyllm, then install lazyllm-engine again"
         )
     return table
 
@@ -86,8 +74,7 @@ def version(distribution: str) -> str | None:
 
 
 def processor() -> str:
-    """The CPU's model name. Where the system gives none, as on ARM: the architecture, the numbers of the
-    cores' designs, and the name of the board."""
+    """The CPU's model name; where there is none, as on ARM, architecture, cores' designs and board."""
     if name := field(CPUINFO, "model name"):
         return name
     designs = zip(*(system_values(CPUINFO, part) for part in DESIGN), strict=False)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from lazyllm import _core
-
+from lazyllm import _core
 from lazyllm.support.files import system_text, system_values
 
 MEMINFO = Path("/proc/meminfo")
@@ -25,10 +22,8 @@ def available_bytes() -> int | None:
 
 
 def left_in_groups() -> Iterator[int]:
-    """Of the process's group of cgroups v2 and each group around it that has a limit.
-
-    Cached pages of files, mapped weights among them, count as left: they are dropped when memory gets scarce.
-    """
+    """Of the process's group of cgroups v2 and those around it with a limit; cached pages of files, which are
+    dropped when memory gets scarce, count as left."""
     entries = system_text(GROUP).splitlines()
     own = next((entry.removeprefix("0::/") for entry in entries if entry.startswith("0::/")), "")
     group = GROUPS if ".." in own else GROUPS / own  # a container does not see where its group lies
@@ -57,8 +52,7 @@ def check_memory(asked: int, what: str) -> None:
 
 
 def reserve(session: _core.Session, total: int, context: int, on_cpu: bool) -> int:
-    """Reserves buffers for `total` tokens and, where they fit, for more up to the model's context; returns
-    their capacity. MemoryError beyond the free memory."""
+    """The capacity reserved: `total` tokens and, where they fit, more. MemoryError beyond the free memory."""
     capacity = min(context, total + max(LEAST_SPARE, session.length, total // SPARE if on_cpu else 0))
     if on_cpu:  # Linux overcommits; other devices refuse by themselves
         available = available_bytes()

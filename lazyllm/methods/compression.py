@@ -74,10 +74,7 @@ def compressed(text: str, llm: Any, ratio: float, unit: str) -> str:
 
 def self_information(llm: Any, ids: list[int]) -> np.ndarray:
     """-ln p of each token given those before it; NaN for the first, unless the tokenizer puts BOS before it.
-
-    A text longer than the model's context is read in windows, each of which begins half a window before its
-    first new token.
-    """
+    A text longer than the context is read in windows, each from half a window before its first new token."""
     tokenizer, window = llm.tokenizer, llm.config.context
     begins = [token for token in tokenizer.encode("") if token == tokenizer.bos_token_id]
     ids = [*begins, *ids]
@@ -100,10 +97,8 @@ def unit_ends(text: str, pieces: list[str], unit: str) -> list[int]:
 
 
 def assigned(ends: list[int], pieces: list[str]) -> tuple[list[int], np.ndarray]:
-    """Ends of the units that contain tokens, and the unit of each token. Others are joined to the next unit.
-
-    A token belongs to the unit of its last character, or of the character that it is a part of.
-    """
+    """Ends of the units that contain tokens, and the unit of each token: that of its last character, or of
+    the character that it is a part of. Units without tokens are joined to the next."""
     after = np.cumsum([len(piece) for piece in pieces])
     last_character = np.where([bool(piece) for piece in pieces], after - 1, np.minimum(after, after[-1] - 1))
     units, unit_of_token = np.unique(np.searchsorted(ends, last_character, side="right"), return_inverse=True)

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from lazyllm.checkpoints.checkpoint import Checkpoint
+from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.checkpoints.digest import weights_digest
 from lazyllm.method import Method
 from lazyllm.pruning import Pruning
@@ -16,10 +18,6 @@ from lazyllm.support import checked
 from lazyllm.support.files import user_path, write_whole
 from lazyllm.support.json_text import parse_object
 from lazyllm.support.tables import Table, with_bounds
-
-if TYPE_CHECKING:
-    from lazyllm.checkpoints.checkpoint import Checkpoint
-    from lazyllm.checkpoints.config import ModelConfig
 
 FORMAT = 1
 DIGITS = 4
@@ -72,8 +70,7 @@ class Preset(Method):
         prompts: Mapping[str, int],
         tried: Iterable[tuple[Method, float, Mapping[str, Any]]],
     ) -> Preset:
-        """A preset of this setting. `tried`: settings with their speedups and measurements; `manifest` has
-        the model's name and the conditions of all of them."""
+        """A preset of this setting; `tried`: settings, their speedups and what was measured of each."""
         conditions = manifest["conditions"]
         candidates = [
             {"pruning": json.loads(method.to_json()), "speedup": round(of_method, DIGITS), **measured}
@@ -113,8 +110,6 @@ class Preset(Method):
         heads = [head for head in rows[0] if any(cells[head] for cells in rows)]
         return Table(TITLE, heads, [[cells[head] for head in heads] for cells in rows])
 
-    # ---- as a method -----------------------------------------------------------------------------
-
     def core(self) -> dict[str, Any]:
         return self.pruning.core()
 
@@ -135,8 +130,6 @@ class Preset(Method):
         name = checkpoint.config.name or checkpoint.path.name
         other = f"{name} with other weights" if name == self.model else name
         return f"the preset was made for {self.model}, not for {other}; lazyllm.calibrate makes one for it"
-
-    # ---- files -----------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> Path:
         """Writes the preset as JSON."""

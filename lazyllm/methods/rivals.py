@@ -1,23 +1,20 @@
-"""Rivals of Pruning: the paper's baselines, which drop tokens at random or after some layers for good, and
-FastKV, CLAA and GemFilter, which choose tokens once, after one layer."""
+"""Rivals of Pruning: the paper's baselines, and FastKV, CLAA and GemFilter, which choose tokens once."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
+from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.counted_work import layer_flops, score_flops
 from lazyllm.policy import Policy, View
 from lazyllm.pruning import DENSE, Pruning, Scheduled
 from lazyllm.scoring import Scoring
 from lazyllm.stages import LAYER_LIMIT, Drop
 from lazyllm.support import checked
-
-if TYPE_CHECKING:
-    from lazyllm.checkpoints.config import ModelConfig
 
 ROWS = 8  # the last queries, which score in FastKV and CLAA; their tokens always stay
 FASTKV_NEIGHBOURS, GEMFILTER_NEIGHBOURS = 7, 5
@@ -26,11 +23,8 @@ CLAA_LAYERS = 4
 
 @dataclass(frozen=True, repr=False)
 class RandomDrop(Scheduled):
-    """Runs the model densely on `ceil(keep * N)` random tokens of the prompt, the last one always among them.
-
-    They keep their order. Their positions are consecutive, or with `original_positions` those in the prompt.
-    Each prompt of a conversation has a sample of its own.
-    """
+    """Runs the model densely on `ceil(keep * N)` random tokens of the prompt, the last one always among them,
+    at consecutive positions, or with `original_positions` at those in the prompt."""
 
     name: ClassVar[str] = "random"
     keep: float
@@ -67,9 +61,6 @@ class RandomDrop(Scheduled):
         return np.setdiff1d(np.arange(n_prompt), self.positions(n_prompt, turn))
 
 
-# ---- after one layer -----------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class OneStage(Scheduled):
     """Keeps `ceil(keep * n)` prompt tokens after `layer`, which counts from 0."""
@@ -87,11 +78,8 @@ class OneStage(Scheduled):
 
 @dataclass(frozen=True)
 class StaticPruning(OneStage):
-    """Runs the layers up to `layer` densely, then keeps `ceil(keep * n)` prompt tokens for good.
-
-    A token's score is the query token's attention to it, averaged over those layers and all heads. Dropped
-    tokens leave every cache and never come back.
-    """
+    """Runs the layers up to `layer` densely, then keeps `ceil(keep * n)` prompt tokens for good, by the query
+    token's attention to them, averaged over those layers and all heads."""
 
     name: ClassVar[str] = "static"
 
@@ -109,11 +97,8 @@ class StaticPruning(OneStage):
 
 @dataclass(frozen=True)
 class FastKV(OneStage):
-    """FastKV's token-selective propagation (Jo et al. 2025), without its compression of the KV cache.
-
-    After `layer`, the `ceil(keep * n)` prompt tokens that the last 8 attend to most go on; those 8 are among
-    them. Layers up to `layer` keep all keys and values; answers bring nothing back.
-    """
+    """FastKV's token-selective propagation (Jo et al. 2025), without its compression of the KV cache: after
+    `layer`, the `ceil(keep * n)` prompt tokens that the last 8 attend to most go on, those 8 among them."""
 
     name: ClassVar[str] = "fastkv"
 
@@ -126,11 +111,8 @@ class FastKV(OneStage):
 
 @dataclass(frozen=True)
 class CLAA(OneStage):
-    """Cross-Layer Attention Aggregation (McDanel et al. 2026), without compression of the KV cache.
-
-    As FastKV, but a token's score is its largest standardised one over `layer`, the three layers below it and
-    all key-value heads.
-    """
+    """Cross-Layer Attention Aggregation (McDanel et al. 2026), without compression of the KV cache: FastKV by
+    the largest standardised score over `layer`, the three layers below it and all key-value heads."""
 
     name: ClassVar[str] = "claa"
 
@@ -170,11 +152,8 @@ class Aggregation(Policy):
 
 @dataclass(frozen=True)
 class GemFilter(OneStage):
-    """Runs the layers up to `layer`, then the whole model densely on `ceil(keep * N)` tokens of the prompt.
-
-    These are the tokens whose keys in `layer` have the largest products with the last token's queries, in
-    order, at consecutive positions (Shi et al. 2024). Each prompt of a conversation is filtered by itself.
-    """
+    """Runs the layers up to `layer`, then the whole model densely on `ceil(keep * N)` tokens of the prompt:
+    those whose keys there have the largest products with the last token's queries (Shi et al. 2024)."""
 
     name: ClassVar[str] = "gemfilter"
     schedule = DENSE

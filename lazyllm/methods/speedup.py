@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar, NoReturn
+from typing import ClassVar, NoReturn
 
+from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.method import Method
 from lazyllm.pruning import Pruning
 from lazyllm.schedule import SHAPE_LENGTH, OutOfReach
 from lazyllm.scoring import Scoring
 from lazyllm.support import checked
-
-if TYPE_CHECKING:
-    from lazyllm.checkpoints.config import ModelConfig
 
 SHORTEST = 64
 """Tokens of a context from which on it is pruned: shorter ones take hardly longer, and can spare little."""
@@ -21,11 +19,8 @@ SHORTEST = 64
 
 @dataclass(frozen=True)
 class Speedup(Method):
-    """A counted speedup of the prefill: `Pruning.for_speedup` for each prompt's own length.
-
-    A session takes the schedule for its first prompt and keeps it. A prompt that is too short to gain runs
-    dense. As text it is `2x`.
-    """
+    """A counted speedup of the prefill: `Pruning.for_speedup` of the length of a session's first prompt. One
+    that is too short to gain runs dense. As text it is `2x`."""
 
     name: ClassVar[str] = "speedup"
     factor: float

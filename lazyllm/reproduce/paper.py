@@ -14,7 +14,8 @@ from lazyllm.checkpoints.config import ModelConfig, model_name
 from lazyllm.evaluation.chats import AnyWrapper
 from lazyllm.llm import LLM
 from lazyllm.method import Method
-from lazyllm.methods import CLAA, FastKV, GemFilter, PromptCompression, RandomDrop, StaticPruning
+from lazyllm.methods.compression import PromptCompression
+from lazyllm.methods.rivals import CLAA, FastKV, GemFilter, RandomDrop, StaticPruning
 from lazyllm.pruning import Pruning, Scheduled
 from lazyllm.schedule import Shapes, seeing_layers
 from lazyllm.support import checked
@@ -126,7 +127,7 @@ def rivals(
         "fastkv": lambda: [one_stage(FastKV, 15 / 32, 0.2)],
         "claa": lambda: [one_stage(CLAA, 15 / 32, 0.2)],
         "gemfilter": lambda: [one_stage(GemFilter, 13 / 32, 0.1)],
-        "lazyllm": lambda: [Pruning.of_shapes(LAZY_SHAPES, speedup, config, n_prompt, "paper")],
+        "lazyllm": lambda: [Pruning.for_speedup(speedup, config, n_prompt, "paper", LAZY_SHAPES)],
         "recommended": lambda: [Pruning.for_speedup(speedup, config, n_prompt)],
     }
     return {METHODS[name]: maker() for name, maker in makers.items() if name in names}

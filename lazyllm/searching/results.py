@@ -10,7 +10,7 @@ import numpy as np
 
 from lazyllm.evaluation.intervals import Interval, interval
 from lazyllm.evaluation.summary import DENSE_LABEL
-from lazyllm.methods import Preset
+from lazyllm.methods.preset import Preset
 from lazyllm.pruning import Pruning
 from lazyllm.searching.study import FACTS, KL, SETTING, SPEEDUP, states, stored
 from lazyllm.support import checked

@@ -65,13 +65,8 @@ class Space:
             for stage in range(2, trial.suggest_int("stages", 1, MAX_STAGES) + 1)
         ]
         try:
-            pruning = Pruning.of_shapes(
-                [(shape(share, speedup, further), 0.0)],
-                speedup,
-                self.config,
-                self.n_prompt,
-                Scoring(pooling="max", **chosen),
-            )
+            shapes, scoring = [(shape(share, speedup, further), 0.0)], Scoring(pooling="max", **chosen)
+            pruning = Pruning.for_speedup(speedup, self.config, self.n_prompt, scoring, shapes)
         except ValueError:  # out of reach
             return None
         return pruning if self.holds(pruning) else None

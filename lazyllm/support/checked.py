@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TypeVar
 
@@ -76,6 +76,13 @@ def choice(value: object, what: str, choices: Sequence[str]) -> str:
     if value not in choices:
         raise ValueError(f"{what} must be {', '.join(choices[:-1])} or {choices[-1]}, not {value!r}")
     return value
+
+
+def known_names(names: Iterable[str], known: Collection[str], what: str) -> None:
+    """ValueError for a name of a field that `what` does not have."""
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{what} has no field {name!r}; its fields are {', '.join(known)}")
 
 
 def entry(name: object, table: Mapping[str, Entry], what: str) -> Entry:

@@ -1,5 +1,4 @@
-"""Paths of users, files written atomically, files that stay open, files that are locks, and those of the
-system."""
+"""Paths of users, files that are written whole, stay open or are locks, and those of the system."""
 
 from __future__ import annotations
 
@@ -16,8 +15,8 @@ BLOCK = 1 << 22  # bytes
 
 
 class FileState(NamedTuple):
-    """Another one when a file has been replaced or written to, here and for other processes and machines that
-    see the same file. The device is left out: its number may change when a machine starts."""
+    """Another one when a file has been replaced or written to, for all processes and machines that see it;
+    without the device, whose number may change when a machine starts."""
 
     inode: int
     size: int

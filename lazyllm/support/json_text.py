@@ -10,11 +10,10 @@ from typing import Any
 
 def parse_json(text: str | bytes, where: object, strict: bool = False) -> Any:
     """The value of UTF-8 JSON. `strict` refuses keys that appear twice in an object, NaN and Infinity."""
-    hooks: dict[str, Any] = (
-        {"object_pairs_hook": _unique_keys, "parse_constant": _refuse_constant} if strict else {}
-    )
+    hooks: dict[str, Any] = {"object_pairs_hook": _unique_keys, "parse_constant": _refuse_constant}
     try:
-        return json.loads(text if isinstance(text, str) else text.decode("utf-8"), **hooks)
+        text = text if isinstance(text, str) else text.decode("utf-8")
+        return json.loads(text, **hooks) if strict else json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{where} is not JSON: {error}") from error
 

@@ -17,8 +17,7 @@ def shown(progress: bool) -> bool:
 
 
 def bar(total: int, what: str, unit: str, progress: bool, leave: bool = True, delay: float = 0.0) -> Any:
-    """A tqdm bar, a context manager, for a terminal or a notebook. It appears after `delay` seconds; without
-    `leave` it is removed at the end."""
+    """A tqdm bar, a context manager. It appears after `delay` seconds; without `leave` it goes at the end."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a notebook without ipywidgets gets the bar of a terminal
         from tqdm.auto import tqdm
@@ -36,8 +35,4 @@ def prefill_watch(
         return
     what = f"prefill of {n_tokens} tokens"
     with bar(n_layers, what, "layer", progress, leave=False, delay=DELAY_SECONDS) as line:
-
-        def watch(layers_done: int, n_layers: int) -> None:
-            line.update(layers_done - line.n)
-
-        yield watch
+        yield lambda layers_done, n_layers: line.update(layers_done - line.n)

@@ -13,20 +13,24 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def takes(kind: type, *left_out: str, chosen: Collection[str] = ()) -> Callable[[Function], Function]:
-    """Decorates a function whose last parameter is **options: they are the fields of this dataclass, and
-    another one is refused with the nearest name. Without the fields that are `left_out`; the function itself
-    chooses the defaults of those that are `chosen`, which None asks for."""
+    """Decorates a function whose last parameter is **options: they are the fields of this dataclass, but for
+    those `left_out`. The function itself chooses the defaults of those `chosen`, which None asks for."""
 
     def decorate(function: Function) -> Function:
-        own = list(signature(function).parameters.values())[:-1]
-        options = [
-            option.replace(default=None, annotation=option.annotation | None)
-            if option.name in chosen
-            else option
-            for option in parameters(kind)
-            if option.name not in left_out
-        ]
-        shown = signature(function).replace(parameters=[*own, *options])
+        hints = get_type_hints(kind)
+        parameters = list(signature(function).parameters.values())[:-1]
+        for field in fields(kind):
+            default, hint = field.default, hints[field.name]
+            if field.name in chosen:
+                default, hint = None, hint | None
+            elif field.default_factory is not MISSING:
+                default = field.default_factory()
+            elif default is MISSING:
+                default = Parameter.empty
+            if field.name not in left_out:
+                option = Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+                parameters.append(option)
+        shown = signature(function).replace(parameters=parameters)
         names = [name for name in shown.parameters if name != "self"]
 
         function.__signature__ = shown  # type: ignore[attr-defined]  # of what `wraps` makes, too
@@ -44,17 +48,3 @@ def takes(kind: type, *left_out: str, chosen: Collection[str] = ()) -> Callable[
         return cast(Function, checked)
 
     return decorate
-
-
-def parameters(kind: type) -> list[Parameter]:
-    """The fields of a dataclass as keyword-only parameters."""
-    hints = get_type_hints(kind)
-    found = []
-    for field in fields(kind):
-        default = field.default if field.default_factory is MISSING else field.default_factory()
-        if default is MISSING:
-            default = Parameter.empty
-        found.append(
-            Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=hints[field.name])
-        )
-    return found

@@ -23,7 +23,7 @@ from lazyllm.evaluation.tasks import Tasks
 from lazyllm.evaluation.trial import Measure, Trial, scored_answer
 from lazyllm.llm import LLM, load
 from lazyllm.method import Method
-from lazyllm.methods import parse_method
+from lazyllm.methods.parsing import parse_method
 from lazyllm.pruning import Pruning
 from lazyllm.scoring import Scoring
 from lazyllm.support import checked

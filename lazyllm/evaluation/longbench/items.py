@@ -17,10 +17,9 @@ from lazyllm.checkpoints.checkpoint import HUB_ID
 from lazyllm.checkpoints.fields import shortened
 from lazyllm.evaluation.longbench.datasets import DATA_SETS, dataset
 from lazyllm.evaluation.options import DataOptions
-from lazyllm.support import hub
 from lazyllm.support.files import user_path
 from lazyllm.support.json_text import parse_object
-from lazyllm.support.optional import package
+from lazyllm.support.optional import fetch, package
 
 HUB = "hub:"
 HUB_FILE = "data.zip"
@@ -48,7 +47,7 @@ def resolve_data(data: str | Path) -> Path:
         repository = str(data).removeprefix(HUB)
         if not HUB_ID.fullmatch(repository):
             raise ValueError(f"data: {data} is not of the form {HUB}OWNER/NAME")
-        return hub.fetch(
+        return fetch(
             f"{HUB_FILE} of {data}",
             lambda module: module.hf_hub_download(repository, HUB_FILE, repo_type="dataset"),
         )
