@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,106 +38,32 @@ def on(tiny: Tiny, device: str) -> _core.Model:
 
 # ---- 16 bits -------------------------------------------------------------------------------------
 
+BASE = Shape(n_layers=5, hidden=64, head_dim=64, dtype="BF16")
+WINDOWED = {"windows": (25, 0), "local_theta": 1000.0}
+EXPERTS = {"n_experts": 6, "experts_per_token": 2, "expert_ffn": 48, "expert_layers": (1, 0)}
+COHERE = {"windows": (25, 25, 0), "paired_rope": True, "layer_norm": True, "qk_norm": True, "parallel": True}
+GEMMA = {"norm_plus_one": True, "post_norms": True, "qk_norm": True, "gelu": True, "tied": True}
+CAPS = {"query_scalar": 200.0, "attention_cap": 4.0, "logit_cap": 10.0, "embedding_scale": 6.93}
+BEHIND = {"qk_norm": True, "late_qk_norm": True, "rotary_dim": 48, "paired_rope": True, "short_context": 72}
+GROWING = {"qk_norm": True, "wide_qk_norm": True, "query_growth": 0.5, "query_step": 64, "logit_scale": 0.125}
+SOME_ROPE = {"no_rope": (False, False, True)}
 SHAPES = {
-    "grouped": Shape(
-        seed=40, n_layers=5, hidden=64, n_heads=4, n_kv_heads=2, head_dim=64, ffn=96, dtype="BF16"
+    "grouped": replace(BASE, seed=40, ffn=96),
+    "f16": replace(BASE, seed=41, ffn=96, dtype="F16"),
+    "head of 128": replace(BASE, seed=42, n_heads=2, n_kv_heads=1, head_dim=128),
+    "head of 80": replace(BASE, seed=43, hidden=48, n_heads=3, n_kv_heads=3, head_dim=80, dtype="F16"),
+    "head of 96": replace(BASE, seed=44, hidden=48, n_heads=3, n_kv_heads=1, head_dim=96),
+    "plain head": replace(BASE, seed=45, hidden=32, n_heads=3, n_kv_heads=1, head_dim=24, qk_norm=True),
+    "experts": replace(BASE, seed=58, **EXPERTS, normed_experts=True),
+    "Cohere": replace(BASE, seed=51, hidden=50, **COHERE, **SOME_ROPE, logit_scale=0.25, tied=True),
+    "Gemma": replace(
+        BASE, seed=50, n_layers=6, hidden=48, n_kv_heads=1, head_dim=256, **WINDOWED, **CAPS, **GEMMA
     ),
-    "f16": Shape(seed=41, n_layers=5, hidden=64, n_heads=4, n_kv_heads=2, head_dim=64, ffn=96, dtype="F16"),
-    "head of 128": Shape(seed=42, n_layers=5, hidden=64, n_heads=2, n_kv_heads=1, head_dim=128, dtype="BF16"),
-    "head of 80": Shape(seed=43, n_layers=5, hidden=48, n_heads=3, n_kv_heads=3, head_dim=80, dtype="F16"),
-    "head of 96": Shape(seed=44, n_layers=5, hidden=48, n_heads=3, n_kv_heads=1, head_dim=96, dtype="BF16"),
-    "plain head": Shape(
-        seed=45, n_layers=5, n_heads=3, n_kv_heads=1, head_dim=24, qk_norm=True, dtype="BF16"
+    "OLMo": replace(
+        BASE, seed=51, pre_norms=False, post_norms=True, qk_norm=True, wide_qk_norm=True, **WINDOWED
     ),
-    "experts": Shape(
-        seed=58,
-        n_layers=5,
-        hidden=64,
-        head_dim=64,
-        n_experts=6,
-        experts_per_token=2,
-        expert_ffn=48,
-        expert_layers=(1, 0),
-        normed_experts=True,
-        dtype="BF16",
-    ),
-    "Cohere": Shape(
-        seed=51,
-        n_layers=5,
-        hidden=50,
-        n_heads=4,
-        n_kv_heads=2,
-        head_dim=64,
-        windows=(25, 25, 0),
-        no_rope=(False, False, True),
-        paired_rope=True,
-        layer_norm=True,
-        qk_norm=True,
-        parallel=True,
-        logit_scale=0.25,
-        tied=True,
-        dtype="BF16",
-    ),
-    "Gemma": Shape(
-        seed=50,
-        n_layers=6,
-        hidden=48,
-        n_heads=4,
-        n_kv_heads=1,
-        head_dim=256,
-        windows=(25, 0),
-        local_theta=1000.0,
-        query_scalar=200.0,
-        attention_cap=4.0,
-        logit_cap=10.0,
-        embedding_scale=6.93,
-        norm_plus_one=True,
-        post_norms=True,
-        qk_norm=True,
-        gelu=True,
-        tied=True,
-        dtype="BF16",
-    ),
-    "OLMo": Shape(
-        seed=51,
-        n_layers=5,
-        hidden=64,
-        head_dim=64,
-        pre_norms=False,
-        post_norms=True,
-        qk_norm=True,
-        wide_qk_norm=True,
-        windows=(25, 0),
-        local_theta=1000.0,
-        dtype="BF16",
-    ),
-    "norms behind RoPE": Shape(
-        seed=54,
-        n_layers=5,
-        hidden=64,
-        head_dim=64,
-        qk_norm=True,
-        late_qk_norm=True,
-        rotary_dim=48,
-        paired_rope=True,
-        no_rope=(False, False, True),
-        short_context=72,
-        dtype="BF16",
-    ),
-    "q grows": Shape(
-        seed=53,
-        n_layers=5,
-        hidden=64,
-        n_heads=3,
-        n_kv_heads=3,
-        head_dim=20,
-        qk_norm=True,
-        wide_qk_norm=True,
-        query_growth=0.5,
-        query_step=64,
-        logit_scale=0.125,
-        dtype="F16",
-    ),
+    "norms behind RoPE": replace(BASE, seed=54, **BEHIND, **SOME_ROPE),
+    "q grows": replace(BASE, seed=53, n_heads=3, n_kv_heads=3, head_dim=20, **GROWING, dtype="F16"),
 }
 
 
