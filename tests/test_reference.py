@@ -1,4 +1,4 @@
-"""Tests the reference with hand-worked cases; test_families.py compares its dense passes with transformers'."""
+"""Tests the reference with hand-worked cases; test_families.py compares its dense passes."""
 
 from __future__ import annotations
 
