@@ -144,6 +144,12 @@ def test_a_table_of_tensors_with_one_twice_or_with_no_tuple(made: tiny.Tiny) -> 
 
 
 BY_MASS = (0, (0.9, 0.1, 0.5))
+MEAN = "a mean over layers takes one stage, none for decode"
+FINAL = "a policy takes no queries, pooling, smooth, memory"
+
+
+def mean(*stages: tuple[Any, ...], **options: Any) -> dict[str, Any]:
+    return pruning(stages, **{"decode": [], "average": True, **options})
 
 
 @pytest.mark.parametrize(
@@ -183,10 +189,19 @@ BY_MASS = (0, (0.9, 0.1, 0.5))
         (pruning([(1, 0.5)], layers=0), "layers is 0; it must be 1 or more"),
         (pruning([(1, 0.5)], memory=1.5), "memory is 1.5; it must be from 0 to 1"),
         (pruning([(1, 0.5)], min_tokens=-1), "min_tokens is -1; it must be 0 or more"),
-        (pruning([(1, 0.5)], average=True), "a mean over layers takes one stage, none for decode"),
+        (pruning([(1, 0.5)], average=True), MEAN),
+        (mean(), MEAN),
+        (mean((0, 0.5), (1, 0.4)), MEAN),
+        (mean((1, 0.5, True), layers=2), MEAN),
+        (mean((1, 0.5, True), memory=0.5), MEAN),
+        *((mean((1, 0.5, True), decode=decode), MEAN) for decode in ("same", "frozen", [(1, 0.5)])),
         (pruning([BY_MASS], policy=print), "a policy takes no stage by mass"),
         (pruning([(1, 0.5)], decode=[BY_MASS], policy=print), "a policy takes no stage by mass"),
-        (pruning([(1, 0.5)], queries=2, policy=print), "a policy takes no queries, pooling, smooth, memory"),
+        *(
+            (pruning([(1, 0.5)], policy=print, **o), FINAL)
+            for o in ({"queries": 2}, {"smooth": 3}, {"memory": 0.5})
+        ),
+        (mean((1, 0.5), policy=print), FINAL),
     ],
 )
 def test_a_pruning(model: _core.Model, setting: Any, told: str) -> None:

@@ -139,6 +139,14 @@ def test_a_sweep_grows(llm: lazyllm.LLM, tmp_path: Path) -> None:
         sweep(llm, tmp_path, [{3: 0.5}])
     assert len(sweep(llm, tmp_path, [Mine({1: 0.5}), {3: 0.5}])) == 5
 
+    class Other(lazyllm.Policy):
+        def score(self, view: Any) -> Any:
+            return view.attention(2).mean(axis=(0, 1))
+
+    Other.__name__ = "Mine"
+    with pytest.raises(ValueError, match=r"Mine\(.*: source sha256"):
+        sweep(llm, tmp_path, [Other({1: 0.5}), {3: 0.5}])
+
 
 def test_only_what_a_call_asks_for_is_run_again(
     llm: lazyllm.LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

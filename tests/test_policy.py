@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import math
 import threading
 import time
 import weakref
@@ -392,23 +391,6 @@ def test_the_core_keeps_as_many_as_a_policy_says_at_most_all(tiny_of: Build, n_f
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"queries": 2},
-        {"smooth": 3},
-        {"memory": 0.5},
-        {"average": True, "decode": []},
-        {"stages": [(1, (0.5, 0.0, 1.0))]},
-        {"decode": [(1, (0.5, 0.0, 1.0))]},
-    ],
-    ids=str,
-)
-def test_the_core_refuses_options_that_a_policy_has_not(tiny_of: Build, change: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="a policy takes no"):
-        tiny_of(Shape()).load().session({**Paper({1: 0.5}).core(), **change})
-
-
-@pytest.mark.parametrize(
     ("answer", "kind", "message"),
     [
         (None, TypeError, r"must return \(scores, n_free\)"),
@@ -690,49 +672,6 @@ def test_time_in_the_policy_is_shown_apart(llm: LLM) -> None:
         assert len(spent) == calls
         assert (session.core.policy_seconds > 0) == bool(calls)
         assert session.core.policy_seconds >= sum(spent)
-
-
-@pytest.mark.skipif(DEVICE != "cpu", reason="long on the emulated device")
-def test_sweeps_take_policies(llm: LLM, tmp_path: Path) -> None:
-    """Divergence and scores; a run does not go on under a policy of another source."""
-    options: dict[str, Any] = {
-        "datasets": ["niah_single_1"],
-        "max_length": 560,
-        "limit": 1,
-        "wrapper": "none",
-        "warm_ups": 0,
-        "measure": "both",
-        "out": tmp_path,
-        "progress": False,
-    }
-    stages = {1: 0.6, 3: 0.3}
-    swept = lazyllm.sweep(llm, [Pruning(stages), Paper(stages)], **options)
-    theirs, mine = (
-        [row for row in swept.rows if row["setting"] == one(stages).label] for one in (Pruning, Paper)
-    )
-    assert len(mine) == len(theirs) == 1
-    for name in ("kl", "agreement", "prediction", "computed", "in_play", "reached_top"):
-        assert mine[0][name] == pytest.approx(theirs[0][name]), name
-    assert mine[0]["flops"] < theirs[0]["flops"]
-
-    class Other(Policy):
-        def score(self, view: Any) -> Any:
-            return view.attention(2).mean(axis=(0, 1))
-
-    Other.__name__ = "Paper"
-    with pytest.raises(ValueError, match=r"Paper\(.*: source sha256"):
-        lazyllm.sweep(llm, [Pruning(stages), Other(stages)], **options)
-
-
-def test_the_example_of_the_docs_runs(folder: Path) -> None:
-    page = Path(__file__).parents[1].joinpath("docs", "policies.md").read_text()
-    code = page.split("```python\n")[1].split("```")[0]
-    code = code.replace("path/to/checkpoint", str(folder)).replace("{9: 0.5, 15: 0.3}", "{2: 0.5, 4: 0.3}")
-    made: dict[str, Any] = {"prompt": "The sea was calm. " * 9}
-    exec(code, made)
-    assert made["answer"].policy_seconds > 0
-    n = len(made["answer"].prompt_ids)
-    assert made["answer"].passes["in_play"][:6].tolist() == [n] * 3 + [-(-n // 2)] * 2 + [math.ceil(0.3 * n)]
 
 
 def test_the_notebook_scores_stages_near_each_other_and_the_bottom(llm: LLM) -> None:

@@ -89,11 +89,11 @@ def test_n_answers_in_a_prefix_and_in_a_chat(llm: LLM) -> None:
         assert second.token_ids != first.token_ids
 
 
-def test_stop_token_ids_end_an_answer(llm: LLM) -> None:
-    whole = llm.generate(PROMPT, max_new_tokens=NEW)
-    answer = llm.generate(PROMPT, max_new_tokens=NEW, stop_token_ids=[whole.token_ids[2]])
-    assert answer.finish_reason == "stop"
-    assert answer.token_ids == whole.token_ids[: whole.token_ids.index(whole.token_ids[2]) + 1]
+def test_stop_token_ids_end_an_answer_even_at_once(llm: LLM) -> None:
+    whole = llm.generate(PROMPT, max_new_tokens=NEW).token_ids
+    for stop in whole:
+        answer = llm.generate(PROMPT, max_new_tokens=NEW, stop_token_ids=[stop])
+        assert (answer.finish_reason, answer.token_ids) == ("stop", whole[: whole.index(stop) + 1])
 
 
 @pytest.mark.parametrize(

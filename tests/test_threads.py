@@ -172,13 +172,18 @@ def test_a_watch_may_use_the_model(tmp_path: Path) -> None:
     made = tiny.build(WIDE, tmp_path)
     model = made.load(threads=1)
     want = logits_of(model, made)
-    seen = []
-    session = model.session(None)
-    ids = made.ids(tiny.fewer_if_sanitized(2000))
-    session.forward(ids, watch=lambda done, total: seen.append(logits_of(model, made)))
+    seen, layers = [], []
+
+    def use(done: int, total: int) -> None:
+        seen.append(logits_of(model, made))
+        layers.append(done)
+
+    model.session(None).forward(made.ids(tiny.fewer_if_sanitized(2000)), watch=use)
     assert len(seen) > 1
     for got in seen:
         np.testing.assert_array_equal(got, want)
+    assert layers == sorted({*layers})
+    assert layers[-1] == WIDE.n_layers
 
 
 def test_watches_may_nest(tmp_path: Path) -> None:
