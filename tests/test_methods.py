@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -560,9 +561,8 @@ def test_settings_are_frozen_hashable_and_written_as_json(method: Any) -> None:
     ],
 )
 def test_bad_fields_are_named(make: Callable[[], Any], kind: type[Exception], words: str) -> None:
-    with pytest.raises(kind) as caught:
+    with pytest.raises(kind, match=re.escape(words)):
         make()
-    assert words in str(caught.value)
 
 
 def test_a_model_too_shallow_for_static_pruning_says_so(llm: LLM) -> None:
@@ -621,9 +621,8 @@ def test_parse_method(text: str, method: Any) -> None:
     ],
 )
 def test_parse_method_refuses(text: Any, kind: type[Exception], words: str) -> None:
-    with pytest.raises(kind) as caught:
+    with pytest.raises(kind, match=re.escape(words)):
         parse_method(text)
-    assert words in str(caught.value)
 
 
 def test_from_json_refuses_other_methods() -> None:

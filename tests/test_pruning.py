@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -59,12 +60,10 @@ SMALL = config_of(
     ],
 )
 def test_stages_refused(stages: Any, kind: type[Exception], words: str) -> None:
-    with pytest.raises(kind) as caught:
+    with pytest.raises(kind, match=re.escape(words)):
         Pruning(stages)
-    assert words in str(caught.value)
-    with pytest.raises(kind) as caught:
+    with pytest.raises(kind, match=re.escape(words)):
         Pruning({0: 1.0}, decode=stages) if not isinstance(stages, str) else Pruning(stages)
-    assert words in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -92,9 +91,8 @@ def test_stages_refused(stages: Any, kind: type[Exception], words: str) -> None:
     ],
 )
 def test_options_refused(options: dict[str, Any], kind: type[Exception], words: str) -> None:
-    with pytest.raises(kind) as caught:
+    with pytest.raises(kind, match=re.escape(words)):
         Pruning({3: 0.5}, **options)
-    assert words in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -110,9 +108,8 @@ def test_options_refused(options: dict[str, Any], kind: type[Exception], words: 
     ],
 )
 def test_rules_refused(make: Any, kind: type[Exception], words: str) -> None:
-    with pytest.raises(kind) as caught:
+    with pytest.raises(kind, match=re.escape(words)):
         make()
-    assert words in str(caught.value)
 
 
 def test_layers_are_checked_against_the_model() -> None:
@@ -279,9 +276,8 @@ def test_json_of_stages_alone() -> None:
     ],
 )
 def test_json_refused(text: str, kind: type[Exception], words: str) -> None:
-    with pytest.raises(kind) as caught:
+    with pytest.raises(kind, match=re.escape(words)):
         Pruning.from_json(text)
-    assert words in str(caught.value)
 
 
 # ---- counted work ----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from folders import model_folder
+from folders import PROMPTS, benchmark, model_folder
 from matplotlib.figure import Figure
 
 import lazyllm
@@ -28,7 +28,6 @@ from lazyllm.reproduce.paper import BASELINE, LAZY, METHODS, OTHER, SETUPS, Pape
 from lazyllm.reproduce.reproduction import TARGETS
 from lazyllm.reproduce.tables import Results, first_token
 
-TASKS = {"qasper": "Read. {context} Question: {input} Answer:", "lcc": "{context}{input}"}
 OPTIONS: dict[str, Any] = {
     "max_length": 120,
     "max_new_tokens": 3,
@@ -47,25 +46,8 @@ def quick(png_only: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("longbench")
-    for name in TASKS:
-        items = [
-            {
-                "input": "where is the cat ?",
-                "context": "the river runs near the bright stone and the dog sleeps . " * 12,
-                "answers": ["near the river"],
-                "length": 60,
-                "dataset": name,
-                "language": "en",
-                "all_classes": None,
-                "_id": f"{name}-{number}",
-            }
-            for number in range(2)
-        ]
-        (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(item)}\n" for item in items))
-    (folder / "dataset2prompt.json").write_text(json.dumps(TASKS))
-    (folder / "dataset2maxlen.json").write_text(json.dumps(dict.fromkeys(TASKS, 6)))
-    return folder
+    prompts = {name: PROMPTS[name] for name in ("qasper", "lcc")}
+    return benchmark(tmp_path_factory.mktemp("longbench"), 2, prompts)
 
 
 @pytest.fixture(scope="module")

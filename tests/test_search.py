@@ -43,16 +43,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_folder(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def llm(model: Path) -> LLM:
-    return lazyllm.load(model, device="cpu", threads=1)
-
-
-@pytest.fixture(scope="module")
 def prompts() -> list[str]:
     letters = np.random.default_rng(0).integers(97, 123, (N_PROMPTS, LENGTH))
     return ["".join(map(chr, row)) for row in letters]
@@ -304,13 +294,13 @@ def test_a_search_that_was_killed_goes_on(
 
 
 def test_a_search_under_other_conditions_is_refused_by_name(
-    search: Callable[..., Search], model: Path, prompts: list[str], tmp_path: Path
+    search: Callable[..., Search], folder: Path, prompts: list[str], tmp_path: Path
 ) -> None:
     out, other = tmp_path / "out", tmp_path / "other"
     other.mkdir()
     search(out=out, budget=1)
     other_model = lazyllm.load(model_folder(other, replace(SHAPE, seed=9)), device="cpu", threads=1)
-    other_keys = lazyllm.load(model, device="cpu", threads=1, kv="bf16")
+    other_keys = lazyllm.load(folder, device="cpu", threads=1, kv="bf16")
     for options, words in (
         ({"llm": other_model}, r"holds a search under other conditions: model sha256 is \S+, not \S+\. Give"),
         ({"llm": other_keys}, r'kernels is "\w+", not "\w+, K and V in bf16"'),
@@ -325,11 +315,11 @@ def test_a_search_under_other_conditions_is_refused_by_name(
 # ---- processes -------------------------------------------------------------------------------------
 
 
-def test_two_processes_share_one_study(model: Path, prompts: list[str], tmp_path: Path) -> None:
+def test_two_processes_share_one_study(folder: Path, prompts: list[str], tmp_path: Path) -> None:
     """Forked, since importing takes longer than the search."""
 
     def work() -> None:
-        llm = lazyllm.load(model, device="cpu", threads=1)
+        llm = lazyllm.load(folder, device="cpu", threads=1)
         lazyllm.search(llm, prompts, (LOW, HIGH), 10, out=tmp_path, progress=False)
 
     both = [multiprocessing.get_context("fork").Process(target=work) for _ in range(2)]
@@ -437,7 +427,7 @@ def test_the_preset_is_a_setting_with_evidence(finished: Search, llm: LLM, tmp_p
 
 
 def test_the_command(
-    model: Path,
+    folder: Path,
     prompts: list[str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -448,7 +438,7 @@ def test_the_command(
     for number, text in enumerate(prompts):
         (tmp_path / f"{number}.txt").write_text(text)
         files += ["--prompt-file", str(tmp_path / f"{number}.txt")]
-    call = ["search", "--model", str(model), "--out", str(tmp_path / "out"), "--device", "cpu", *files]
+    call = ["search", "--model", str(folder), "--out", str(tmp_path / "out"), "--device", "cpu", *files]
     options = ["--speedup", "1.3,2", "--budget", "3", "--preset", "1.4"]
     assert cli.main([*call, *options]) == 0
     printed = capsys.readouterr().out

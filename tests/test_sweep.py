@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from folders import model_folder
 
 import lazyllm
 from lazyllm.commands import main as cli
@@ -35,16 +34,6 @@ from lazyllm.sweeps.space import settings_of
 pytestmark = pytest.mark.usefixtures("png_only")
 SPACE = {"stages": [{1: 0.6, 3: 0.3}, {2: 0.9}], "smooth": [1, 3]}
 TASKS = {"datasets": ["niah_single_1", "niah_single_2"], "max_length": 560, "limit": 2, "wrapper": "none"}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_folder(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def llm(model: Path) -> lazyllm.LLM:
-    return lazyllm.load(model, device="cpu", threads=1)
 
 
 def sweep(llm: lazyllm.LLM, space: Any, **options: Any) -> lazyllm.Sweep:
@@ -473,11 +462,22 @@ def test_numbers_of_a_picture_do_not_touch() -> None:
 
 
 def test_the_command_prints_the_table(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LAZYLLM_PROGRESS", "0")
-    call = ["sweep", "--model", str(model), "--out", str(tmp_path / "out"), "--threads", "1", "--tokens", "3"]
+    call = [
+        "sweep",
+        "--model",
+        str(folder),
+        "--out",
+        str(tmp_path / "out"),
+        "--threads",
+        "1",
+        "--tokens",
+        "3",
+    ]
     call += ["--wrapper", "none", "--datasets", "niah_single_1", "--limit", "1", "--max-length", "560"]
+    call += ["--tokens", "3"]
     assert cli.main([*call, "--space", '{"layer": [1, 2], "keep": [0.5]}']) == 0
     out = capsys.readouterr().out
     assert "{2: 0.5}  " in out
