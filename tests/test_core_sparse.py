@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
 import sys
 import warnings
 from pathlib import Path
 
 import pytest
 import tiny
+from children import python
 
 TOKENS = 8192
 SHAPE = tiny.Shape(
@@ -51,5 +51,4 @@ def test_pruned_tokens_take_no_room_in_the_cache(tmp_path: Path, sanitized: bool
     made = tiny.build(SHAPE, tmp_path)
     pruning = tiny.pruning([(0, 0.01)])
     given = pickle.dumps((made.config, str(made.path), made.tensors, made.ids(TOKENS), pruning))
-    done = subprocess.run([sys.executable, "-c", SCRIPT], input=given, capture_output=True, check=True)
-    assert max(map(int, done.stdout.split())) < SHAPE.n_layers * KV_OF_A_LAYER / 2
+    assert max(map(int, python(SCRIPT, given=given).split())) < SHAPE.n_layers * KV_OF_A_LAYER / 2

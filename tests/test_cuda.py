@@ -7,8 +7,6 @@ import ctypes
 import importlib
 import itertools
 import os
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from children import python
 from comparison import per_layer
 from folders import model_folder
 from tiny import DEVICE, Shape, Tiny, build, pruning
@@ -138,18 +137,6 @@ def test_the_model_says_where_it_is(tmp_path: Path) -> None:
     assert answer.computed < 1
 
 
-def run_python(code: str, **environment: str) -> str:
-    """Runs code in a child process, whose environment the fakes read."""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout
-
-
 @fakes_only
 def test_several_devices_in_one_process(tmp_path: Path) -> None:
     folder = model_folder(tmp_path)
@@ -163,7 +150,7 @@ try:
 except lazyllm.DeviceError as error:
     print(error)
 """
-    seen = run_python(code, LAZYLLM_CUDA_FAKE_DEVICES="2")
+    seen = python(code, LAZYLLM_CUDA_FAKE_DEVICES="2")
     assert seen == "['cuda:0', 'cuda:1'] True\nthere is no cuda:2: this machine has 2\n"
 
 
@@ -180,7 +167,7 @@ except lazyllm.DeviceError as error:
 print(cuda_facts())
 print(lazyllm.load({str(folder)!r}, device="auto").device)
 """
-    said, facts, device = run_python(code, LAZYLLM_CUDA_FAKE_DRIVER="12040").splitlines()
+    said, facts, device = python(code, LAZYLLM_CUDA_FAKE_DRIVER="12040").splitlines()
     for words in (
         "the driver is for CUDA 12.4",
         "13.0 or later (driver 580 or later)",
@@ -284,7 +271,7 @@ except MemoryError as error:
     print(error)
 print(lazyllm.load({str(folder)!r}, device="auto").device)
 """
-    said, device = run_python(code, LAZYLLM_CUDA_FAKE_MEMORY=str(1 << 16)).splitlines()
+    said, device = python(code, LAZYLLM_CUDA_FAKE_MEMORY=str(1 << 16)).splitlines()
     assert "the weights take" in said
     assert "cuda:0 has" in said
     assert device == "cpu"
@@ -304,7 +291,7 @@ except (MemoryError, ValueError) as error:
     print(type(error).__name__)
 print((session.forward([5]) == calm.forward([5])).all())
 """
-    name, same = run_python(code).splitlines()
+    name, same = python(code).splitlines()
     assert same == "True"
     assert name in ("MemoryError", "ValueError")
 
@@ -468,7 +455,7 @@ sessions = [llm.session() for llm in llms]
 print(all((a == b).all() for a, b in ([s.forward(range(30)) for s in sessions],
       *([s.forward([n], generated=True) for s in sessions] for n in range(3)))))
 """
-    assert run_python(code, LAZYLLM_CUDA_FAKE_DEVICES="2") == "True\n"
+    assert python(code, LAZYLLM_CUDA_FAKE_DEVICES="2") == "True\n"
 
 
 def test_quantized_weights_are_for_the_cpu(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
+from children import python
 from folders import model_folder
 
 import lazyllm
@@ -36,8 +37,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_other_processes_import_the_same_core() -> None:
     """Sanitizers, coverage and mutants have a core of their own, which the other tests here must run."""
-    code = "from lazyllm import _core; print(_core.__file__)"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    told = python("from lazyllm import _core; print(_core.__file__)")
     assert Path(told.strip()).samefile(_core.__file__)
 
 
@@ -159,15 +159,8 @@ time.sleep(float(sys.argv[2]))
 
 
 def test_a_process_ends_while_daemon_threads_compute(wide: Path) -> None:
-    for delay in ("0", "0.05"):
-        done = subprocess.run(
-            [sys.executable, "-c", LEAVE, str(wide), delay],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
-        assert (done.returncode, done.stderr) == (0, "")
+    for delay in (0, 0.05):
+        assert python(LEAVE, wide, delay) == ""
 
 
 def test_python_without_its_lock_is_refused() -> None:
