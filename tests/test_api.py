@@ -211,9 +211,8 @@ def test_auto_says_what_it_took(
     assert 'device="auto" took the CPU' in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("arguments", "kind", "words"),
-    [
+def test_load_refuses(folder: Path) -> None:
+    for arguments, kind, words in (
         ({"device": "tpu"}, ValueError, "auto, cpu, cuda or cuda:N, not 'tpu'"),
         ({"device": 0}, TypeError, "device must be a string"),
         ({"revision": "main"}, ValueError, "revision is for hub ids"),
@@ -221,11 +220,9 @@ def test_auto_says_what_it_took(
         ({"threads": 0}, ValueError, "threads must be from 1 to 1024"),
         ({"threads": 1.5}, TypeError, "threads must be a whole number, not 1.5"),
         ({"threads": True}, TypeError, "threads must be a whole number, not True"),
-    ],
-)
-def test_load_refuses(folder: Path, arguments: dict[str, Any], kind: type[Exception], words: str) -> None:
-    with pytest.raises(kind, match=words):
-        lazyllm.load(folder, **arguments)
+    ):
+        with pytest.raises(kind, match=words):
+            lazyllm.load(folder, **arguments)
 
 
 def test_load_of_nothing(tmp_path: Path) -> None:
@@ -373,9 +370,8 @@ def test_generation_prints(llm: LLM) -> None:
 # ---- refusals --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("prompt", "options", "kind", "words"),
-    [
+def test_generate_refuses(llm: LLM) -> None:
+    for prompt, options, kind, words in (
         (["a", 5], {}, TypeError, "prompt 1: a prompt must be text, token ids or a list of messages, not 5"),
         ([300], {}, ValueError, "token id 300 at index 0 is not from 0 to 299"),
         ([5, -1], {}, ValueError, "token id -1 at index 1"),
@@ -410,18 +406,13 @@ def test_generation_prints(llm: LLM) -> None:
         ([{"role": "user", "content": "Hi"}, 5], {"chat": True}, TypeError, "message 1 must be a dict with"),
         ("half \ud83d a pair", {}, ValueError, "a lone surrogate, '\\\\ud83d' at index 5"),
         ([5], {"chat": True}, TypeError, "chat=True needs text or a list of messages"),
-    ],
-)
-def test_generate_refuses(
-    llm: LLM, prompt: Any, options: dict[str, Any], kind: type[Exception], words: str
-) -> None:
-    with pytest.raises(kind, match=words):
-        llm.generate(prompt, **options)
+    ):
+        with pytest.raises(kind, match=words):
+            llm.generate(prompt, **options)
 
 
-@pytest.mark.parametrize(
-    ("words", "values"),
-    [
+def test_sampling_refuses() -> None:
+    for words, values in (
         ("temperature must be 0 or above", {"temperature": -1}),
         ("temperature must be finite", {"temperature": float("nan")}),
         ("temperature is too large", {"temperature": 10**400}),
@@ -432,11 +423,9 @@ def test_generate_refuses(
         ("top_k must be a whole number", {"top_k": 1.5}),
         ("seed must be from 0", {"seed": -1}),
         ("seed must be a whole number", {"seed": 1.5}),
-    ],
-)
-def test_sampling_refuses(words: str, values: dict[str, Any]) -> None:
-    with pytest.raises((TypeError, ValueError), match=words):
-        SamplingParams(**values)
+    ):
+        with pytest.raises((TypeError, ValueError), match=words):
+            SamplingParams(**values)
 
 
 def test_stream_takes_one_prompt(llm: LLM) -> None:

@@ -101,9 +101,8 @@ def test_own_prompts_are_encoded_as_they_are_asked(llm: LLM) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
+def test_what_is_wrong_is_refused_before_work(llm: LLM, tmp_path: Path) -> None:
+    for options, words in (
         ({"prompts": ["One", ""]}, "prompt 2: the prompt is empty"),
         ({"prompts": [[1, 2], [1, 999]]}, "prompt 2: token id 999"),
         ({"prompts": [[1] * 1098]}, "prompt 1 has 1098 tokens; with 3 of an answer .* context of 1100"),
@@ -117,15 +116,11 @@ def test_own_prompts_are_encoded_as_they_are_asked(llm: LLM) -> None:
         ({"speedup": 0.5}, r"speedup must be at least 1, not 0\.5"),
         ({"out": "preset.txt"}, r"must be a file whose name ends with \.json, not .*preset\.txt"),
         ({"out": "nowhere/preset.json"}, r"no folder .*nowhere"),
-    ],
-)
-def test_what_is_wrong_is_refused_before_work(
-    llm: LLM, tmp_path: Path, options: dict[str, Any], words: str
-) -> None:
-    options = {**options, "out": tmp_path / options.get("out", "preset.json")}
-    with pytest.raises((ValueError, TypeError, FileNotFoundError), match=words):
-        lazyllm.calibrate(llm, **options, progress=False)
-    assert list(tmp_path.iterdir()) == []
+    ):
+        options = {**options, "out": tmp_path / options.get("out", "preset.json")}
+        with pytest.raises((ValueError, TypeError, FileNotFoundError), match=words):
+            lazyllm.calibrate(llm, **options, progress=False)
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_lengths_are_those_of_the_generated_prompts(

@@ -239,21 +239,16 @@ def test_file_picks_a_gguf_file_of_a_folder(tmp_path: Path) -> None:
         resolve(tmp_path, file="c.gguf")
 
 
-@pytest.mark.parametrize(
-    ("path", "options", "words"),
-    [
+def test_options_of_the_hub_with_a_path(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").touch()
+    for path, options, words in (
         ("", {"revision": "main"}, "revision is for hub ids, and .* exists here"),
         ("model.gguf", {"revision": "main"}, "revision is for hub ids, and .* exists here"),
         ("model.gguf", {"file": "model.gguf"}, "file is for a folder or hub id, and .*gguf is a file"),
         ("", {"file": "Q4_K_M"}, "file must be the name of a GGUF file such as .*, not 'Q4_K_M'"),
-    ],
-)
-def test_options_of_the_hub_with_a_path(
-    path: str, options: dict[str, str], words: str, tmp_path: Path
-) -> None:
-    (tmp_path / "model.gguf").touch()
-    with pytest.raises(ValueError, match=words):
-        resolve(tmp_path / path, **options)
+    ):
+        with pytest.raises(ValueError, match=words):
+            resolve(tmp_path / path, **options)
 
 
 # ---- incomplete folders --------------------------------------------------------------------------

@@ -108,9 +108,8 @@ def test_generate_takes_every_option(folder: Path, tmp_path: Path, capsys: Captu
     assert "lazyllm-map" in page.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
+def test_an_error_is_one_line_and_code_2(folder: Path, capsys: Captured) -> None:
+    for arguments, words in (
         (["--pruning", "{"], "pruning is not JSON"),
         (["--pruning", '{"1": 2}'], "keep of the stage at layer 1 must be above 0 and at most 1, not 2.0"),
         (["--pruning", '{"9": 0.5}'], "layer 9 is out of reach: the model has 6 layers"),
@@ -120,17 +119,13 @@ def test_generate_takes_every_option(folder: Path, tmp_path: Path, capsys: Captu
         (["--device", "cuda:9999"], "cuda"),
         (["--threads", "0"], "threads must be from 1 to 1024"),
         (["--revision", "main"], "revision is for hub ids"),
-    ],
-)
-def test_an_error_is_one_line_and_code_2(
-    folder: Path, arguments: list[str], words: str, capsys: Captured
-) -> None:
-    assert cli.main(["generate", "--model", str(folder), "--prompt", "Hi", *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert out.strip() == ""
-    assert err.startswith("lazyllm: ")
-    assert words.lower() in err.lower()
-    assert len(err.splitlines()) == 1
+    ):
+        assert cli.main(["generate", "--model", str(folder), "--prompt", "Hi", *arguments]) == 2
+        out, err = capsys.readouterr()
+        assert out.strip() == ""
+        assert err.startswith("lazyllm: ")
+        assert words.lower() in err.lower()
+        assert len(err.splitlines()) == 1
 
 
 def test_missing_files_are_errors_too(folder: Path, tmp_path: Path, capsys: Captured) -> None:

@@ -91,20 +91,15 @@ def test_int8_rounds_weights_once_where_they_are_whole_blocks(tmp_path: Path) ->
         assert lazyllm.load(folder, threads=1, compute="f32").weights == "auto"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
+def test_bad_compute_is_refused(demo_model: Path) -> None:
+    for arguments, error, message in (
         ({"compute": "fp8"}, ValueError, "compute must be f32, bf16, int8 or fastest, not 'fp8'"),
         ({"compute": 16}, TypeError, "compute must be a string, not 16"),
         ({"compute": "bf16", "device": "cuda"}, ValueError, "compute is for the CPU"),
         ({"compute": "int8", "device": "cuda"}, ValueError, "compute is for the CPU"),
-    ],
-)
-def test_bad_compute_is_refused(
-    demo_model: Path, arguments: dict[str, object], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        lazyllm.load(demo_model, **arguments)
+    ):
+        with pytest.raises(error, match=message):
+            lazyllm.load(demo_model, **arguments)
 
 
 def test_core_refuses_other_arithmetic(tmp_path: Path) -> None:

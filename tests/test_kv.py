@@ -178,19 +178,14 @@ def test_commands_take_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "kv must be f32, f16 or bf16, not 'f8'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
+def test_bad_kv_is_refused(folder: Path) -> None:
+    for arguments, error, message in (
         ({"kv": "f64"}, ValueError, "kv must be f32, f16 or bf16, not 'f64'"),
         ({"kv": 16}, TypeError, "kv must be a string, not 16"),
         ({"kv": "f16", "device": "cuda"}, ValueError, 'kv is "f16"; the CUDA core keeps K and V as f32'),
-    ],
-)
-def test_bad_kv_is_refused(
-    folder: Path, arguments: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        lazyllm.load(folder, **arguments)
+    ):
+        with pytest.raises(error, match=message):
+            lazyllm.load(folder, **arguments)
 
 
 def test_the_core_refuses_other_types(tmp_path: Path) -> None:

@@ -257,9 +257,8 @@ def test_code_is_scored_as_with_the_benchmarks_own_requirements() -> None:
     assert DataOptions().edit_sim == "difflib"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "kind", "words"),
-    [
+def test_what_is_refused() -> None:
+    for arguments, kind, words in (
         (("HotPotQA", ["a"], [["a"]]), ValueError, "no LongBench data set 'HotPotQA'; did you mean hotpotqa"),
         (("hotpotqa", [], []), ValueError, "preds must not be empty"),
         (("hotpotqa", ["a"], [["a"], ["b"]]), ValueError, "equally many, not 1 and 2"),
@@ -273,11 +272,9 @@ def test_code_is_scored_as_with_the_benchmarks_own_requirements() -> None:
         (("trec", ["a"], [["a"]], []), ValueError, "all_classes, the labels of trec, must not be empty"),
         (("passage_retrieval_en", ["5"], [["段落5"]]), ValueError, "'Paragraph ' and a number, not '段落5'"),
         (("hotpotqa", ["a"], [["a"]], None, "jaro"), ValueError, "difflib or levenshtein, not 'jaro'"),
-    ],
-)
-def test_what_is_refused(arguments: tuple[Any, ...], kind: type[Exception], words: str) -> None:
-    with pytest.raises(kind, match=words):
-        score(*arguments)
+    ):
+        with pytest.raises(kind, match=words):
+            score(*arguments)
 
 
 # ---- the optional packages ---------------------------------------------------------------------

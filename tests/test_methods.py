@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -541,9 +540,8 @@ def test_settings_are_frozen_hashable_and_written_as_json(method: Any) -> None:
         method.keep = 0.1
 
 
-@pytest.mark.parametrize(
-    ("make", "kind", "words"),
-    [
+def test_bad_fields_are_named() -> None:
+    for make, kind, words in (
         (lambda: RandomDrop(0), ValueError, "keep must be above 0 and at most 1, not 0.0"),
         (lambda: RandomDrop("0.5"), TypeError, "keep must be a number, not '0.5'"),
         (lambda: RandomDrop(0.5, -1), ValueError, "seed must be from 0"),
@@ -558,11 +556,9 @@ def test_settings_are_frozen_hashable_and_written_as_json(method: Any) -> None:
         (lambda: PromptCompression("half"), TypeError, "ratio must be a number"),
         (lambda: PromptCompression(0.5, "word"), ValueError, "unit must be sentence or token"),
         (lambda: PromptCompression(0.5, model=5), TypeError, "model must be an LLM, a folder or hub id"),
-    ],
-)
-def test_bad_fields_are_named(make: Callable[[], Any], kind: type[Exception], words: str) -> None:
-    with pytest.raises(kind, match=re.escape(words)):
-        make()
+    ):
+        with pytest.raises(kind, match=re.escape(words)):
+            make()
 
 
 def test_a_model_too_shallow_for_static_pruning_says_so(llm: LLM) -> None:
@@ -574,9 +570,8 @@ def test_a_model_too_shallow_for_static_pruning_says_so(llm: LLM) -> None:
     llm.session(StaticPruning(4, 0.5)).forward(IDS)
 
 
-@pytest.mark.parametrize(
-    ("text", "method"),
-    [
+def test_parse_method() -> None:
+    for text, method in (
         ("dense", Pruning()),
         (" dense ", Pruning()),
         ("null", Pruning()),
@@ -591,15 +586,12 @@ def test_a_model_too_shallow_for_static_pruning_says_so(llm: LLM) -> None:
         ("gemfilter:layer=12,keep=0.1", GemFilter(12, 0.1)),
         ("compress:ratio=0.5", PromptCompression(0.5)),
         ("compress:ratio=0.5,unit=token,model=7", PromptCompression(0.5, "token", "7")),
-    ],
-)
-def test_parse_method(text: str, method: Any) -> None:
-    assert parse_method(text) == method
+    ):
+        assert parse_method(text) == method
 
 
-@pytest.mark.parametrize(
-    ("text", "kind", "words"),
-    [
+def test_parse_method_refuses() -> None:
+    for text, kind, words in (
         ("", ValueError, "it must be a speedup such as 2x, dense, random:keep=0.5"),
         (
             "sparse",
@@ -618,11 +610,9 @@ def test_parse_method(text: str, method: Any) -> None:
         ('{"method": ["random"]}', ValueError, "it must be one of random, static, compress"),
         ('{"method": "random", "keep": 0.5, "seeds": 1}', ValueError, "random has no field 'seeds'"),
         ('{"10": 0.7, "10": 0.5}', ValueError, "'10' appears twice"),
-    ],
-)
-def test_parse_method_refuses(text: Any, kind: type[Exception], words: str) -> None:
-    with pytest.raises(kind, match=re.escape(words)):
-        parse_method(text)
+    ):
+        with pytest.raises(kind, match=re.escape(words)):
+            parse_method(text)
 
 
 def test_from_json_refuses_other_methods() -> None:

@@ -7,7 +7,6 @@ import json
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -284,15 +283,14 @@ NO_SCORES = {
 }
 
 
-@pytest.mark.parametrize("what", NO_SCORES)
-def test_what_are_no_scores(tiny_of: Build, what: str) -> None:
-    rule, kind, message = NO_SCORES[what]
-    tiny = tiny_of(Shape())
-    session = tiny.load().session(Calls({1: 0.5}, rule or (lambda view: None)).core())
-    told = f"^Calls.score after layer 1 .*{message}.*20 tokens in play, or an integer array of positions"
-    with pytest.raises(kind, match=told):
-        session.forward(tiny.ids(20))
-    assert session.length == 0
+def test_what_are_no_scores(tiny_of: Build) -> None:
+    for rule, kind, message in NO_SCORES.values():
+        tiny = tiny_of(Shape())
+        session = tiny.load().session(Calls({1: 0.5}, rule or (lambda view: None)).core())
+        told = f"^Calls.score after layer 1 .*{message}.*20 tokens in play, or an integer array of positions"
+        with pytest.raises(kind, match=told):
+            session.forward(tiny.ids(20))
+        assert session.length == 0
 
 
 @pytest.mark.parametrize("where", ["score", "observe"])
@@ -390,21 +388,17 @@ def test_the_core_keeps_as_many_as_a_policy_says_at_most_all(tiny_of: Build, n_f
     assert session.last_pass[2][0] == kept
 
 
-@pytest.mark.parametrize(
-    ("answer", "kind", "message"),
-    [
+def test_the_core_refuses_other_answers(tiny_of: Build) -> None:
+    for answer, kind, message in (
         (None, TypeError, r"must return \(scores, n_free\)"),
         ((np.zeros(3, np.float32), -1), ValueError, "3 scores for 20 tokens"),
         ((np.zeros(20),), TypeError, "a policy returns"),
         ((np.zeros(20, np.float32), -2), ValueError, "the policy keeps -2 tokens"),
-    ],
-)
-def test_the_core_refuses_other_answers(
-    tiny_of: Build, answer: Any, kind: type[Exception], message: str
-) -> None:
-    session = tiny_of(Shape()).load().session({**Paper({1: 0.5}).core(), "policy": lambda *given: answer})
-    with pytest.raises(kind, match=message):
-        session.forward(list(range(20)))
+    ):
+        rules = {**Paper({1: 0.5}).core(), "policy": lambda *_, answer=answer: answer}
+        session = tiny_of(Shape()).load().session(rules)
+        with pytest.raises(kind, match=message):
+            session.forward(list(range(20)))
 
 
 # ---- sessions and threads ----------------------------------------------------------------------------------
@@ -541,18 +535,16 @@ def test_a_view_is_printed_by_its_layer(llm: LLM) -> None:
     assert printed == ["<View of layer 1: 4 tokens in play>"]
 
 
-@pytest.mark.parametrize(
-    ("layer", "message"),
-    [
+def test_what_cannot_be_aligned(tiny_of: Build) -> None:
+    for layer, message in (
         (2, r"layer 2 was not observed in this pass; the layers observed are \[0, 1\]"),
         (0, r"observe returned shape \(\) after layer 0; .* the 20 tokens in play there"),
-    ],
-)
-def test_what_cannot_be_aligned(tiny_of: Build, layer: int, message: str) -> None:
-    tiny = tiny_of(Shape())
-    session = tiny.load().session(Calls({2: 0.5}, lambda view: view.aligned(layer), layers=3).core())
-    with pytest.raises(ValueError, match=message):
-        session.forward(tiny.ids(20))
+    ):
+        tiny = tiny_of(Shape())
+        policy = Calls({2: 0.5}, lambda view, layer=layer: view.aligned(layer), layers=3)
+        session = tiny.load().session(policy.core())
+        with pytest.raises(ValueError, match=message):
+            session.forward(tiny.ids(20))
 
 
 def test_a_policy_takes_the_stages_of_a_pruning(llm: LLM) -> None:
@@ -574,9 +566,8 @@ def test_a_policy_is_not_made_from_text() -> None:
             lazyllm.methods.as_method(given)
 
 
-@pytest.mark.parametrize(
-    ("make", "kind", "message"),
-    [
+def test_settings_that_are_refused() -> None:
+    for make, kind, message in (
         (lambda: Policy({1: 0.5}), TypeError, "abstract"),  # type: ignore[abstract]
         (lambda: Paper({1: 1.5}), ValueError, "keep of the stage at layer 1"),
         (
@@ -594,27 +585,21 @@ def test_a_policy_is_not_made_from_text() -> None:
             TypeError,
             "Weighted.weight is a object; a policy's fields",
         ),
-    ],
-)
-def test_settings_that_are_refused(make: Callable[[], Any], kind: type[Exception], message: str) -> None:
-    with pytest.raises(kind, match=message):
-        make()
+    ):
+        with pytest.raises(kind, match=message):
+            make()
 
 
-@pytest.mark.parametrize(
-    ("policy", "kind", "message"),
-    [
+def test_settings_that_a_model_cannot_run(llm: LLM) -> None:
+    for policy, kind, message in (
         (Paper({5: 0.5}), ValueError, "layer 5 is out of reach"),
         (Calls({1: 0.5}, layers=0), ValueError, "Calls.layers must be from 1"),
         (Weighted({1: 0.5}, print), TypeError, "Weighted.weight is a builtin_function_or_method"),
         (Unready(), TypeError, r"Unready.__init__ must call super\(\).__init__\(stages\)"),
         (Paper, TypeError, "pruning must be"),
-    ],
-    ids=["layer", "layers", "field", "unready", "class"],
-)
-def test_settings_that_a_model_cannot_run(llm: LLM, policy: Any, kind: type[Exception], message: str) -> None:
-    with pytest.raises(kind, match=message):
-        llm.generate(IDS, pruning=policy)
+    ):
+        with pytest.raises(kind, match=message):
+            llm.generate(IDS, pruning=policy)
 
 
 def test_counted_work_has_no_scores(llm: LLM) -> None:

@@ -34,9 +34,8 @@ SMALL = config_of(
 # ---- refused arguments and their messages ----------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("stages", "kind", "words"),
-    [
+def test_stages_refused() -> None:
+    for stages, kind, words in (
         ([(5, 0.5), (5, 0.4)], ValueError, "layer 5 follows layer 5"),
         ([(5, 0.5), (3, 0.4)], ValueError, "layer 3 follows layer 5"),
         ({5: 0.5, "5": 0.4}, ValueError, "layer 5 follows layer 5"),
@@ -57,18 +56,15 @@ SMALL = config_of(
         ([(3, 0.5, 1)], TypeError, "pairs, but has (3, 0.5, 1)"),
         ("10:0.5", TypeError, "pairs, not '10:0.5'"),
         (0.5, TypeError, "pairs, not 0.5"),
-    ],
-)
-def test_stages_refused(stages: Any, kind: type[Exception], words: str) -> None:
-    with pytest.raises(kind, match=re.escape(words)):
-        Pruning(stages)
-    with pytest.raises(kind, match=re.escape(words)):
-        Pruning({0: 1.0}, decode=stages) if not isinstance(stages, str) else Pruning(stages)
+    ):
+        with pytest.raises(kind, match=re.escape(words)):
+            Pruning(stages)
+        with pytest.raises(kind, match=re.escape(words)):
+            Pruning({0: 1.0}, decode=stages) if not isinstance(stages, str) else Pruning(stages)
 
 
-@pytest.mark.parametrize(
-    ("options", "kind", "words"),
-    [
+def test_options_refused() -> None:
+    for options, kind, words in (
         ({"decode": "dense"}, ValueError, 'decode must be "same", "frozen" or stages'),
         ({"decode": None}, ValueError, 'decode must be "same", "frozen" or stages'),
         ({"sink": -1}, ValueError, "sink must be from 0"),
@@ -88,16 +84,13 @@ def test_stages_refused(stages: Any, kind: type[Exception], words: str) -> None:
         ({"protect": [(3, 3)]}, ValueError, "must end after its first position, not (3, 3)"),
         ({"protect": [(-1, 3)]}, ValueError, "first position must be from 0"),
         ({"protect": "ab"}, TypeError, "spans (first, end), not 'ab'"),
-    ],
-)
-def test_options_refused(options: dict[str, Any], kind: type[Exception], words: str) -> None:
-    with pytest.raises(kind, match=re.escape(words)):
-        Pruning({3: 0.5}, **options)
+    ):
+        with pytest.raises(kind, match=re.escape(words)):
+            Pruning({3: 0.5}, **options)
 
 
-@pytest.mark.parametrize(
-    ("make", "kind", "words"),
-    [
+def test_rules_refused() -> None:
+    for make, kind, words in (
         (lambda: Mass(0.0), ValueError, "mass must be above 0"),
         (lambda: Mass(1.1), ValueError, "at most 1, not 1.1"),
         (lambda: Mass(0.9, -0.1), ValueError, "keep_min must be from 0 to keep_max"),
@@ -105,11 +98,9 @@ def test_options_refused(options: dict[str, Any], kind: type[Exception], words: 
         (lambda: Mass(0.9, 0.0, 0.0), ValueError, "Mass keep_max must be above 0"),
         (lambda: Drop(0.0), ValueError, "Drop keep must be above 0 and at most 1, not 0"),
         (lambda: Drop(Mass(0.9)), TypeError, "Drop takes a keep, not Mass(0.9): each decode step would"),
-    ],
-)
-def test_rules_refused(make: Any, kind: type[Exception], words: str) -> None:
-    with pytest.raises(kind, match=re.escape(words)):
-        make()
+    ):
+        with pytest.raises(kind, match=re.escape(words)):
+            make()
 
 
 def test_layers_are_checked_against_the_model() -> None:
@@ -256,9 +247,8 @@ def test_json_of_stages_alone() -> None:
     assert Pruning.from_json("{}") == Pruning.from_json("null") == Pruning()
 
 
-@pytest.mark.parametrize(
-    ("text", "kind", "words"),
-    [
+def test_json_refused() -> None:
+    for text, kind, words in (
         ("{10: 0.7}", ValueError, "pruning is not JSON"),
         ('{"10": 0.7, "10": 0.5}', ValueError, "'10' appears twice"),
         ('{"10": NaN}', ValueError, "NaN is not a JSON number"),
@@ -273,11 +263,9 @@ def test_json_of_stages_alone() -> None:
             """no field '10'; stages have a field of their own: "stages": {"10": 0.5}""",
         ),
         ("0.5", TypeError, "must be a JSON object"),
-    ],
-)
-def test_json_refused(text: str, kind: type[Exception], words: str) -> None:
-    with pytest.raises(kind, match=re.escape(words)):
-        Pruning.from_json(text)
+    ):
+        with pytest.raises(kind, match=re.escape(words)):
+            Pruning.from_json(text)
 
 
 # ---- counted work ----------------------------------------------------------------------------------

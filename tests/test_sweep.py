@@ -134,9 +134,8 @@ def test_a_list_may_hold_any_method(llm: lazyllm.LLM) -> None:
     assert list(settings_of(Pruning({1: 0.5}), llm.config)) == ["dense", "{1: 0.5}"]
 
 
-@pytest.mark.parametrize(
-    ("space", "options", "words"),
-    [
+def test_a_wrong_space_or_option_is_refused_before_work_starts(llm: lazyllm.LLM, tmp_path: Path) -> None:
+    for space, options, words in (
         ({"stages": [{1: 0.5}], "smoth": [1]}, {}, "no field 'smoth'; its fields are stages"),
         ({"smooth": [1, 3]}, {}, 'either "stages" or both "layer" and "keep".*it has smooth'),
         ({"layer": [1]}, {}, "it has layer"),
@@ -154,15 +153,10 @@ def test_a_list_may_hold_any_method(llm: lazyllm.LLM) -> None:
         (SPACE, {"datasets": ["niah_single"]}, "did you mean niah_single"),
         (SPACE, {"limit": 0}, "limit must be from 1"),
         (SPACE, {"sample": 2, "limit": None}, "sample is for LongBench's own items"),
-    ],
-    ids=str,
-)
-def test_a_wrong_space_or_option_is_refused_before_work_starts(
-    llm: lazyllm.LLM, tmp_path: Path, space: Any, options: dict[str, Any], words: str
-) -> None:
-    with pytest.raises((ValueError, TypeError), match=words):
-        sweep(llm, space, out=tmp_path / "sweep", **options)
-    assert not (tmp_path / "sweep").exists()
+    ):
+        with pytest.raises((ValueError, TypeError), match=words):
+            sweep(llm, space, out=tmp_path / "sweep", **options)
+        assert not (tmp_path / "sweep").exists()
 
 
 # ---- what is written -----------------------------------------------------------------------------
