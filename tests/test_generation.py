@@ -13,6 +13,7 @@ import pytest
 from folders import SHAPE, model_folder
 from hypothesis import given
 from hypothesis import strategies as st
+from test_pruning import flops_token_by_token
 
 import lazyllm
 from lazyllm import LLM, Drop, Mass, Pruning, SamplingParams, Scoring, _core
@@ -197,24 +198,10 @@ def test_counted_tokens_in_play_are_those_of_the_engine(llm: LLM) -> None:
         Pruning({1: 0.5, 2: 0.31}, scoring=Scoring(smooth=5, queries=3)),
         Pruning({2: 0.31}, scoring=Scoring(layers=2)),
     ):
-        prefill = llm.generate(IDS, pruning=pruning, max_new_tokens=1).passes
-        width, c = 4 * SHAPE.n_heads * SHAPE.head_dim, llm.config
-        kv_row = 4 * c.hidden * c.n_kv_heads * c.head_dim
-        row = kv_row + 4 * c.hidden * c.n_heads * c.head_dim + 6 * c.hidden * c.ffn
-        work = 2 * c.hidden * c.vocab
-        for layer, n in enumerate(prefill["in_play"].tolist()):
-            last = layer == c.n_layers - 1
-            work += (n - 1) * kv_row + row + n * width if last else n * row + n * (n + 1) // 2 * width
-            scored = {
-                at
-                for stage, _ in pruning.stages
-                for at in range(stage - pruning.scoring.layers + 1, stage + 1)
-            }
-            if layer in scored and pruning.min_tokens <= len(IDS):
-                work += min(pruning.scoring.queries, n) * n * width // 2
-        session = llm.session(pruning)
+        session, n = llm.session(pruning), len(IDS)
         session.forward(IDS)
-        assert pruning.flops(c, len(IDS)) == pruning.pass_flops(c, session.last_pass) == work
+        assert pruning.flops(llm.config, n) == flops_token_by_token(pruning, llm.config, n)
+        assert pruning.flops(llm.config, n) == pruning.pass_flops(llm.config, session.last_pass)
 
 
 def test_counted_work_of_a_decode_step(llm: LLM) -> None:

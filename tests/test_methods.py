@@ -561,15 +561,6 @@ def test_bad_fields_are_named() -> None:
             make()
 
 
-def test_a_model_too_shallow_for_static_pruning_says_so(llm: LLM) -> None:
-    words = "layer 5 is out of reach: the model has 6 layers"
-    with pytest.raises(ValueError, match=words):
-        llm.session(StaticPruning(5, 0.5))
-    with pytest.raises(ValueError, match=words):
-        StaticPruning(5, 0.5).flops(llm.config, 100)
-    llm.session(StaticPruning(4, 0.5)).forward(IDS)
-
-
 def test_parse_method() -> None:
     for text, method in (
         ("dense", Pruning()),

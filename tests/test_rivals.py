@@ -15,7 +15,7 @@ from test_pruning import SMALL, flops_token_by_token
 from tiny import DTYPES, Build, Shape, Tiny, pruning
 from tolerances import NEAR_TIE
 
-from lazyllm import CLAA, LLM, FastKV, GemFilter, PromptCompression, Pruning
+from lazyllm import CLAA, LLM, FastKV, GemFilter, PromptCompression, Pruning, StaticPruning
 from lazyllm.methods.rivals import Aggregation, Chosen, FirstPass
 from lazyllm.scoring import Scoring
 
@@ -214,10 +214,10 @@ def test_a_score_that_is_no_number_is_an_error() -> None:
         FirstPass({2: 0.5}).score(view)
 
 
-# ---- all three -------------------------------------------------------------------------------------------
+# ---- all of one stage -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("made", [FastKV, CLAA, GemFilter])
+@pytest.mark.parametrize("made", [FastKV, CLAA, GemFilter, StaticPruning])
 def test_a_model_too_shallow_says_so(llm: LLM, made: Any) -> None:
     words = "layer 5 is out of reach: the model has 6 layers, so a stage's layer must be below 5"
     with pytest.raises(ValueError, match=words):

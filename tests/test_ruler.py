@@ -21,7 +21,7 @@ from lazyllm.evaluation.generated import draws, ruler
 from lazyllm.evaluation.generated.draws import Draws, names, vocabulary
 from lazyllm.evaluation.generated.haystack import Haystack, distinct, made_prose
 from lazyllm.evaluation.generated.questions import read_questions
-from lazyllm.evaluation.generated.ruler import ONE_NEEDLE, QA, TASKS, fit, generate
+from lazyllm.evaluation.generated.ruler import ONE_NEEDLE, QA, TASKS, generate
 from lazyllm.evaluation.generated.tasks import (
     needles_found,
     niah_items,
@@ -90,19 +90,6 @@ def test_the_same_seed_gives_the_same_bytes_and_others_other_items(task: str) ->
     assert len({item["_id"] for item in items}) == len(items)
 
 
-def test_draws() -> None:
-    assert sorted(Draws("a").order(50)) == [*range(50)]
-    assert [*Draws("a").order(50)] != [*Draws("b").order(50)]
-    assert [*islice(Draws("a").order(50), 5)] == [*Draws("a").order(50)][:5]
-    early, late = Draws("a"), Draws("a")
-    late.below(7)  # a fork does not depend on earlier draws
-    assert early.fork("b").below(10**9) == late.fork("b").below(10**9)
-    assert early.fork("b").below(10**9) != early.fork("c").below(10**9)
-    counts = Counter(late.below(5) for _ in range(5000))
-    assert sorted(counts) == [0, 1, 2, 3, 4]
-    assert max(counts.values()) < 1150
-
-
 # ---- the form ------------------------------------------------------------------------------------
 
 
@@ -133,13 +120,6 @@ def test_prompt_template_and_answer_fill_the_length(task: str, demo_tokenizer: T
         for length in lengths:
             for item in generate(task, encode, length, count=2, seed=0):
                 assert 0.97 * length <= length_of(item, encode) <= length
-
-
-def test_fit_finds_the_last_size_below() -> None:
-    assert fit(lambda size: 10 * size, 95, min_size=1) == (9, 90)
-    assert fit(lambda size: 10 * size, 90, min_size=1) == (9, 90)
-    assert fit(lambda size: size * size, 50, min_size=3) == (7, 49)
-    assert fit(lambda size: 10 * size, 95, min_size=10) == (10, 100)
 
 
 # ---- answers where promised ----------------------------------------------------------------------

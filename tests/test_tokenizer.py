@@ -166,24 +166,18 @@ def test_ids_out_of_range(byte_level: Path) -> None:
 # ---- tokenizer.model -----------------------------------------------------------------------------
 
 
-def test_pieces_round_trip(pieces: Path) -> None:
-    tokenizer = Tokenizer.from_folder(pieces, config())
-    for text in TEXTS[:8]:
-        ids = tokenizer.encode(text)
-        assert ids[0] == tokenizer.bos_token_id or tokenizer.bos_token_id is None
-        assert ids[0] == 1
-        assert tokenizer.decode(ids) == text
-        assert "".join(tokenizer.offsets(ids)) == tokenizer.decode(ids, skip_special_tokens=False)
-
-
-def test_pieces_are_those_of_sentencepiece(pieces: Path) -> None:
+def test_pieces_are_those_of_sentencepiece_and_round_trip(pieces: Path) -> None:
     from sentencepiece import SentencePieceProcessor
 
     tokenizer = Tokenizer.from_folder(pieces, config())
     assert [tokenizer.vocabulary.token_id(text) for text in ("</s>", "no piece")] == [2, None]
     processor = SentencePieceProcessor(model_file=str(pieces / "tokenizer.model"))
     for text in TEXTS[:8]:
-        assert tokenizer.encode(text) == [1, *processor.encode(text)]
+        ids = tokenizer.encode(text)
+        assert ids == [1, *processor.encode(text)]
+        assert tokenizer.bos_token_id in (1, None)
+        assert tokenizer.decode(ids) == text
+        assert "".join(tokenizer.offsets(ids)) == tokenizer.decode(ids, skip_special_tokens=False)
 
 
 def test_special_tokens_cut_the_text(pieces: Path) -> None:
