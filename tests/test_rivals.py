@@ -214,7 +214,7 @@ def test_a_score_that_is_no_number_is_an_error() -> None:
         FirstPass({2: 0.5}).score(view)
 
 
-# ---- all of one stage -------------------------------------------------------------------------------------------
+# ---- all of one stage -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("made", [FastKV, CLAA, GemFilter, StaticPruning])
