@@ -132,18 +132,12 @@ def test_a_view_shows_what_the_reference_has(tiny_of: Build, shape: Shape) -> No
     """Every array of every call, through prefill, revival, follow-ups and decode steps."""
     plain = ("layer", "is_prompt", "n_keep")
     whole = ("positions", "rows", "protected")
-    close = {
-        "attention": 3,
-        "queries": 2,
-        "keys": None,
-        "values": None,
-        "hidden": None,
-    }  # rows, if it takes them
+    close = {"attention": (3,), "queries": (2,), "keys": (), "values": (), "hidden": ()}  # with arguments
     kept: list[dict[str, Any]] = []
 
     def note(view: Any) -> None:
         noted = {name: getattr(view, name) for name in plain + whole}
-        noted |= {name: getattr(view, name)(*([rows] if rows else [])) for name, rows in close.items()}
+        noted |= {name: getattr(view, name)(*rows) for name, rows in close.items()}
         noted["earlier"] = {layer: positions.tolist() for layer, (positions, _) in view.earlier.items()}
         kept.append(noted | {"observed": dict(view.observed)})
 
