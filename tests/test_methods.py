@@ -612,13 +612,3 @@ def test_from_json_refuses_other_methods() -> None:
     with pytest.raises(TypeError, match="random must be a JSON object"):
         RandomDrop.from_json("[0.5]")
     assert RandomDrop.from_json('{"keep": 0.5}') == RandomDrop(0.5)
-
-
-def test_the_command_line_takes_every_method(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    from lazyllm.commands.main import main
-
-    static = ["random:keep=0.5", "static:layer=1,keep=0.5", "compress:ratio=0.5,unit=token", "dense"]
-    for method in (*static, *(f"{name}:layer=2,keep=0.4" for name in ("fastkv", "claa", "gemfilter"))):
-        common = ["--model", str(folder), "--prompt", TEXT, "--max-new-tokens", "2", "--threads", "1"]
-        assert main(["generate", *common, "--pruning", method]) == 0
-        assert parse_method(method).label in capfd.readouterr().err

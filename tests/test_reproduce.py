@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from folders import PROMPTS, benchmark, model_folder
+from folders import PROMPTS, benchmark, markdown, model_folder
 from matplotlib.figure import Figure
 
 import lazyllm
@@ -290,6 +290,7 @@ def test_the_command_prints_its_tables(
     assert main(["reproduce", *asked.split(), *folder]) == 0
     out = capsys.readouterr().out
     assert "Table 2" in out
+    assert not markdown(out)
     assert f"wrote {tmp_path / 'table2.csv'}" in out
     rows = [json.loads(line) for line in (tmp_path / "methods" / ITEMS).read_text().splitlines()]
     assert {re.split(r"[(\d]", row["setting"])[0] for row in rows} == {"dense", "GemFilter", "{"}

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from folders import markdown
 
 import lazyllm
 from lazyllm.commands import main as cli
@@ -476,6 +477,7 @@ def test_the_command_prints_the_table(
     out = capsys.readouterr().out
     assert "{2: 0.5}  " in out
     assert "Conditions" not in out
+    assert not markdown(out)
     manifest = json.loads((tmp_path / "out" / MANIFEST).read_text(encoding="utf-8"))
     assert list(manifest["conditions"]["settings"]) == ["dense", "{1: 0.5}", "{2: 0.5}"]
     assert cli.main([*call, "--pruning", '{"1": 0.5}', "--pruning", '{"2": 0.5}']) == 0
