@@ -46,6 +46,23 @@ def compare_pass(session: Any, reference: Reference, got: np.ndarray, want: np.n
     assert error(got, want) <= LOGITS[dtype]
 
 
+def state_after(session: Any, logits: np.ndarray, n_layers: int) -> dict[str, Any]:
+    """All that can be observed after a pass, to the bit."""
+    state = {name: getattr(session, name).tolist() for name in ("depths", "kinds", "last_pass")}
+    scores = [run["scores"] for run in session.last_trace]
+    state["scores"] = [None if values is None else values.tobytes() for values in scores]
+    return state | {"sets": per_layer(session.last_trace, n_layers), "logits": logits.tobytes()}
+
+
+def converse(session: Any, tiny: Tiny, passes: list[tuple[int, bool]]) -> list[dict[str, Any]]:
+    """Runs the passes (number of tokens, generated) on the session; returns its state after each of them."""
+    session.trace = True
+    return [
+        state_after(session, session.forward(tiny.ids(count, number), generated), tiny.shape.n_layers)
+        for number, (count, generated) in enumerate(passes)
+    ]
+
+
 def drive(
     tiny: Tiny,
     rules: dict[str, Any],

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from children import python
-from comparison import per_layer
+from comparison import converse, per_layer, state_after
 from folders import model_folder
 from tiny import DEVICE, Shape, Tiny, build, pruning
 from tolerances import HALF_LOGITS, error
@@ -338,17 +338,6 @@ STAGES = [(0, 0.7), (2, 0.5), (4, 0.3)]
 PASSES = [(40, False), (1, True), (1, True), (3, False), (1, True), (90, False), (1, True)]
 
 
-def conversation(session: _core.Session, tiny: Tiny, passes: Any = PASSES) -> list[Any]:
-    """The logits as bytes, sets, depths and counts of every pass."""
-    session.trace = True
-    seen: list[Any] = []
-    for number, (count, generated) in enumerate(passes):
-        logits = session.forward(tiny.ids(count, number), generated)
-        sets = per_layer(session.last_trace, tiny.shape.n_layers)
-        seen.append((logits.tobytes(), sets, session.depths.tolist(), session.last_pass.tolist()))
-    return seen
-
-
 # norm, q k v, rotation, attention, output projection, norm, gate and up, down projection
 PER_LAYER = 8
 
@@ -369,23 +358,23 @@ def test_launches_of_a_decode_step(runtime: Runtime, seven_layers: Tiny) -> None
 @pytest.mark.parametrize("nth_launch", [1, 30])
 def test_a_launch_that_fails_in_a_decode_step(runtime: Runtime, seven_layers: Tiny, nth_launch: int) -> None:
     model = on(seven_layers, DEVICE)
-    want = conversation(model.session(None), seven_layers, PASSES[:2])
+    want = converse(model.session(None), seven_layers, PASSES[:2])
     session = model.session(None)
-    conversation(session, seven_layers, PASSES[:1])
+    converse(session, seven_layers, PASSES[:1])
     runtime.refuse(nth_launch)
     with pytest.raises(lazyllm.DeviceError, match="too many resources"):
         session.forward(seven_layers.ids(1, 1), True)
     assert session.length == 40
-    assert conversation(model.session(None), seven_layers, PASSES[:2]) == want
+    assert converse(model.session(None), seven_layers, PASSES[:2]) == want
 
 
 @fakes_only
 def test_any_launch_of_a_pruned_pass_may_fail(runtime: Runtime, seven_layers: Tiny) -> None:
     """The session is then as it was before: the same pass, once it succeeds, gives the same bits."""
     model, rules = on(seven_layers, DEVICE), pruning(STAGES, memory=0.8)
-    want = conversation(model.session(rules), seven_layers, PASSES[:4])
+    want = converse(model.session(rules), seven_layers, PASSES[:4])
     session, failed = model.session(rules), 0
-    assert conversation(session, seven_layers, PASSES[:2]) == want[:2]
+    assert converse(session, seven_layers, PASSES[:2]) == want[:2]
     for number, (count, generated) in list(enumerate(PASSES))[2:4]:
         for nth_launch in itertools.count(1):
             runtime.refuse(nth_launch)
@@ -395,9 +384,7 @@ def test_any_launch_of_a_pruned_pass_may_fail(runtime: Runtime, seven_layers: Ti
             except lazyllm.DeviceError:
                 failed += 1
         runtime.refuse(0)
-        sets = per_layer(session.last_trace, seven_layers.shape.n_layers)
-        got = (logits.tobytes(), sets, session.depths.tolist(), session.last_pass.tolist())
-        assert got == want[number]
+        assert state_after(session, logits, seven_layers.shape.n_layers) == want[number]
     assert failed > 2 * 60
 
 
@@ -412,9 +399,9 @@ def test_the_launch_that_failed_is_named_with_its_place(runtime: Runtime, seven_
 
 def test_a_step_that_is_stopped(seven_layers: Tiny) -> None:
     model = on(seven_layers, DEVICE)
-    want = conversation(model.session(None), seven_layers, PASSES[:2])
+    want = converse(model.session(None), seven_layers, PASSES[:2])
     session = model.session(None)
-    conversation(session, seven_layers, PASSES[:2])
+    converse(session, seven_layers, PASSES[:2])
 
     def stop(done: int, n_layers: int) -> None:
         del session_made_meanwhile[:]  # closes another session on this thread during the pass
@@ -425,18 +412,18 @@ def test_a_step_that_is_stopped(seven_layers: Tiny) -> None:
     with pytest.raises(KeyboardInterrupt):
         session.forward([1], True, stop)
     assert session.length == 41
-    assert conversation(model.session(None), seven_layers, PASSES[:2]) == want
+    assert converse(model.session(None), seven_layers, PASSES[:2]) == want
 
 
 def test_conversations_on_several_threads_give_the_same_bits(seven_layers: Tiny) -> None:
     """The context outgrows its buffers, so all addresses change between passes."""
     model = on(seven_layers, DEVICE)
     each = [pruning(STAGES), pruning(STAGES, decode=[])]
-    alone = [conversation(model.session(rules), seven_layers) for rules in each]
+    alone = [converse(model.session(rules), seven_layers, PASSES) for rules in each]
     seen: list[Any] = [None] * len(each)
 
     def work(n: int) -> None:
-        seen[n] = conversation(model.session(each[n]), seven_layers)
+        seen[n] = converse(model.session(each[n]), seven_layers, PASSES)
 
     workers = [threading.Thread(target=work, args=(n,)) for n in range(len(each))]
     for worker in workers:

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from comparison import drive, per_layer
-from tiny import DEVICE, Build, Shape, Tiny, pruning
+from comparison import converse, drive
+from tiny import DEVICE, Build, Shape, pruning
 from tolerances import LOGITS, NEAR_TIE, error
 
 from lazyllm import _core
@@ -42,33 +42,16 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 }
 
 
-def converse(
-    tiny: Tiny, rules: dict[str, Any] | None, passes: list[Pass], threads: int = 1
-) -> list[dict[str, Any]]:
-    """Runs the passes on a new session; returns all observable state after each of them."""
-    session = tiny.load(threads).session(rules)
-    session.trace = True
-    seen = []
-    for number, (count, generated) in enumerate(passes):
-        logits = session.forward(tiny.ids(count, number), generated=generated)
-        scores = [run["scores"] for run in session.last_trace]
-        state = {name: getattr(session, name).tolist() for name in ("depths", "kinds", "last_pass")}
-        state["sets"] = per_layer(session.last_trace, tiny.shape.n_layers)
-        state["scores"] = [None if values is None else values.tobytes() for values in scores]
-        state["logits"] = logits.tobytes()
-        seen.append(state)
-    return seen
-
-
 @pytest.mark.parametrize("rules", SCHEDULES.values(), ids=SCHEDULES)
 def test_facts_1_and_2_sets_shrink_layers_fill_from_below_and_nothing_is_computed_twice(
     tiny_of: Build, rules: dict[str, Any]
 ) -> None:
     """Layers 0 ... depth-1 have computed a token, so one Aux row, the input of layer `depth`, revives it."""
     n_layers = 5
+    tiny = tiny_of(Shape(seed=20, n_layers=n_layers))
     layers_of: dict[int, list[int]] = {}
     depths: list[int] = []
-    for number, seen in enumerate(converse(tiny_of(Shape(seed=20, n_layers=n_layers)), rules, CONVERSATION)):
+    for number, seen in enumerate(converse(tiny.load().session(rules), tiny, CONVERSATION)):
         new = CONVERSATION[number][0]
         depths += [0] * new
         first = len(depths) - new
@@ -101,7 +84,7 @@ def test_fact_3_no_schedule_is_bit_equal_to_an_empty_one_and_to_keep_1(
 ) -> None:
     tiny = tiny_of(Shape(seed=22, n_layers=5, dtype=dtype))
     passes = [(67, False), *CONVERSATION]
-    dense = converse(tiny, None, passes, threads)
+    dense = converse(tiny.load(threads).session(None), tiny, passes)
     everything = [(layer, 1.0) for layer in range(4)]
     for rules in (
         pruning(),
@@ -112,7 +95,7 @@ def test_fact_3_no_schedule_is_bit_equal_to_an_empty_one_and_to_keep_1(
         pruning([(1, (0.1, 1.0, 1.0))]),
         pruning([(0, 0.1)], min_tokens=10_000),
     ):
-        for got, want in zip(converse(tiny, rules, passes, threads), dense, strict=True):
+        for got, want in zip(converse(tiny.load(threads).session(rules), tiny, passes), dense, strict=True):
             assert got["logits"] == want["logits"]
             assert got["sets"] == want["sets"]
             assert got["depths"] == want["depths"] == [5] * len(want["depths"])
@@ -180,11 +163,11 @@ def test_fact_5_selections_are_the_same_at_any_number_of_threads(
 ) -> None:
     tiny = tiny_of(Shape(seed=26, n_layers=3, context=4096))
     passes: list[Pass] = [(prompt, False), (1, True), (1, True), (64, False), (1, True)]
-    one = converse(tiny, rules, passes, threads=1)
-    assert converse(tiny, rules, passes, threads=1) == one
-    for threads in (2, 3):
-        assert tiny.load(threads).threads == threads
-        assert converse(tiny, rules, passes, threads) == one
+    one = converse(tiny.load(1).session(rules), tiny, passes)
+    for threads in (1, 2, 3):
+        model = tiny.load(threads)
+        assert model.threads == threads
+        assert converse(model.session(rules), tiny, passes) == one
 
 
 @pytest.mark.parametrize("rules", SCHEDULES.values(), ids=SCHEDULES)
@@ -217,9 +200,8 @@ def test_windows_hide_older_tokens(tiny_of: Build, n: int) -> None:
 @pytest.mark.parametrize("rules", SCHEDULES.values(), ids=SCHEDULES)
 def test_windows_that_hold_the_context_change_nothing(tiny_of: Build, rules: dict[str, Any]) -> None:
     n = sum(count for count, _ in CONVERSATION)
-    without, wide = (
-        converse(tiny_of(Shape(seed=24, n_layers=5, windows=(w,))), rules, CONVERSATION) for w in (0, n)
-    )
+    models = [tiny_of(Shape(seed=24, n_layers=5, windows=(width,))) for width in (0, n)]
+    without, wide = (converse(tiny.load().session(rules), tiny, CONVERSATION) for tiny in models)
     assert without == wide
 
 
