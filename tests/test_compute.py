@@ -100,8 +100,3 @@ def test_bad_compute_is_refused(demo_model: Path) -> None:
     ):
         with pytest.raises(error, match=message):
             lazyllm.load(demo_model, **arguments)
-
-
-def test_core_refuses_other_arithmetic(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match='compute is "int3"; it must be f32, bf16 or int8'):
-        tiny.build(SHAPE, tmp_path).load(compute="int3")

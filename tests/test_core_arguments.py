@@ -37,6 +37,13 @@ def test_types_cannot_be_changed(kind: type) -> None:
         kind.length = 1  # type: ignore[attr-defined]
 
 
+def test_kinds_of_numbers(made: tiny.Tiny) -> None:
+    with pytest.raises(ValueError, match='kv is "q8"; it must be f32, f16 or bf16'):
+        made.load(kv="q8")
+    with pytest.raises(ValueError, match='compute is "int3"; it must be f32, bf16 or int8'):
+        made.load(compute="int3")
+
+
 def test_sessions_are_made_by_models_alone() -> None:
     with pytest.raises(TypeError, match="cannot create"):
         _core.Session()

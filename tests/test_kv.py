@@ -177,8 +177,3 @@ def test_bad_kv_is_refused(folder: Path) -> None:
     ):
         with pytest.raises(error, match=message):
             lazyllm.load(folder, **arguments)
-
-
-def test_the_core_refuses_other_types(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match='kv is "q8"; it must be f32, f16 or bf16'):
-        tiny.build(SHAPE, tmp_path).load(kv="q8")

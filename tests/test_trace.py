@@ -82,14 +82,10 @@ def test_a_trace_is_a_frame(trace: Trace, llm: LLM) -> None:
         assert rows["token_id"].tolist() == [trace.token_ids[at] for at in stage.in_play]
     first = frame[(frame["pass_"] == 0) & (frame["layer"] == 1)]
     assert TEXT in "".join(first["text"])
-    dense = llm.generate(TEXT, max_new_tokens=2, trace=True).trace.to_frame()
-    assert (len(dense), list(dense)) == (0, list(frame))
-
-
-def test_dense_has_passes_without_stages(llm: LLM) -> None:
-    trace = llm.generate(TEXT, max_new_tokens=2, trace=True).trace
-    assert (len(trace.passes), trace.stages) == (2, [])
-    assert f"all {SHAPE.n_layers} layers" in trace.heatmap()._repr_html_()
+    dense = llm.generate(TEXT, max_new_tokens=2, trace=True).trace
+    assert (len(dense.to_frame()), list(dense.to_frame())) == (0, list(frame))
+    assert (len(dense.passes), dense.stages) == (2, [])
+    assert f"all {SHAPE.n_layers} layers" in dense.heatmap()._repr_html_()
 
 
 # ---- the picture -----------------------------------------------------------------------------------
