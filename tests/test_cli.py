@@ -73,14 +73,16 @@ def test_generate_reads_files_and_standard_input(
     path = tmp_path / "prompt.txt"
     path.write_text("Thé sea", encoding="utf-8")
     shown = set()
-    for source in (
-        ["--prompt", "Thé sea"],
-        ["--prompt-file", str(path)],
-        ["--prompt-file", "-"],
-        ["--prompt", "-"],
-    ):
+    sources = (
+        ("--prompt", "Thé sea"),
+        ("--prompt-file", str(path)),
+        ("--prompt-file", "-"),
+        ("--prompt", "-"),
+    )
+    for source in sources:
         monkeypatch.setattr(sys, "stdin", io.StringIO("Thé sea"))
-        assert cli.main(["generate", "--model", str(folder), *source, "--max-new-tokens", "3"]) == 0
+        call = ["generate", "--model", str(folder), *source, "--max-new-tokens", "3"]
+        assert cli.main(call) == 0
         shown.add(capsys.readouterr().out)
     assert len(shown) == 1
 

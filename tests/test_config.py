@@ -193,17 +193,9 @@ def nested(**text: Any) -> dict[str, Any]:
 
 def test_gemma3_fields_that_files_leave_out() -> None:
     """The fields that a 4B checkpoint on the hub has; the rest are defaults of transformers."""
-    linear = {"rope_type": "linear", "factor": 8.0}
-    config = ModelConfig.from_dict(
-        nested(
-            model_type="gemma3_text",
-            hidden_size=2560,
-            intermediate_size=10240,
-            num_hidden_layers=34,
-            rope_scaling=linear,
-            sliding_window=1024,
-        )
-    )
+    fields: dict[str, Any] = {"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "sliding_window": 1024}
+    fields |= {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
+    config = ModelConfig.from_dict(nested(model_type="gemma3_text", **fields))
     assert (config.n_layers, config.hidden, config.ffn, config.vocab) == (34, 2560, 10240, 262208)
     assert (config.n_heads, config.n_kv_heads, config.head_dim, config.context) == (8, 4, 256, 131072)
     assert (config.tied, config.qk_norm, config.qkv_bias, config.norm_eps) == (True, True, False, 1e-6)
@@ -227,12 +219,8 @@ def test_soft_caps_that_files_leave_out_or_turn_off() -> None:
 def test_cohere_fields_that_files_leave_out() -> None:
     fields = family_config("Cohere2ForCausalLM", rms_norm_eps=None, num_hidden_layers=8, rope_theta=None)
     config = ModelConfig.from_dict(fields | {"max_position_embeddings": 8192})
-    assert (config.norm_eps, config.logit_scale, config.layer_norm, config.parallel) == (
-        1e-5,
-        0.0625,
-        True,
-        True,
-    )
+    assert (config.norm_eps, config.logit_scale) == (1e-5, 0.0625)
+    assert config.layer_norm is config.parallel is True
     assert config.windows == (4096, 4096, 4096, 0) * 2
     turned = [any(config.inv_freq[rope]) for rope in config.layer_rope]
     assert turned == [True, True, True, False] * 2

@@ -18,15 +18,8 @@ ARITHMETICS = [("F32", "f32", "f32"), ("BF16", "f32", "f32"), ("F16", "f32", "f1
 THREADS = [1, 2] if DEVICE == "cpu" else [1]  # of the CPU; they do not apply to other devices
 Pass = tuple[int, bool]
 
-CONVERSATION: list[Pass] = [
-    (40, False),
-    *[(1, True)] * 4,
-    (9, False),
-    *[(1, True)] * 3,
-    (1, False),
-    (6, False),
-    *[(1, True)] * 3,
-]
+STEP = [(1, True)]
+CONVERSATION: list[Pass] = [(40, False), *4 * STEP, (9, False), *3 * STEP, (1, False), (6, False), *3 * STEP]
 
 SCHEDULES: dict[str, dict[str, Any]] = {
     "same": pruning([(0, 0.7), (2, 0.4), (3, 0.2)]),

@@ -43,17 +43,8 @@ from lazyllm.checkpoints.gguf_file import BLOCKS
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.commands.main import main
 
-NOT_IN_GGUF = {
-    "llama3",
-    "mistral",
-    "qwen2-window",
-    "gemma2-caps",
-    "gemma3-layers",
-    "smollm3-layers",
-    "exaone4-global",
-    "mixtral-window",
-    "qwen3-moe-steps",
-}
+NOT_IN_GGUF = {"llama3", "mistral", "qwen2-window", "gemma2-caps", "gemma3-layers", "smollm3-layers"}
+NOT_IN_GGUF |= {"exaone4-global", "mixtral-window", "qwen3-moe-steps"}
 ROUND_TRIPS = sorted(
     name
     for name, family in FAMILIES.items()

@@ -37,14 +37,9 @@ def test_english_sets_stand_in_the_papers_order() -> None:
 
 
 def test_the_metrics_of_each_category_are_those_of_the_paper() -> None:
-    assert [" ".join(dataset(name).metric for name in names) for names in CATEGORIES.values()] == [
-        "f1 f1 f1",
-        "f1 f1 f1",
-        "rouge rouge rouge",
-        "classification f1 rouge",
-        "count retrieval",
-        "code_similarity code_similarity",
-    ]
+    metrics_of = ["f1 f1 f1"] * 2 + ["rouge rouge rouge", "classification f1 rouge", "count retrieval"]
+    metrics_of += ["code_similarity code_similarity"]
+    assert [" ".join(dataset(name).metric for name in names) for names in CATEGORIES.values()] == metrics_of
     chinese = [dataset(name) for name in PLAIN if name not in ENGLISH]
     assert [(data.name, data.category, data.metric, data.language) for data in chinese] == [
         ("multifieldqa_zh", "Single-Document QA", "f1_zh", "zh"),

@@ -208,14 +208,11 @@ def test_a_table_for_latex_has_rules_a_caption_and_columns_of_intervals() -> Non
 def test_longbench_e_and_generated_tasks_have_a_mean_by_length() -> None:
     rows = [
         {**row("dense", name, str(length), score, 1.0), "length": length}
-        for name, length, score in [
-            ("qasper_e", 3999, 0.25),
-            ("qasper_e", 1000, 0.75),
-            ("qasper_e", 4000, 0.25),
-            ("qasper_e", 7999, 0.75),
-            ("qasper_e", 8000, 1.0),
-            ("qasper", 100, 0.1),
+        for name, lengths in [
+            ("qasper_e", {3999: 0.25, 1000: 0.75, 4000: 0.25, 7999: 0.75, 8000: 1.0}),
+            ("qasper", {100: 0.1}),
         ]
+        for length, score in lengths.items()
     ]
     table = report.lengths_table(Summary(rows, lambda name: "QA"))
     assert table.rows == [

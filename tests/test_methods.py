@@ -79,13 +79,8 @@ def test_static_pruning_equals_the_reference(
 @pytest.mark.parametrize(
     "options",
     [
-        {"sink": 3, "window": 4},
-        {"protect": [(5, 9)]},
-        {"queries": 4},
-        {"smooth": 5},
-        {"queries": 3, "smooth": 3},
-        {"min_tokens": 38},
-        {"prune_generated": True},
+        *({"sink": 3, "window": 4}, {"protect": [(5, 9)]}, {"queries": 4}, {"smooth": 5}),
+        *({"queries": 3, "smooth": 3}, {"min_tokens": 38}, {"prune_generated": True}),
     ],
     ids=str,
 )
@@ -375,16 +370,10 @@ def test_counted_work(llm: LLM) -> None:
 
 
 def test_units_are_sentences() -> None:
-    text = 'One. Two!? "Three." (Four?) Five… 3.5 six'
+    sentences = ["One. ", "Two!? ", '"Three." ', "(Four?) ", "Five… ", "3.5 six"]
+    text = "".join(sentences)
     ends = unit_ends(text, list(text), "sentence")
-    assert [text[a:b] for a, b in itertools.pairwise([0, *ends])] == [
-        "One. ",
-        "Two!? ",
-        '"Three." ',
-        "(Four?) ",
-        "Five… ",
-        "3.5 six",
-    ]
+    assert [text[a:b] for a, b in itertools.pairwise([0, *ends])] == sentences
     chinese = "\u4f60\u597d\u3002\u518d\u89c1\uff01"
     assert unit_ends(chinese, list(chinese), "sentence") == [3, 6]
 

@@ -304,14 +304,8 @@ def test_sentencepiece_tokens(tmp_path: Path) -> None:
     ours = Tokenizer.from_folder(
         tmp_path, ModelConfig.from_dict(family_config("LlamaForCausalLM", vocab_size=320))
     )
-    texts = [
-        "the quick brown fox",
-        "def f(x):  return 2024",
-        "na\u00efve \U0001f600",
-        "a</s>the fox",
-        "\n\nlines",
-    ]
-    for text in texts:
+    texts = ["the quick brown fox", "def f(x):  return 2024", "na\u00efve \U0001f600"]
+    for text in (*texts, "a</s>the fox", "\n\nlines"):
         ids = ours.encode(text)
         assert ids == oracle.encode(text)
         assert ours.decode(ids) == oracle.decode(ids, skip_special_tokens=True)

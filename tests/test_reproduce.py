@@ -28,14 +28,8 @@ from lazyllm.reproduce.paper import BASELINE, LAZY, METHODS, OTHER, SETUPS, Pape
 from lazyllm.reproduce.reproduction import TARGETS
 from lazyllm.reproduce.tables import Results, first_token
 
-OPTIONS: dict[str, Any] = {
-    "max_length": 120,
-    "max_new_tokens": 3,
-    "seeds": 2,
-    "speedup": 1.4,
-    "warm_ups": 0,
-    "progress": False,
-}
+OPTIONS: dict[str, Any] = {"max_length": 120, "max_new_tokens": 3, "seeds": 2, "speedup": 1.4}
+OPTIONS |= {"warm_ups": 0, "progress": False}
 
 
 @pytest.fixture(autouse=True)
@@ -156,15 +150,9 @@ def test_attention_is_drawn_for_every_layer_of_the_dense_model(
 
 def test_the_first_tokens_time_by_hand() -> None:
     def row(ttft: float, seconds: float, n_new: int) -> dict[str, Any]:
-        timing = {"ttft": ttft, "seconds": seconds}
-        about = {
-            "setting": "dense",
-            "dataset": "lcc",
-            "item": str(n_new),
-            "score": 0.0,
-            "environment": "here",
-        }
-        return {**about, "timing": timing, "new_tokens": n_new, "prompt_tokens": 100 * n_new}
+        about = {"setting": "dense", "dataset": "lcc", "item": str(n_new), "score": 0.0}
+        about |= {"environment": "here", "timing": {"ttft": ttft, "seconds": seconds}}
+        return {**about, "new_tokens": n_new, "prompt_tokens": 100 * n_new}
 
     summary = Summary([row(2.0, 3.0, 11), row(4.0, 6.0, 21)], str.upper)
     table = first_token(Results(summary, {}, {}))

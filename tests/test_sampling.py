@@ -10,6 +10,7 @@ import pytest
 import lazyllm
 from lazyllm import LLM, SamplingParams
 
+QWEN = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95}
 PROMPT, NEW = "The sea was calm. The bells rang.", 6
 
 
@@ -101,17 +102,7 @@ def test_stop_token_ids_end_an_answer_even_at_once(llm: LLM) -> None:
     [
         ({}, SamplingParams()),
         ({"do_sample": False, "temperature": 0.7}, SamplingParams()),
-        (
-            {
-                "do_sample": True,
-                "temperature": 0.6,
-                "top_k": 20,
-                "top_p": 0.95,
-                "min_p": None,
-                "num_beams": 1,
-            },
-            SamplingParams(temperature=0.6, top_k=20, top_p=0.95),
-        ),
+        (QWEN | {"min_p": None, "num_beams": 1}, SamplingParams(temperature=0.6, top_k=20, top_p=0.95)),
         ({"do_sample": True, "top_p": 0.9}, SamplingParams(temperature=1.0, top_p=0.9)),
         ({"repetition_penalty": 1.1}, SamplingParams(repetition_penalty=1.1)),
     ],

@@ -119,22 +119,9 @@ class Tiny:
 
 def pruning(stages: Any = (), **options: Any) -> dict[str, Any]:
     """Pruning options in the form that the core takes; options that are not given have their defaults."""
-    defaults = {
-        "stages": list(stages),
-        "decode": "same",
-        "sink": 0,
-        "window": 0,
-        "protect": [],
-        "queries": 1,
-        "pooling": "mean",
-        "smooth": 1,
-        "layers": 1,
-        "memory": 0.0,
-        "min_tokens": 0,
-        "prune_generated": False,
-        "average": False,
-        "policy": None,
-    }
+    defaults = {"stages": list(stages), "decode": "same", "sink": 0, "window": 0, "protect": []}
+    defaults |= {"queries": 1, "pooling": "mean", "smooth": 1, "layers": 1, "memory": 0.0, "average": False}
+    defaults |= {"min_tokens": 0, "prune_generated": False, "policy": None}
     assert set(options) <= set(defaults)
     return {**defaults, **options}
 
