@@ -126,7 +126,7 @@ FAMILIES = {
         **{"rope_local_base_freq": 500.0},
     ),
     "phi3": family("Phi3", sliding_window=9),
-    "phi4-mini": family(
+    "phi4-mini": family(  # its short context is one of PREFIXES
         "Phi3",
         dtype="F16",
         shards=2,

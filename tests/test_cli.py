@@ -73,13 +73,8 @@ def test_generate_reads_files_and_standard_input(
     path = tmp_path / "prompt.txt"
     path.write_text("Thé sea", encoding="utf-8")
     shown = set()
-    sources = (
-        ("--prompt", "Thé sea"),
-        ("--prompt-file", str(path)),
-        ("--prompt-file", "-"),
-        ("--prompt", "-"),
-    )
-    for source in sources:
+    sources = [("--prompt", "Thé sea"), ("--prompt", "-"), ("--prompt-file", "-")]
+    for source in (*sources, ("--prompt-file", str(path))):
         monkeypatch.setattr(sys, "stdin", io.StringIO("Thé sea"))
         call = ["generate", "--model", str(folder), *source, "--max-new-tokens", "3"]
         assert cli.main(call) == 0
