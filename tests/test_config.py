@@ -24,6 +24,10 @@ def read(architecture: str = "LlamaForCausalLM", **fields: Any) -> ModelConfig:
     return ModelConfig.from_dict(family_config(architecture, **fields))
 
 
+def named(architecture: str) -> dict[str, Any]:
+    return {"architectures": [architecture]}
+
+
 # ---- accepted configs ------------------------------------------------------------------------------
 
 
@@ -41,10 +45,11 @@ def test_what_the_core_gets(family: str) -> None:
 
 PHI, SMOL, MINISTRAL = "Phi3ForCausalLM", "SmolLM3ForCausalLM", "Ministral3ForCausalLM"
 GRANITE, OLMO, EXAONE = "GraniteForCausalLM", "Olmo3ForCausalLM", "Exaone4ForCausalLM"
-GRANITE4 = "GraniteMoeHybridForCausalLM"
+HYBRID = "GraniteMoeHybridForCausalLM"
 DENSE = {"layer_types": ["attention"] * 3, "num_local_experts": 0, "position_embedding_type": "rope"}
 WINDOWED = {"use_sliding_window": True, "sliding_window": 9}
 PLAIN = {"qkv_bias": False, "o_bias": False, "qk_norm": False}
+NINE = {"sliding_window": 9}
 OLD = dict.fromkeys(["rope_theta", "max_position_embeddings", "rms_norm_eps", "hidden_act"])
 
 
@@ -79,17 +84,9 @@ OLD = dict.fromkeys(["rope_theta", "max_position_embeddings", "rms_norm_eps", "h
             {"embedding_scale": 1.0, "logit_scale": 0.25, "query_scalar": 4.0, "norm_eps": 4e-5},
         ),
         ("Olmo2ForCausalLM", {}, {"wide_qk_norm": True, "pre_norms": False, "post_norms": True}),
-        (
-            OLMO,
-            {"num_hidden_layers": 5, "sliding_window": 9},
-            {"windows": (9, 9, 9, 0, 9), "layer_rope": (1, 1, 1, 0, 1)},
-        ),
-        (
-            EXAONE,
-            {"sliding_window": 9, "sliding_window_pattern": 3},
-            {"windows": (9, 9, 0), "layer_rope": (0, 0, 1)},
-        ),
-        (EXAONE, {"sliding_window": 9, "sliding_window_pattern": 2}, {"layer_rope": (0, 1, 0)}),
+        (OLMO, NINE | {"num_hidden_layers": 5}, {"windows": (9, 9, 9, 0, 9), "layer_rope": (1, 1, 1, 0, 1)}),
+        (EXAONE, NINE | {"sliding_window_pattern": 3}, {"windows": (9, 9, 0), "layer_rope": (0, 0, 1)}),
+        (EXAONE, NINE | {"sliding_window_pattern": 2}, {"layer_rope": (0, 1, 0)}),
         (
             EXAONE,
             {"sliding_window": 300, "sliding_window_pattern": 3},
@@ -349,31 +346,19 @@ def test_the_text_model_of_mistral3_is_of_its_own_type(text: str) -> None:
 LINEAR = {"rope_type": "linear", "factor": 2.0}
 FOUR = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 REFUSED = [
+    (LLAMA, named("Qwen3NextForCausalLM"), "expected another architecture: it has recurrent layers"),
+    (HYBRID, {}, "layer_types is missing; expected layers of attention: it has recurrent layers, which"),
+    (HYBRID, {"layer_types": ["mamba", "attention"]}, "layer_types is .*; expected layers of attention"),
+    (HYBRID, DENSE | {"layer_types": 5}, "layer_types is 5; expected layers of attention"),
+    (HYBRID, DENSE | {"num_local_experts": 2}, "num_local_experts is 2; expected 0"),
+    (HYBRID, DENSE | {"num_local_experts": None}, "num_local_experts is 8; expected 0: mixtures of experts"),
     (
-        LLAMA,
-        {"architectures": ["Qwen3NextForCausalLM"]},
-        "expected another architecture: it has recurrent layers",
-    ),
-    (GRANITE4, {}, "layer_types is missing; expected layers of attention: it has recurrent layers, which"),
-    (GRANITE4, {"layer_types": ["mamba", "attention"]}, "layer_types is .*; expected layers of attention"),
-    (GRANITE4, DENSE | {"layer_types": 5}, "layer_types is 5; expected layers of attention"),
-    (GRANITE4, DENSE | {"num_local_experts": 2}, "num_local_experts is 2; expected 0"),
-    (
-        GRANITE4,
-        DENSE | {"num_local_experts": None},
-        "num_local_experts is 8; expected 0: mixtures of experts",
-    ),
-    (
-        GRANITE4,
+        HYBRID,
         DENSE | {"position_embedding_type": "nope"},
         "position_embedding_type is 'nope'; expected 'rope'",
     ),
-    (LLAMA, {"architectures": ["DeepseekV3ForCausalLM"]}, "another architecture: its layers keep latents"),
-    (
-        LLAMA,
-        {"architectures": ["Gemma3nForConditionalGeneration"]},
-        "its layers have embeddings of their own",
-    ),
+    (LLAMA, named("DeepseekV3ForCausalLM"), "another architecture: its layers keep latents"),
+    (LLAMA, named("Gemma3nForConditionalGeneration"), "its layers have embeddings of their own"),
     (PHI, {"rope_scaling": LONGROPE}, r"short_factor is .*; expected a list of 4 numbers"),
     (
         PHI,

@@ -156,35 +156,18 @@ def test_a_watch_may_wait_for_another_thread_that_uses_the_model(tmp_path: Path)
         np.testing.assert_array_equal(got, want)
 
 
-def test_a_watch_may_use_the_model(tmp_path: Path) -> None:
-    made = tiny.build(WIDE, tmp_path)
-    model = made.load(threads=1)
-    want = logits_of(model, made)
-    seen, layers = [], []
-
-    def use(done: int, total: int) -> None:
-        seen.append(logits_of(model, made))
-        layers.append(done)
-
-    model.session(None).forward(made.ids(tiny.fewer_if_sanitized(2000)), watch=use)
-    assert len(seen) > 1
-    for got in seen:
-        np.testing.assert_array_equal(got, want)
-    assert layers == sorted({*layers})
-    assert layers[-1] == WIDE.n_layers
-
-
-def test_watches_may_nest(tmp_path: Path) -> None:
+def test_watches_may_use_models_and_nest(tmp_path: Path) -> None:
     """A watch of one model runs another long enough to be watched too, and then the first again."""
     made = tiny.build(replace(WIDE, n_layers=4), tmp_path)
     first, second = made.load(threads=1), made.load(threads=1)
     want = logits_of(first, made)
-    seen = []
+    seen, layers = [], []
 
     def inner(done: int, total: int) -> None:
         seen.append(logits_of(first, made))
 
     def outer(done: int, total: int) -> None:
+        layers.append(done)
         if not seen:
             second.session(None).forward(made.ids(tiny.fewer_if_sanitized(1500)), watch=inner)
             seen.append(logits_of(first, made))
@@ -193,6 +176,8 @@ def test_watches_may_nest(tmp_path: Path) -> None:
     assert len(seen) > 1
     for got in seen:
         np.testing.assert_array_equal(got, want)
+    assert layers == sorted({*layers})
+    assert layers[-1] == 4
 
 
 def test_a_thread_with_nothing_to_ask_does_without_the_lock_of_python(tmp_path: Path) -> None:
