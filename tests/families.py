@@ -42,13 +42,9 @@ def family_config(architecture: str, **fields: Any) -> dict[str, Any]:
     model_type = families.FAMILIES[architecture].model_type
     shape: dict[str, Any] = {"architectures": [architecture], "model_type": model_type, "hidden_act": "silu"}
     shape |= {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 4}
-    shape |= {
-        "num_key_value_heads": 2,
-        "vocab_size": 96,
-        "max_position_embeddings": 128,
-        "rms_norm_eps": 1e-5,
-    }
-    shape |= {"rope_theta": 10000.0, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2}
+    shape |= {"num_key_value_heads": 2, "vocab_size": 96, "max_position_embeddings": 128}
+    shape |= {"rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": False}
+    shape |= {"bos_token_id": 1, "eos_token_id": 2}
     if architecture in ("Gemma2ForCausalLM", "Gemma3ForCausalLM"):
         shape |= {"hidden_act": None, "hidden_activation": "gelu_pytorch_tanh", "head_dim": 8}
     if architecture in ("MixtralForCausalLM", "GraniteMoeForCausalLM"):

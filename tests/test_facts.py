@@ -115,31 +115,6 @@ def test_fact_4_reviving_all_before_the_last_layer_gives_dense_logits(tiny_of: B
     assert revived > 30
 
 
-REVIVALS = {
-    "at one layer, in changing order": pruning([(1, 0.4)], queries=1),
-    "at every depth, a few at a time": pruning([(k, keep) for k, keep in enumerate((0.7, 0.5, 0.35, 0.2))]),
-    "at every depth, all at once": pruning([(0, 0.7), (1, 0.5), (2, 0.3), (3, 0.1)], decode=[]),
-    "at every depth, by mass": pruning([(k, (0.6, 0.1, 0.9)) for k in range(4)]),
-    "after frozen steps": pruning([(0, 0.5), (2, 0.2)], decode="frozen"),
-    "generated ones too": pruning([(0, 0.5), (1, 0.3), (3, 0.15)], prune_generated=True),
-}
-
-
-@pytest.mark.parametrize("rules", REVIVALS.values(), ids=REVIVALS)
-def test_fact_4_slots_answer_for_their_position_after_revivals_in_any_order(
-    tiny_of: Build, rules: dict[str, Any]
-) -> None:
-    """Many short prompts and steps, so that later positions often enter a layer before earlier ones.
-
-    The reference stores K and V by position; the comparison of scores by position detects a wrong slot.
-    """
-    passes: list[Pass] = [(24, False), *[(1, True), (1, True), (7, False), (1, True), (5, False)] * 5]
-    reference = drive(tiny_of(Shape(seed=24, n_layers=5, n_heads=2, n_kv_heads=1)), rules, passes)
-    assert reference.margin > NEAR_TIE
-    # in some layer positions were not computed in ascending order (dictionaries keep the insertion order)
-    assert any(list(held) != sorted(held) for held in reference.K)
-
-
 STABLE = {
     "keep": pruning([(0, 0.6), (1, 0.3)]),
     "all options": pruning(
