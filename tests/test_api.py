@@ -147,26 +147,21 @@ CPU revision\t: 1
 """
 
 
-@pytest.mark.parametrize(
-    ("parts", "board", "name"),
-    [
+def test_processors_without_a_name_are_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from lazyllm.machine import info as environment
+
+    for parts, board, name in (
+        (["0xd08"], None, "0x41/0xd08/0x3/1"),  # before there is a board
         (["0xd0c", "0xd0c"], "c6g.large\n", "0x41/0xd0c/0x3/1, c6g.large"),
         (["0xd0c", "0xd40"], "c6g.large\n", "0x41/0xd0c/0x3/1, 0x41/0xd40/0x3/1, c6g.large"),
         (["0xd08"], "Raspberry Pi 4 Model B Rev 1.4\0", "0x41/0xd08/0x3/1, Raspberry Pi 4 Model B Rev 1.4"),
-        (["0xd08"], None, "0x41/0xd08/0x3/1"),
-    ],
-)
-def test_processors_without_a_name_are_told_apart(
-    parts: list[str], board: str | None, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    from lazyllm.machine import info as environment
-
-    (tmp_path / "cpuinfo").write_text("".join(CORE.format(i, part) for i, part in enumerate(parts)))
-    if board is not None:
-        (tmp_path / "board").write_text(board)
-    monkeypatch.setattr(environment, "CPUINFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr(environment, "BOARDS", (tmp_path / "none", tmp_path / "board"))
-    assert environment.processor() == f"{platform.machine()}, {name}"
+    ):
+        (tmp_path / "cpuinfo").write_text("".join(CORE.format(i, part) for i, part in enumerate(parts)))
+        if board is not None:
+            (tmp_path / "board").write_text(board)
+        monkeypatch.setattr(environment, "CPUINFO", tmp_path / "cpuinfo")
+        monkeypatch.setattr(environment, "BOARDS", (tmp_path / "none", tmp_path / "board"))
+        assert environment.processor() == f"{platform.machine()}, {name}"
 
 
 def test_info_names_the_unrelated_distribution(monkeypatch: pytest.MonkeyPatch) -> None:

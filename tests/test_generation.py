@@ -290,9 +290,8 @@ def test_a_follow_up_counts_by_itself(llm: LLM) -> None:
     assert first.speedup > second.speedup
 
 
-@pytest.mark.parametrize(
-    ("pruning", "n", "reason"),
-    [
+def test_an_answer_says_why_nothing_was_dropped(llm: LLM) -> None:
+    for pruning, n, reason in (
         (Pruning({1: 0.5}, min_tokens=3000), 50, "min_tokens=3000 is more than the context's 51 tokens"),
         (Pruning({1: 0.5}, sink=10), 5, "sink, window and protect keep all 5 tokens of the prompt"),
         (Pruning({1: 1.0}), 50, "the stages keep all 50 tokens of the prompt"),
@@ -300,14 +299,11 @@ def test_a_follow_up_counts_by_itself(llm: LLM) -> None:
         (Pruning({}, window=3), 50, "the setting has no stages"),
         (Pruning({1: Mass(1.0)}), 50, "no stage found a token to drop"),
         ("random:keep=1", 50, "random found no token to drop"),
-    ],
-    ids=str,
-)
-def test_an_answer_says_why_nothing_was_dropped(llm: LLM, pruning: Any, n: int, reason: str) -> None:
-    made = llm.generate(IDS[:n], pruning, max_new_tokens=2)
-    assert (made.speedup, made.unpruned) == (1.0, reason)
-    assert f"nothing was dropped: {reason}" in made.summary
-    assert reason in unescape(made._repr_html_())
+    ):
+        made = llm.generate(IDS[:n], pruning, max_new_tokens=2)
+        assert (made.speedup, made.unpruned) == (1.0, reason)
+        assert f"nothing was dropped: {reason}" in made.summary
+        assert reason in unescape(made._repr_html_())
 
 
 def test_decode_steps_that_drop_are_not_nothing(llm: LLM) -> None:

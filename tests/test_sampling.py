@@ -97,21 +97,16 @@ def test_stop_token_ids_end_an_answer_even_at_once(llm: LLM) -> None:
         assert (answer.finish_reason, answer.token_ids) == ("stop", whole[: whole.index(stop) + 1])
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
+def test_what_the_checkpoint_recommends(llm: LLM, monkeypatch: Any) -> None:
+    for given, expected in (
         ({}, SamplingParams()),
         ({"do_sample": False, "temperature": 0.7}, SamplingParams()),
         (QWEN | {"min_p": None, "num_beams": 1}, SamplingParams(temperature=0.6, top_k=20, top_p=0.95)),
         ({"do_sample": True, "top_p": 0.9}, SamplingParams(temperature=1.0, top_p=0.9)),
         ({"repetition_penalty": 1.1}, SamplingParams(repetition_penalty=1.1)),
-    ],
-)
-def test_what_the_checkpoint_recommends(
-    llm: LLM, given: dict[str, Any], expected: Any, monkeypatch: Any
-) -> None:
-    monkeypatch.setattr(llm.checkpoint, "generation_config", given)
-    assert SamplingParams.of(llm) == expected
+    ):
+        monkeypatch.setattr(llm.checkpoint, "generation_config", given)
+        assert SamplingParams.of(llm) == expected
 
 
 def test_refusals(llm: LLM) -> None:
