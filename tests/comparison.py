@@ -35,9 +35,8 @@ def compare_pass(session: Any, reference: Reference, got: np.ndarray, want: np.n
     assert per_layer(session.last_trace, n_layers) == per_layer(reference.last_trace, n_layers)
     wanted = {run["last_layer"]: run["scores"] for run in reference.last_trace if run["scores"] is not None}
     traced = {run["last_layer"]: run["scores"] for run in session.last_trace if run["scores"] is not None}
-    dropping = {
-        layer for layer in wanted if reference.last_pass[layer][0] > reference.last_pass[layer + 1][0]
-    }
+    passes = reference.last_pass
+    dropping = {layer for layer in wanted if passes[layer][0] > passes[layer + 1][0]}
     assert dropping <= set(traced) <= set(wanted)
     for layer, scores in traced.items():
         assert scores.dtype == np.float32

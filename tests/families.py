@@ -242,16 +242,13 @@ class Expected:
     greedy: list[int]
 
     def save(self, path: Path) -> None:
-        np.savez_compressed(
-            path, prompt=self.prompt, prefixes=self.prefixes, logits=self.logits, greedy=self.greedy
-        )
+        np.savez_compressed(path, **vars(self))
 
     @classmethod
     def load(cls, path: Path) -> Expected:
         with np.load(path, allow_pickle=False) as file:
-            return cls(
-                file["prompt"].tolist(), file["prefixes"].tolist(), file["logits"], file["greedy"].tolist()
-            )
+            prompt, prefixes, greedy = (file[name].tolist() for name in ("prompt", "prefixes", "greedy"))
+            return cls(prompt, prefixes, file["logits"], greedy)
 
 
 def open_model(folder: Path, threads: int = 1) -> _core.Model:

@@ -33,9 +33,7 @@ MOST_GROWTH = 1 << 20  # bytes, of the median of the last third of the rounds ov
 
 VARIANTS: list[dict[str, Any]] = [{"weights": "q8"}, {"weights": "q4", "kv": "f16"}, {"kv": "bf16"}]
 VARIANTS += [{"compute": "fastest"}, {"threads": 1}]
-TEXT = (
-    "The harbour master wrote down every ship that came in that year, its cargo and the name of its captain. "
-)
+TEXT = "The harbour master wrote down each ship that came that year, its cargo and the name of its captain. "
 
 
 class Own(lazyllm.Policy):
@@ -201,9 +199,8 @@ class World:
 
     def threads(self) -> Any:
         with ThreadPoolExecutor(3) as pool:
-            return list(
-                pool.map(lambda i: self.llm.session(self.stages).forward(self.ids[i:]), (60, 120, 180))
-            )
+            several = [self.llm.session(self.stages) for _ in range(3)]
+            return list(pool.map(lambda i: several[i].forward(self.ids[60 * i + 60 :]), range(3)))
 
     def child(self) -> Any:
         """A forked process uses the model, and so does its parent."""

@@ -239,9 +239,8 @@ def test_a_list_of_prompts_gives_a_list(llm: LLM, capfd: pytest.CaptureFixture[s
     texts = ["One.", "Two, and some more."]
     made = llm.generate(texts, pruning=STAGES, max_new_tokens=4)
     assert "prompts: 100%" in capfd.readouterr().err
-    assert [g.token_ids for g in made] == [
-        llm.generate(text, pruning=STAGES, max_new_tokens=4).token_ids for text in texts
-    ]
+    alone = [llm.generate(text, pruning=STAGES, max_new_tokens=4) for text in texts]
+    assert [answer.token_ids for answer in made] == [answer.token_ids for answer in alone]
     ids = [llm.tokenizer.encode(texts[0]), texts[1]]
     same = llm.generate(ids, pruning=STAGES, max_new_tokens=4, progress=False)
     assert [g.token_ids for g in same] == [g.token_ids for g in made]

@@ -203,9 +203,8 @@ def test_an_interrupted_calibration_goes_on(
         monkeypatch.setattr(module, "measure_of", lambda *_: measured)
 
     def again() -> Preset:
-        return lazyllm.calibrate(
-            llm, ["One", "Two", "Three"], SPEEDUP, out=tmp_path / "preset.json", progress=False
-        )
+        out = tmp_path / "preset.json"
+        return lazyllm.calibrate(llm, ["One", "Two", "Three"], SPEEDUP, out=out, progress=False)
 
     stop_after(10)
     with pytest.raises(KeyboardInterrupt):
@@ -255,9 +254,8 @@ def test_a_preset_is_a_setting_everywhere(llm: LLM, calibrated: tuple[Preset, Pa
     assert lazyllm.parse_method(preset.to_json()) == preset.pruning
     with pytest.raises(FileNotFoundError, match=r"nowhere\.json"):
         llm.session("nowhere.json")
-    swept = lazyllm.sweep(
-        llm, [str(file)], datasets=["niah_single_1"], max_length=600, limit=1, warm_ups=0, progress=False
-    )
+    less: dict[str, Any] = {"max_length": 600, "limit": 1, "warm_ups": 0, "progress": False}
+    swept = lazyllm.sweep(llm, [str(file)], datasets=["niah_single_1"], **less)
     assert swept[1].setting == preset.label == preset.pruning.label
     assert swept[1].pruning == preset
     assert swept[1].counted_speedup > 1

@@ -17,9 +17,7 @@ import lazyllm
 from lazyllm import _core
 from lazyllm.machine.device import chosen_compute
 
-SHAPE = tiny.Shape(
-    seed=7, n_layers=4, hidden=70, n_heads=4, n_kv_heads=2, head_dim=18, ffn=90, qkv_bias=True, dtype="BF16"
-)
+SHAPE = tiny.Shape(seed=7, hidden=70, head_dim=18, ffn=90, qkv_bias=True, dtype="BF16")
 STAGES = tiny.pruning([(1, 0.5)], queries=3, decode=[(0, 0.8)])
 CLOSE = {"bf16": tolerances.HALF_LOGITS["BF16"], "int8": tolerances.INT8_LOGITS}
 

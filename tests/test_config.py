@@ -313,9 +313,8 @@ def test_longrope_has_frequencies_for_each_length() -> None:
     assert (config.layer_rope, config.short_context, config.context) == ((0, 0, 0), 32, 128)
     np.testing.assert_allclose(config.rope_scale, math.sqrt(1 + math.log(4) / math.log(32)))
     for name in ("su", "yarn"):  # names of Phi-3's first files
-        assert (
-            read(PHI, rope_scaling=LONGROPE | {"type": name}, partial_rotary_factor=0.75).short_context == 128
-        )
+        named = read(PHI, rope_scaling=LONGROPE | {"type": name}, partial_rotary_factor=0.75)
+        assert named.short_context == 128
     mixed = read(
         SMOL,
         rope_scaling=LONGROPE | {"original_max_position_embeddings": 32, "attention_factor": 2} | FOUR,

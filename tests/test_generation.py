@@ -72,10 +72,8 @@ def test_forbidden_tokens_are_never_drawn_first(llm: LLM, sampling: SamplingPara
     first, *more = llm.session(STAGES).answer(IDS, forbidding).finished().token_ids
     assert first not in likely
     masked = np.where(np.isin(np.arange(SHAPE.vocab), likely), -np.inf, logits).astype(np.float32)
-    drawn = _core.Sampler(sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed or 0).sample(
-        masked
-    )
-    assert first == drawn
+    sampler = _core.Sampler(sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed or 0)
+    assert first == sampler.sample(masked)
     assert {*more} & {*likely}  # later tokens are free
     assert llm.session(STAGES).answer(IDS, plain).finished().token_ids[0] in likely
 
@@ -235,9 +233,8 @@ def test_counted_work_where_tokens_are_gone(llm: LLM, least: int) -> None:
         session.forward(ids)
         dense = session.length < least
         counted = Pruning() if dense else told
-        assert made.pass_flops(llm.config, session.last_pass) == counted.pass_flops(
-            llm.config, session.last_pass
-        )
+        last = session.last_pass
+        assert made.pass_flops(llm.config, last) == counted.pass_flops(llm.config, last)
 
 
 def test_a_follow_up_reports_its_own_passes(llm: LLM) -> None:

@@ -53,9 +53,8 @@ ROUND_TRIPS = sorted(
 
 
 def convert_files(files: Files, folder: Path, dtype: str = "f32", kind: str = "F32") -> Path:
-    return convert(
-        write_gguf(folder / "model.gguf", *files, kind=kind), folder / "out", dtype, progress=False
-    )
+    path = write_gguf(folder / "model.gguf", *files, kind=kind)
+    return convert(path, folder / "out", dtype, progress=False)
 
 
 # ---- weights and configs -------------------------------------------------------------------------
@@ -83,9 +82,7 @@ def test_round_trip(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_16_bit_rounding() -> None:
-    halfway = np.array(
-        [1.0, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, -1 - 2**-8, np.inf, 3.4e38], np.float32
-    )
+    halfway = np.float32([1.0, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, -1 - 2**-8, np.inf, 3.4e38])
     bits = np.frombuffer(encode_floats(halfway, "bf16"), np.uint16)
     assert bits.tolist() == [0x3F80, 0x3F80, 0x3F82, 0x3F81, 0xBF80, 0x7F80, 0x7F80]
     nan = np.array([0x7F800001, 0xFFFFFFFF], np.uint32).view(np.float32)
@@ -183,9 +180,8 @@ def test_pre_tokenizers(pre: str, digits: list[str], tmp_path: Path) -> None:
     assert pieces("a  1") == ["a", *(["ĠĠ"] if pre == "smollm" else ["Ġ", "Ġ"]), "1"]  # digits first
     assert pieces("x<end>y") == ["x", "<end>", "y"]
     assert tokenizer.decode(tokenizer.encode("a   b 1234")) == "a   b 1234"
-    assert tokenizer.encode("a")[:1] == (
-        [1] if pre == "llama-bpe" else tokenizer.encode("a", add_special=False)[:1]
-    )
+    first = [1] if pre == "llama-bpe" else tokenizer.encode("a", add_special=False)[:1]
+    assert tokenizer.encode("a")[:1] == first
 
 
 def test_user_defined_tokens_stay_in_decoded_text(tmp_path: Path) -> None:

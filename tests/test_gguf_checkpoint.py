@@ -143,9 +143,8 @@ def test_without_a_chat_template_or_a_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"plain\.gguf has no chat template"):
         llm.generate("hi", chat=True)
     bare = {name: value for name, value in metadata.items() if not name.startswith("tokenizer")}
-    llm = lazyllm.load(
-        write_gguf(tmp_path / "bare.gguf", bare, tensors, kind=stored), device="cpu", threads=1
-    )
+    path = write_gguf(tmp_path / "bare.gguf", bare, tensors, kind=stored)
+    llm = lazyllm.load(path, device="cpu", threads=1)
     assert len(llm.generate(SHORT, max_new_tokens=3).token_ids) == 3
     with pytest.raises(lazyllm.CheckpointError, match=r"bare\.gguf has neither tokenizer\.json"):
         llm.generate("text")

@@ -71,9 +71,8 @@ def test_settings_have_names(llm: lazyllm.LLM, tmp_path: Path) -> None:
     assert ruler(llm, tmp_path / "run", named).rows == made.rows
     swept = sweep(llm, tmp_path / "sweep", {"ours": {1: 0.5}, "theirs": "random:keep=0.5"})
     again = lazyllm.Sweep.read(tmp_path / "sweep")
-    assert [(one.setting, one.pruning) for one in again] == [
-        (name, as_method(setting)) for name, setting in named.items()
-    ]
+    wanted = [(name, as_method(setting)) for name, setting in named.items()]
+    assert [(one.setting, one.pruning) for one in again] == wanted
     assert again["ours"].pruning == swept["ours"].pruning == Pruning({1: 0.5})
     for wrong in ({"dense": {1: 0.5}}, {"base": None}):
         for call in (ruler, sweep):

@@ -441,9 +441,8 @@ def test_cut_on_both_sides_of_the_limit(demo_tokenizer: Tokenizer, backend: Any)
     for max_length in (2, 3, 64, 65, length - 2, length - 1, length, length + 1):
         prompt = make_prompt(demo_tokenizer, asked, max_length, "none", TEMPLATES)
         assert prompt.ids == by_hand(backend, text, max_length)
-        assert prompt.ids == prompt_ids(
-            demo_tokenizer, asked, max_length, wrapper="none", templates=TEMPLATES
-        )
+        ids = prompt_ids(demo_tokenizer, asked, max_length, wrapper="none", templates=TEMPLATES)
+        assert prompt.ids == ids
         assert (prompt.n_tokens_unwrapped, prompt.cut) == (length, max_length < length)
     cut = make_prompt(demo_tokenizer, asked, length - 1, "none", TEMPLATES)
     assert 2 not in cut.ids  # <|im_end|>, skipped

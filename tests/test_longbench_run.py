@@ -135,9 +135,8 @@ def test_compression_takes_what_the_cut_has_left_of_the_context(
 
     monkeypatch.setattr(lazyllm.PromptCompression, "compress", first_half)
     settings = ["dense", "compress:ratio=0.5"]
-    dense, shorter = run(
-        llm, data, tmp_path, pruning=settings, datasets=["qasper"], limit=1, wrapper="none"
-    ).rows
+    options: dict[str, Any] = {"datasets": ["qasper"], "limit": 1, "wrapper": "none"}
+    dense, shorter = run(llm, data, tmp_path, pruning=settings, **options).rows
     assert dense["cut"]
     assert shorter["cut"]
     assert dense["prompt_tokens"] == shorter["prompt_tokens"] == dense["used"]["0"][0] == 80

@@ -159,9 +159,8 @@ def test_each_option_alone(tiny_of: Build, options: dict[str, Any]) -> None:
 )
 def test_mass_stages(tiny_of: Build, mass: tuple[float, float, float], options: dict[str, Any]) -> None:
     rules = pruning([(0, mass), (1, 0.5), (2, mass)], **options)
-    reference = drive(
-        tiny_of(Shape(seed=10)), rules, [(40, False), (1, True), (1, True), (6, False), (1, True)]
-    )
+    passes = [(40, False), (1, True), (1, True), (6, False), (1, True)]
+    reference = drive(tiny_of(Shape(seed=10)), rules, passes)
     assert reference.margin > NEAR_TIE
 
 

@@ -99,10 +99,8 @@ def test_static_pruning_of_one_layer_is_a_drop_stage(tiny_of: Build) -> None:
     static_session, other = (tiny.load().session(method.core()) for method in methods)
     for number, (count, generated) in enumerate([(50, False), (1, True), (1, True), (9, False), (1, True)]):
         ids = tiny.ids(count, number)
-        assert (
-            static_session.forward(ids, generated=generated).tobytes()
-            == other.forward(ids, generated).tobytes()
-        )
+        logits = [one.forward(ids, generated=generated).tobytes() for one in (static_session, other)]
+        assert logits[0] == logits[1]
         assert static_session.depths.tolist() == other.depths.tolist()
         assert static_session.last_pass.tolist() == other.last_pass.tolist()
 
@@ -327,10 +325,8 @@ def test_random_drop_at_original_positions(llm: LLM) -> None:
     assert np.flatnonzero(session.depths[first : first + 9]).tolist() == method.positions(9, 2).tolist()
     assert again.n_given == 9
     dense = RandomDrop(1.0, original_positions=True)
-    assert (
-        llm.generate(IDS, pruning=dense, max_new_tokens=3).token_ids
-        == llm.generate(IDS, max_new_tokens=3).token_ids
-    )
+    answers = [llm.generate(IDS, pruning=one, max_new_tokens=3).token_ids for one in (dense, None)]
+    assert answers[0] == answers[1]
 
 
 # ---- static token pruning: the interface -----------------------------------------------------------------
@@ -493,9 +489,8 @@ def test_another_model_may_judge(llm: LLM, folder: Path, tmp_path: Path) -> None
 def test_compression_refuses_what_is_no_text(llm: LLM) -> None:
     method = PromptCompression(0.5)
     assert method.compress(llm, " \n ") == ""
-    assert (
-        PromptCompression(0.0).compress(llm, "\n The sea.\t\tIt \u3000was  calm. ") == "The sea. It was calm."
-    )
+    spaced = "\n The sea.\t\tIt \u3000was  calm. "
+    assert PromptCompression(0.0).compress(llm, spaced) == "The sea. It was calm."
     with pytest.raises(TypeError, match="a prompt of text or messages, not of token ids"):
         llm.generate(IDS, pruning=method)
     with pytest.raises(TypeError, match="a prompt of text or messages, not of token ids"):

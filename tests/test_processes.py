@@ -23,9 +23,8 @@ from folders import model_folder
 import lazyllm
 from lazyllm import _core
 
-WIDE = tiny.Shape(
-    vocab=300, n_layers=12, hidden=256, n_heads=8, n_kv_heads=8, head_dim=32, ffn=1024, context=4096
-)
+SIZES = {"n_layers": 12, "hidden": 256, "n_heads": 8, "n_kv_heads": 8, "head_dim": 32, "ffn": 1024}
+WIDE = tiny.Shape(vocab=300, **SIZES, context=4096)
 STAGES = {2: 0.6, 6: 0.3}
 
 

@@ -14,6 +14,7 @@ import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
+import lazyllm
 from lazyllm import Drop, Mass, Pruning, Scoring
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.method import LABEL_WIDTH
@@ -117,12 +118,8 @@ def test_layers_are_checked_against_the_model() -> None:
 
 
 def test_forms_of_the_same_schedule_are_equal() -> None:
-    forms: list[Any] = [
-        {10: 0.7, 20: 0.5},
-        {20: 0.5, "10": 0.7},
-        [(10, 0.7), [20, 0.5]],
-        ((10, 0.7), (20, 0.5)),
-    ]
+    forms: list[Any] = [{10: 0.7, 20: 0.5}, {20: 0.5, "10": 0.7}, [(10, 0.7), [20, 0.5]]]
+    forms.append(((10, 0.7), (20, 0.5)))
     forms.append({np.int64(10): np.float64(0.7), 20: 0.5})
     assert {Pruning(form) for form in forms} == {Pruning(forms[0])}
     assert Pruning(None) == Pruning({}) == Pruning([]) == Pruning()
@@ -162,9 +159,8 @@ def test_labels_are_short_and_tell_settings_apart() -> None:
 def test_prints_only_what_was_set() -> None:
     assert repr(Pruning()) == "Pruning({})"
     assert str(Pruning({10: 0.7, 20: 0.5})) == "Pruning({10: 0.7, 20: 0.5})"
-    full = Pruning(
-        {10: Mass(0.95, keep_max=0.7)}, decode={3: 0.5}, sink=4, protect=[(1, 2)], prune_generated=True
-    )
+    options: dict[str, Any] = {"decode": {3: 0.5}, "sink": 4, "protect": [(1, 2)], "prune_generated": True}
+    full = Pruning({10: Mass(0.95, keep_max=0.7)}, **options)
     assert repr(full) == (
         "Pruning({10: Mass(0.95, keep_max=0.7)}, decode={3: 0.5}, sink=4, protect=((1, 2),), "
         "prune_generated=True)"
@@ -222,9 +218,7 @@ def test_json_and_what_it_prints_give_the_same_pruning_back(pruning: Pruning) ->
     again = Pruning.from_json(pruning.to_json())
     assert again == pruning
     assert hash(again) == hash(pruning)
-    assert (
-        eval(repr(pruning), {"Pruning": Pruning, "Scoring": Scoring, "Mass": Mass, "Drop": Drop}) == pruning
-    )
+    assert eval(repr(pruning), vars(lazyllm)) == pruning
 
 
 def test_json_of_stages_alone() -> None:

@@ -224,9 +224,8 @@ def test_truncate_asks_again(llm: LLM) -> None:
     assert again.prompt_ids == first.prompt_ids
     session.truncate(0)
     assert (session.length, session.computed) == (0, 0.0)
-    assert (
-        session.ask(IDS, max_new_tokens=4).token_ids == llm.generate(IDS, STAGES, max_new_tokens=4).token_ids
-    )
+    want = llm.generate(IDS, STAGES, max_new_tokens=4).token_ids
+    assert session.ask(IDS, max_new_tokens=4).token_ids == want
 
 
 def test_truncate_refuses(llm: LLM) -> None:

@@ -223,9 +223,8 @@ def test_scores_come_beside_the_divergence(llm: lazyllm.LLM, swept: lazyllm.Swee
     assert [row["kl"] for row in both.rows] == [row["kl"] for row in swept.rows]
     assert [row["prediction"] for row in both.rows] == [row["prediction"] for row in score.rows]
     assert [one.counted_speedup for one in score] == [one.counted_speedup for one in swept]
-    assert untimed(both.rows) == [
-        {**one, **two} for one, two in zip(untimed(swept.rows), untimed(score.rows), strict=True)
-    ]
+    pairs = zip(untimed(swept.rows), untimed(score.rows), strict=True)
+    assert untimed(both.rows) == [{**one, **two} for one, two in pairs]
     assert "KL" not in score.table.heads
     assert {"KL", "score"} <= set(both.table.heads)
     assert all(one.scored for one in both)
@@ -302,10 +301,8 @@ def names(points: Sequence[Point]) -> list[str]:
 def test_the_front_is_what_nothing_beats() -> None:
     assert names(front(POINTS)) == ["dense", "good", "fast", "twin"]
     assert names(front(list(reversed(POINTS)))) == ["dense", "good", "twin", "fast"]
-    scored = [
-        replace(one, score=exact(score))
-        for one, score in zip(POINTS, (40, 41, 30, 39, 20, 20, 99), strict=True)
-    ]
+    scores = (40, 41, 30, 39, 20, 20, 99)
+    scored = [replace(one, score=exact(score)) for one, score in zip(POINTS, scores, strict=True)]
     assert names(front(scored)) == ["slow", "dense", "beaten", "fast", "twin"]
 
 
@@ -371,11 +368,8 @@ def test_the_best_says_when_it_is_dense() -> None:
     result.compared = Frame(POINTS)
     assert result.best(0) == POINTS[0]
     assert repr(result.best(0)).endswith("\nno setting is faster than dense with a drop of at most 0")
-    assert (
-        repr(result.best(0.2))
-        == repr(result.compared["fast"])
-        == Frame([result.compared["fast"]]).table.text()
-    )
+    fast = result.compared["fast"]
+    assert repr(result.best(0.2)) == repr(fast) == Frame([fast]).table.text()
     assert "note" not in result.compared.to_frame()
 
 

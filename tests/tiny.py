@@ -131,15 +131,12 @@ Build = Callable[[Shape], Tiny]
 
 def build(shape: Shape, folder: Path, changed: dict[str, np.ndarray] | None = None) -> Tiny:
     """Writes the model of `shape` to `folder`, with the tensors in `changed` replaced."""
-    stored = {
-        name: encode(array, shape.dtype)
-        for name, array in {**random_weights(shape), **(changed or {})}.items()
-    }
+    weights = random_weights(shape) | (changed or {})
+    stored = {name: encode(array, shape.dtype) for name, array in weights.items()}
     path = folder / f"{len(list(folder.iterdir()))}.safetensors"
     tensors = write_safetensors(path, stored, shape.dtype)
-    return Tiny(
-        shape, make_config(shape), {n: decode(a, shape.dtype) for n, a in stored.items()}, path, tensors
-    )
+    exact = {name: decode(array, shape.dtype) for name, array in stored.items()}
+    return Tiny(shape, make_config(shape), exact, path, tensors)
 
 
 def make_config(shape: Shape) -> dict[str, Any]:
