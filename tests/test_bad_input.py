@@ -94,9 +94,6 @@ def test_any_text_is_a_prompt(llm: LLM, text: str) -> None:
     assert llm.tokenizer.decode(made.prompt_ids) == text
 
 
-# ---- what the core is given --------------------------------------------------------------------------------
-
-
 class Reading:
     """A number only by `__float__` or `__index__`, either of which empties a container."""
 

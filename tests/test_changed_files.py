@@ -144,8 +144,6 @@ def test_a_file_that_is_cut_short_after_its_header_was_read(folder: Path) -> Non
         open_model(found.config, (found.shards, found.tensors), "cpu", 1, "f32", "auto", "f32")
 
 
-# ---- the handler of SIGBUS ---------------------------------------------------------------------------------
-
 ELSEWHERE = """
 import faulthandler, mmap, os, signal, sys
 import lazyllm

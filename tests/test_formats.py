@@ -77,9 +77,6 @@ def test_arguments() -> None:
         _core.quantize(np.ones(256, np.float32), "Q4_K")
 
 
-# ---- rounded on loading ---------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shape = Shape(vocab=300, hidden=64, ffn=96, n_layers=3, dtype="BF16")

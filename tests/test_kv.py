@@ -28,9 +28,6 @@ VARIANTS = _core.features()["instruction_sets"]
 pytestmark = pytest.mark.skipif(tiny.DEVICE != "cpu", reason="on CUDA K and V have the activations' type")
 
 
-# ---- the method ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("isa", VARIANTS)
 @pytest.mark.parametrize("kv", KV)
 def test_the_method_with_rounded_keys_and_values(
@@ -98,9 +95,6 @@ def test_a_policy_sees_what_is_kept(kv: str, folder: Path) -> None:
         np.testing.assert_array_equal(array, tiny.decode(tiny.encode(array, kv.upper()), kv.upper()))
 
 
-# ---- sessions --------------------------------------------------------------------------------------------
-
-
 def later(session: lazyllm.Session) -> tuple[Any, ...]:
     answer = session.ask([9, 8], max_new_tokens=5)
     return answer.token_ids, session.forward([11, 12]).tobytes(), session.depths.tolist()
@@ -144,9 +138,6 @@ def test_a_value_beyond_f16_names_the_layer(tmp_path: Path) -> None:
             session.forward(made.ids(20))
         assert session.length == 0
         assert np.isfinite(grown.load(kv="bf16").session(None).forward(made.ids(20))).all()
-
-
-# ---- where it is given, and told -------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -72,9 +72,6 @@ def test_the_largest_context(small: Path) -> None:
     assert largest_context(llm, 1 << 40) == TOKENS
 
 
-# ---- what is available --------------------------------------------------------------------------
-
-
 class Groups:
     """A false /proc and /sys in a folder."""
 

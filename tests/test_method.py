@@ -17,9 +17,6 @@ from tolerances import NEAR_TIE
 EXAMPLES = settings().max_examples  # set by the profile that conftest.py loads
 
 
-# ---- properties ----
-
-
 @settings(max_examples=3 * EXAMPLES)
 @given(data=st.data(), shape=shapes(), seed=st.integers(0, 2**16))
 def test_engine_equals_reference(tiny_of: Build, data: st.DataObject, shape: Shape, seed: int) -> None:

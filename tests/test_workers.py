@@ -122,9 +122,6 @@ def test_the_command_runs_on_a_cluster(
     assert [row["item"] for row in read_rows(tmp_path)] == ["0/0", "50/0"]
 
 
-# ---- refused -------------------------------------------------------------------------------------
-
-
 def test_a_setting_that_cannot_be_sent_is_refused_by_name(llm: lazyllm.LLM, tmp_path: Path) -> None:
     class Locked(lazyllm.Policy):
         def __init__(self, stages: Any) -> None:
