@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import threading
 import time
@@ -100,12 +101,13 @@ OPTIONS: list[dict[str, Any]] = [
     {"decode": {1: 0.2}},
     {"min_tokens": 35},
     {"stages": {0: Drop(0.8), 1: 0.4, 2: 0.2}},
-    {},
-][0 if DEVICE == "cpu" else -1 :]  # the emulated device is slow
+]
+CASES = [(shape, {}) for shape in SHAPES]
+CASES += zip(itertools.cycle(SHAPES), OPTIONS if DEVICE == "cpu" else [])  # the emulated device is slow
+each_case = pytest.mark.parametrize(("shape", "options"), CASES)
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"model {shape.seed}")
+@each_case
 @pytest.mark.parametrize("rule", [Paper, ThreeLayers])
 def test_a_rule_of_the_core_written_as_a_policy(
     tiny_of: Build, rule: type[Policy], shape: Shape, options: dict[str, Any]
@@ -115,8 +117,7 @@ def test_a_rule_of_the_core_written_as_a_policy(
     assert drive(tiny_of(shape), policy.core(), CONVERSATION, seed=7).margin > NEAR_TIE
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"model {shape.seed}")
+@each_case
 @pytest.mark.parametrize("rule", [SmallValues, Thirds])
 def test_rules_that_the_core_does_not_have(
     tiny_of: Build, rule: type[Policy], shape: Shape, options: dict[str, Any]
