@@ -67,13 +67,14 @@ def test_compute_is_refused_without_instructions(
 
 @pytest.mark.parametrize("compute", ROUNDED)
 def test_load_takes_compute(
-    compute: str, demo_model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    compute: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    llm = lazyllm.load(demo_model, threads=1, compute=compute)
+    folder = model_folder(tmp_path, replace(WHOLE, ffn=64))
+    llm = lazyllm.load(folder, threads=1, compute=compute)
     assert llm.compute == compute
     assert llm.weights == ("q8" if compute == "int8" else "auto")
     assert f"avx512_{compute}" in repr(llm)
-    assert lazyllm.load(demo_model).compute == "f32"
+    assert lazyllm.load(folder).compute == "f32"
     monkeypatch.setenv("LAZYLLM_CPU", "generic")
     with caplog.at_level("INFO", "lazyllm"):
         assert chosen_compute("fastest", "auto") == "f32"
@@ -89,7 +90,7 @@ def test_int8_rounds_weights_once_where_they_are_whole_blocks(tmp_path: Path) ->
         assert lazyllm.load(folder, threads=1, compute="f32").weights == "auto"
 
 
-def test_bad_compute_is_refused(demo_model: Path) -> None:
+def test_bad_compute_is_refused(folder: Path) -> None:
     for arguments, error, message in (
         ({"compute": "fp8"}, ValueError, "compute must be f32, bf16, int8 or fastest, not 'fp8'"),
         ({"compute": 16}, TypeError, "compute must be a string, not 16"),
@@ -97,4 +98,4 @@ def test_bad_compute_is_refused(demo_model: Path) -> None:
         ({"compute": "int8", "device": "cuda"}, ValueError, "compute is for the CPU"),
     ):
         with pytest.raises(error, match=message):
-            lazyllm.load(demo_model, **arguments)
+            lazyllm.load(folder, **arguments)

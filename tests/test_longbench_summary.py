@@ -107,7 +107,7 @@ SPREADS = {
 @pytest.mark.parametrize("name", SPREADS)
 def test_intervals_hold_the_mean_95_times_in_100(name: str, items: int) -> None:
     """The standard deviation of each data set of each category is given; the mean is 0."""
-    random, spreads, n_hits, n_trials = np.random.default_rng(0), SPREADS[name], 0, 2000
+    random, spreads, n_hits, n_trials = np.random.default_rng(0), SPREADS[name], 0, 1000
     for _ in range(n_trials):
         groups = [[spread * random.standard_normal(items) for spread in several] for several in spreads]
         value = float(np.mean([np.mean([sample.mean() for sample in group]) for group in groups]))
@@ -145,6 +145,7 @@ def test_intervals_by_hand() -> None:
     assert np.isnan(interval(5.0, [[np.array([3.0, 7.0])], [np.array([5.0])]]).low)
 
 
+@pytest.mark.usefixtures("png_only")
 def test_the_value_lies_in_its_interval_even_where_all_items_agree(tmp_path: Path) -> None:
     for scores in ({"a": 2 / 3}, {"a": 0.1}, {"a": 1.0, "b": 1.0, "c": 0.0}):
         rows = [row("dense", name, n, score, 1.0) for name, score in scores.items() for n in range(3)]
