@@ -100,7 +100,7 @@ def test_items_lengths_and_tasks_are_added(llm: lazyllm.LLM, tmp_path: Path) -> 
 
 
 def test_a_setting_with_fewer_items_is_told(
-    llm: lazyllm.LLM, tmp_path: Path, no_pictures: Callable[[], None], png_only: None
+    llm: lazyllm.LLM, tmp_path: Path, no_pictures: Callable[[], None]
 ) -> None:
     ruler(llm, tmp_path)
     made = ruler(llm, tmp_path, [{2: 0.5}], count=1)

@@ -55,7 +55,7 @@ def run(llm: lazyllm.LLM, data: Path | None, out: Path, **options: Any) -> longb
 
 
 def test_every_item_has_a_line_for_every_setting(
-    llm: lazyllm.LLM, data: Path, tmp_path: Path, no_pictures: Callable[[], None], png_only: None
+    llm: lazyllm.LLM, data: Path, tmp_path: Path, no_pictures: Callable[[], None]
 ) -> None:
     no_pictures()
     made = run(llm, data, tmp_path)
