@@ -35,15 +35,31 @@ def compare_pass(session: Any, reference: Reference, got: np.ndarray, want: np.n
     assert per_layer(session.last_trace, n_layers) == per_layer(reference.last_trace, n_layers)
     wanted = {run["last_layer"]: run["scores"] for run in reference.last_trace if run["scores"] is not None}
     traced = {run["last_layer"]: run["scores"] for run in session.last_trace if run["scores"] is not None}
-    dropping = {
-        layer for layer in wanted if reference.last_pass[layer][0] > reference.last_pass[layer + 1][0]
-    }
+    passes = reference.last_pass
+    dropping = {layer for layer in wanted if passes[layer][0] > passes[layer + 1][0]}
     assert dropping <= set(traced) <= set(wanted)
     for layer, scores in traced.items():
         assert scores.dtype == np.float32
         assert error(scores, wanted[layer]) <= SCORES[dtype]
     assert got.dtype == np.float32
     assert error(got, want) <= LOGITS[dtype]
+
+
+def state_after(session: Any, logits: np.ndarray, n_layers: int) -> dict[str, Any]:
+    """All that can be observed after a pass, to the bit."""
+    state = {name: getattr(session, name).tolist() for name in ("depths", "kinds", "last_pass")}
+    scores = [run["scores"] for run in session.last_trace]
+    state["scores"] = [None if values is None else values.tobytes() for values in scores]
+    return state | {"sets": per_layer(session.last_trace, n_layers), "logits": logits.tobytes()}
+
+
+def converse(session: Any, tiny: Tiny, passes: list[tuple[int, bool]]) -> list[dict[str, Any]]:
+    """Runs the passes (number of tokens, generated) on the session; returns its state after each of them."""
+    session.trace = True
+    return [
+        state_after(session, session.forward(tiny.ids(count, number), generated), tiny.shape.n_layers)
+        for number, (count, generated) in enumerate(passes)
+    ]
 
 
 def drive(

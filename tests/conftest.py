@@ -96,6 +96,17 @@ def tiny_of(tmp_path_factory: pytest.TempPathFactory) -> Build:
     return functools.cache(lambda shape: build(shape, folder))
 
 
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Of torch."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture
 def png_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures are not written as .pdf too, which takes as long again."""

@@ -503,10 +503,7 @@ SHARDED = [
         ("cut", cut(-1), WHOLE),
         ("empty", holds(b""), WHOLE),
     ),
-    *faults(
-        ".",
-        ("a tensor in two shards", twice, "stands in the checkpoint twice"),
-    ),
+    *faults(".", ("a tensor in two shards", twice, "stands in the checkpoint twice")),
 ]
 FILE = "model.gguf"
 ENDS = "the file ends after"
@@ -640,7 +637,7 @@ SESSION = [
         ("a prompt into the answer", prompting(n_run=26, n_given=26), "its prompts are not where its prompt"),
         ("a prompt of 2^30", prompting(n_run=1 << 30, n_given=1 << 30), "its prompts are not where its"),
         ("a prompt of fewer than ran", prompting(n_given=24), "a prompt has 25 tokens in the context of 24"),
-    ),
+    )
 ]
 PRESET = faults(
     "preset.json",

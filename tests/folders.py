@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,12 @@ LONGBENCH = Path(
 """The benchmark itself, for the tests that are skipped without it."""
 BOS, EOS, TURN = "<s>", "</s>", "<turn>"
 SHAPE = Shape(vocab=300, context=600, n_layers=6, seed=3)
+PROMPTS = {
+    "qasper": "Read. {context} Question: {input} Answer:",
+    "trec": "{context} {input}",
+    "lcc": "{context}{input}",
+}
+WORDS = ["the", "a", "cat", "dog", "river", "stone", "runs", "sleeps", "near", "under", "bright", "old"]
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<turn>{{ m['role'] }}\n{{ m['content'] }}"
     "{{ eos_token }}\n{% endfor %}{% if add_generation_prompt %}<turn>assistant\n{% endif %}"
@@ -52,6 +59,35 @@ def write_tokenizer(folder: Path) -> None:
     made.save(str(folder / "tokenizer.json"))
     settings = {"bos_token": BOS, "eos_token": EOS, "chat_template": TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def benchmark(folder: Path, count: int, prompts: Mapping[str, str] = PROMPTS) -> Path:
+    """Made-up items of each data set of `prompts`, in LongBench's form, with those templates."""
+    folder.mkdir(exist_ok=True)
+    for name in prompts:
+        lines = [json.dumps(benchmark_item(name, number)) for number in range(count)]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "dataset2prompt.json").write_text(json.dumps(prompts))
+    (folder / "dataset2maxlen.json").write_text(json.dumps(dict.fromkeys(prompts, 6)))
+    return folder
+
+
+def benchmark_item(name: str, number: int) -> dict[str, Any]:
+    return {
+        "input": "where is the cat ?",
+        "context": " ".join(random.Random(f"{name}{number}").choices(WORDS, k=60)),
+        "answers": ["near the river"],
+        "length": 60,
+        "dataset": name,
+        "language": "en",
+        "all_classes": ["near", "under"] if name == "trec" else None,
+        "_id": f"{name}-{number}",
+    }
+
+
+def markdown(text: str) -> list[str]:
+    """The lines with marks of a report, which a terminal does not show."""
+    return [line for line in text.splitlines() if line.startswith("|") or "**" in line or "![](" in line]
 
 
 def untimed(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -12,9 +12,8 @@ NORMS_BEHIND = {"post_norms": True, "pre_norms": False, "qk_norm": True}
 QK_NORMS = st.sampled_from(
     [{}, {"qk_norm": True}, {"qk_norm": True, "wide_qk_norm": True}, {"qk_norm": True, "late_qk_norm": True}]
 )
-ROPES = st.sampled_from(
-    [{}, {"no_rope": (False, True)}, {"short_context": 30}, {"query_growth": 0.7, "query_step": 9}]
-)
+GROWTH = {"query_growth": 0.7, "query_step": 9}
+ROPES = st.sampled_from([{}, {"no_rope": (False, True)}, {"short_context": 30}, GROWTH])
 WINDOWS = st.sampled_from([(0,), (0,), (7,), (0, 3), (5, 5, 0), (1, 20)])
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -145,29 +143,6 @@ def test_a_file_that_is_cut_short_after_its_header_was_read(folder: Path) -> Non
     with pytest.raises(CheckpointError, match="lie past the end of a file of 300000 bytes"):
         open_model(found.config, (found.shards, found.tensors), "cpu", 1, "f32", "auto", "f32")
 
-
-def threads() -> set[Path]:
-    return set(Path("/proc/self/task").iterdir())
-
-
-def blocks_bus_errors(thread: Path) -> bool:
-    blocked = re.findall(r"SigBlk:\s*(\w+)", (thread / "status").read_text())
-    return bool(int(blocked[0], 16) >> signal.SIGBUS - 1 & 1)
-
-
-def test_workers_take_their_own_bus_errors(folder: Path) -> None:
-    """A thread that blocks the signal of its own fault ends the process. At its start it blocks all."""
-    before = threads()
-    llm = lazyllm.load(folder, device="cpu", threads=3)
-    workers = threads() - before
-    end = time.monotonic() + 30
-    while any(map(blocks_bus_errors, workers)) and time.monotonic() < end:
-        time.sleep(0.01)
-    assert len(workers) >= llm.threads - 1
-    assert not any(map(blocks_bus_errors, workers))
-
-
-# ---- the handler of SIGBUS ---------------------------------------------------------------------------------
 
 ELSEWHERE = """
 import faulthandler, mmap, os, signal, sys

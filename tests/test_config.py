@@ -24,6 +24,10 @@ def read(architecture: str = "LlamaForCausalLM", **fields: Any) -> ModelConfig:
     return config_of(family_config(architecture, **fields))
 
 
+def named(architecture: str) -> dict[str, Any]:
+    return {"architectures": [architecture]}
+
+
 # ---- accepted configs ------------------------------------------------------------------------------
 
 
@@ -41,10 +45,11 @@ def test_what_the_core_gets(family: str) -> None:
 
 PHI, SMOL, MINISTRAL = "Phi3ForCausalLM", "SmolLM3ForCausalLM", "Ministral3ForCausalLM"
 GRANITE, OLMO, EXAONE = "GraniteForCausalLM", "Olmo3ForCausalLM", "Exaone4ForCausalLM"
-GRANITE4 = "GraniteMoeHybridForCausalLM"
+HYBRID = "GraniteMoeHybridForCausalLM"
 DENSE = {"layer_types": ["attention"] * 3, "num_local_experts": 0, "position_embedding_type": "rope"}
 WINDOWED = {"use_sliding_window": True, "sliding_window": 9}
 PLAIN = {"qkv_bias": False, "o_bias": False, "qk_norm": False}
+NINE = {"sliding_window": 9}
 OLD = dict.fromkeys(["rope_theta", "max_position_embeddings", "rms_norm_eps", "hidden_act"])
 
 
@@ -79,17 +84,9 @@ OLD = dict.fromkeys(["rope_theta", "max_position_embeddings", "rms_norm_eps", "h
             {"embedding_scale": 1.0, "logit_scale": 0.25, "query_scalar": 4.0, "norm_eps": 4e-5},
         ),
         ("Olmo2ForCausalLM", {}, {"wide_qk_norm": True, "pre_norms": False, "post_norms": True}),
-        (
-            OLMO,
-            {"num_hidden_layers": 5, "sliding_window": 9},
-            {"windows": (9, 9, 9, 0, 9), "layer_rope": (1, 1, 1, 0, 1)},
-        ),
-        (
-            EXAONE,
-            {"sliding_window": 9, "sliding_window_pattern": 3},
-            {"windows": (9, 9, 0), "layer_rope": (0, 0, 1)},
-        ),
-        (EXAONE, {"sliding_window": 9, "sliding_window_pattern": 2}, {"layer_rope": (0, 1, 0)}),
+        (OLMO, NINE | {"num_hidden_layers": 5}, {"windows": (9, 9, 9, 0, 9), "layer_rope": (1, 1, 1, 0, 1)}),
+        (EXAONE, NINE | {"sliding_window_pattern": 3}, {"windows": (9, 9, 0), "layer_rope": (0, 0, 1)}),
+        (EXAONE, NINE | {"sliding_window_pattern": 2}, {"layer_rope": (0, 1, 0)}),
         (
             EXAONE,
             {"sliding_window": 300, "sliding_window_pattern": 3},
@@ -201,17 +198,9 @@ def nested(**text: Any) -> dict[str, Any]:
 
 def test_gemma3_fields_that_files_leave_out() -> None:
     """The fields that a 4B checkpoint on the hub has; the rest are defaults of transformers."""
-    linear = {"rope_type": "linear", "factor": 8.0}
-    config = config_of(
-        nested(
-            model_type="gemma3_text",
-            hidden_size=2560,
-            intermediate_size=10240,
-            num_hidden_layers=34,
-            rope_scaling=linear,
-            sliding_window=1024,
-        )
-    )
+    fields: dict[str, Any] = {"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "sliding_window": 1024}
+    fields |= {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
+    config = config_of(nested(model_type="gemma3_text", **fields))
     assert (config.n_layers, config.hidden, config.ffn, config.vocab) == (34, 2560, 10240, 262208)
     assert (config.n_heads, config.n_kv_heads, config.head_dim, config.context) == (8, 4, 256, 131072)
     assert (config.tied, config.qk_norm, config.qkv_bias, config.norm_eps) == (True, True, False, 1e-6)
@@ -235,12 +224,8 @@ def test_soft_caps_that_files_leave_out_or_turn_off() -> None:
 def test_cohere_fields_that_files_leave_out() -> None:
     fields = family_config("Cohere2ForCausalLM", rms_norm_eps=None, num_hidden_layers=8, rope_theta=None)
     config = config_of(fields | {"max_position_embeddings": 8192})
-    assert (config.norm_eps, config.logit_scale, config.layer_norm, config.parallel) == (
-        1e-5,
-        0.0625,
-        True,
-        True,
-    )
+    assert (config.norm_eps, config.logit_scale) == (1e-5, 0.0625)
+    assert config.layer_norm is config.parallel is True
     assert config.windows == (4096, 4096, 4096, 0) * 2
     turned = [any(config.inv_freq[rope]) for rope in config.layer_rope]
     assert turned == [True, True, True, False] * 2
@@ -336,9 +321,8 @@ def test_longrope_has_frequencies_for_each_length() -> None:
     assert (config.layer_rope, config.short_context, config.context) == ((0, 0, 0), 32, 128)
     np.testing.assert_allclose(config.rope_scale, math.sqrt(1 + math.log(4) / math.log(32)))
     for name in ("su", "yarn"):  # names of Phi-3's first files
-        assert (
-            read(PHI, rope_scaling=LONGROPE | {"type": name}, partial_rotary_factor=0.75).short_context == 128
-        )
+        named = read(PHI, rope_scaling=LONGROPE | {"type": name}, partial_rotary_factor=0.75)
+        assert named.short_context == 128
     mixed = read(
         SMOL,
         rope_scaling=LONGROPE | {"original_max_position_embeddings": 32, "attention_factor": 2} | FOUR,
@@ -369,31 +353,19 @@ def test_the_text_model_of_mistral3_is_of_its_own_type(text: str) -> None:
 LINEAR = {"rope_type": "linear", "factor": 2.0}
 FOUR = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 REFUSED = [
+    (LLAMA, named("Qwen3NextForCausalLM"), "expected another architecture: it has recurrent layers"),
+    (HYBRID, {}, "layer_types is missing; expected layers of attention: it has recurrent layers, which"),
+    (HYBRID, {"layer_types": ["mamba", "attention"]}, "layer_types is .*; expected layers of attention"),
+    (HYBRID, DENSE | {"layer_types": 5}, "layer_types is 5; expected layers of attention"),
+    (HYBRID, DENSE | {"num_local_experts": 2}, "num_local_experts is 2; expected 0"),
+    (HYBRID, DENSE | {"num_local_experts": None}, "num_local_experts is 8; expected 0: mixtures of experts"),
     (
-        LLAMA,
-        {"architectures": ["Qwen3NextForCausalLM"]},
-        "expected another architecture: it has recurrent layers",
-    ),
-    (GRANITE4, {}, "layer_types is missing; expected layers of attention: it has recurrent layers, which"),
-    (GRANITE4, {"layer_types": ["mamba", "attention"]}, "layer_types is .*; expected layers of attention"),
-    (GRANITE4, DENSE | {"layer_types": 5}, "layer_types is 5; expected layers of attention"),
-    (GRANITE4, DENSE | {"num_local_experts": 2}, "num_local_experts is 2; expected 0"),
-    (
-        GRANITE4,
-        DENSE | {"num_local_experts": None},
-        "num_local_experts is 8; expected 0: mixtures of experts",
-    ),
-    (
-        GRANITE4,
+        HYBRID,
         DENSE | {"position_embedding_type": "nope"},
         "position_embedding_type is 'nope'; expected 'rope'",
     ),
-    (LLAMA, {"architectures": ["DeepseekV3ForCausalLM"]}, "another architecture: its layers keep latents"),
-    (
-        LLAMA,
-        {"architectures": ["Gemma3nForConditionalGeneration"]},
-        "its layers have embeddings of their own",
-    ),
+    (LLAMA, named("DeepseekV3ForCausalLM"), "another architecture: its layers keep latents"),
+    (LLAMA, named("Gemma3nForConditionalGeneration"), "its layers have embeddings of their own"),
     (PHI, {"rope_scaling": LONGROPE}, r"short_factor is .*; expected a list of 4 numbers"),
     (
         PHI,

@@ -37,14 +37,20 @@ def test_types_cannot_be_changed(kind: type) -> None:
         kind.length = 1  # type: ignore[attr-defined]
 
 
+def test_kinds_of_numbers(made: tiny.Tiny) -> None:
+    with pytest.raises(ValueError, match='kv is "q8"; it must be f32, f16 or bf16'):
+        made.load(kv="q8")
+    with pytest.raises(ValueError, match='compute is "int3"; it must be f32, bf16 or int8'):
+        made.load(compute="int3")
+
+
 def test_sessions_are_made_by_models_alone() -> None:
     with pytest.raises(TypeError, match="cannot create"):
         _core.Session()
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "told"),
-    [
+def test_a_config(made: tiny.Tiny) -> None:
+    for field, value, told in (
         ("n_layers", 2.0, "config: n_layers is 2.0; it must be an int"),
         ("hidden", 1 << 40, "hidden is 1099511627776, which does not fit 32 bits"),
         ("norm_eps", "a", "norm_eps is 'a'; it must be a number"),
@@ -77,12 +83,10 @@ def test_sessions_are_made_by_models_alone() -> None:
         ("experts_per_token", 1, "experts_per_token is 1; it must be 0 to 0"),
         ("expert_ffn", -1, "expert_ffn is -1; it must be 0 to 1048576"),
         ("normed_experts", 0, "normed_experts is 0; it must be True or False"),
-    ],
-)
-def test_a_config(made: tiny.Tiny, field: str, value: Any, told: str) -> None:
-    assert field in made.config
-    with pytest.raises((CheckpointError, TypeError, ValueError), match=re.escape(told)):
-        replace(made, config={**made.config, field: value}).load()
+    ):
+        assert field in made.config
+        with pytest.raises((CheckpointError, TypeError, ValueError), match=re.escape(told)):
+            replace(made, config={**made.config, field: value}).load()
 
 
 def test_the_frequencies_of_a_config(made: tiny.Tiny) -> None:
@@ -98,18 +102,15 @@ def test_the_frequencies_of_a_config(made: tiny.Tiny) -> None:
         replace(made, config={**made.config, **growing}).load()
 
 
-@pytest.mark.parametrize(
-    ("flags", "told"),
-    [
+def test_flags_that_exclude_each_other(made: tiny.Tiny) -> None:
+    for flags, told in (
         ({"layer_norm": True, "wide_qk_norm": True}, "layer_norm goes with"),
         ({"layer_norm": True, "post_norms": True}, "layer_norm goes with"),
         ({"parallel": True, "pre_norms": False}, "parallel goes with"),
         ({"parallel": True, "post_norms": True}, "parallel goes with"),
-    ],
-)
-def test_flags_that_exclude_each_other(made: tiny.Tiny, flags: dict[str, bool], told: str) -> None:
-    with pytest.raises(CheckpointError, match=told):
-        replace(made, config={**made.config, **flags}).load()
+    ):
+        with pytest.raises(CheckpointError, match=told):
+            replace(made, config={**made.config, **flags}).load()
 
 
 def changed(entry: Any, **values: Any) -> Any:
@@ -117,21 +118,18 @@ def changed(entry: Any, **values: Any) -> Any:
     return tuple({**dict(zip(names, entry, strict=True)), **values}.values())
 
 
-@pytest.mark.parametrize(
-    ("values", "told"),
-    [
+def test_a_table_of_tensors(made: tiny.Tiny) -> None:
+    for values, told in (
         ({"shape": (1, 2, 3, 4, 5, 6, 7, 8, 9)}, "has more than"),
         ({"bytes": 1}, "1 bytes, but its shape and dtype make"),
         ({"shard": 1}, "shard 1 of 1"),
         ({"dtype": "Q4_K"}, "Q4_K stores whole blocks of 256"),
-    ],
-)
-def test_a_table_of_tensors(made: tiny.Tiny, values: dict[str, Any], told: str) -> None:
-    at = next(i for i, one in enumerate(made.tensors) if one[0] == "model.embed_tokens.weight")
-    tensors = [*made.tensors]
-    tensors[at] = changed(tensors[at], **values)
-    with pytest.raises((CheckpointError, ValueError), match=told):
-        replace(made, tensors=tensors).load()
+    ):
+        at = next(i for i, one in enumerate(made.tensors) if one[0] == "model.embed_tokens.weight")
+        tensors = [*made.tensors]
+        tensors[at] = changed(tensors[at], **values)
+        with pytest.raises((CheckpointError, ValueError), match=told):
+            replace(made, tensors=tensors).load()
 
 
 def test_a_table_of_tensors_with_one_twice_or_with_no_tuple(made: tiny.Tiny) -> None:
@@ -144,11 +142,16 @@ def test_a_table_of_tensors_with_one_twice_or_with_no_tuple(made: tiny.Tiny) -> 
 
 
 BY_MASS = (0, (0.9, 0.1, 0.5))
+MEAN = "a mean over layers takes one stage, none for decode"
+FINAL = "a policy takes no queries, pooling, smooth, memory"
 
 
-@pytest.mark.parametrize(
-    ("setting", "told"),
-    [
+def mean(*stages: tuple[Any, ...], **options: Any) -> dict[str, Any]:
+    return pruning(stages, **{"decode": [], "average": True, **options})
+
+
+def test_a_pruning(model: _core.Model) -> None:
+    for setting, told in (
         (7, "pruning is 7; it must be a dict or None"),
         ({}, "pruning: stages is missing"),
         (pruning([[1, 0.5]]), "stage [1, 0.5]; it must be (layer, rule)"),
@@ -183,30 +186,41 @@ BY_MASS = (0, (0.9, 0.1, 0.5))
         (pruning([(1, 0.5)], layers=0), "layers is 0; it must be 1 or more"),
         (pruning([(1, 0.5)], memory=1.5), "memory is 1.5; it must be from 0 to 1"),
         (pruning([(1, 0.5)], min_tokens=-1), "min_tokens is -1; it must be 0 or more"),
-        (pruning([(1, 0.5)], average=True), "a mean over layers takes one stage, none for decode"),
+        (pruning([(1, 0.5)], average=True), MEAN),
+        (mean(), MEAN),
+        (mean((0, 0.5), (1, 0.4)), MEAN),
+        (mean((1, 0.5, True), layers=2), MEAN),
+        (mean((1, 0.5, True), memory=0.5), MEAN),
+        *((mean((1, 0.5, True), decode=decode), MEAN) for decode in ("same", "frozen", [(1, 0.5)])),
         (pruning([BY_MASS], policy=print), "a policy takes no stage by mass"),
         (pruning([(1, 0.5)], decode=[BY_MASS], policy=print), "a policy takes no stage by mass"),
-        (pruning([(1, 0.5)], queries=2, policy=print), "a policy takes no queries, pooling, smooth, memory"),
-    ],
-)
-def test_a_pruning(model: _core.Model, setting: Any, told: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=re.escape(told)):
-        model.session(setting)
+        *(
+            (pruning([(1, 0.5)], policy=print, **o), FINAL)
+            for o in ({"queries": 2}, {"smooth": 3}, {"memory": 0.5})
+        ),
+        (mean((1, 0.5), policy=print), FINAL),
+    ):
+        with pytest.raises((TypeError, ValueError), match=re.escape(told)):
+            model.session(setting)
 
 
-@pytest.mark.parametrize(
-    ("ids", "told"),
-    [
+def test_ids(session: _core.Session) -> None:
+    for ids, told in (
         ("text", "not str; encode text with the tokenizer"),
         (b"text", "not bytes; encode text with the tokenizer"),
         ([], "no tokens were given"),
         ([[1, 2], [3, 4]], "ids has 2 dimensions; it must have 1"),
-    ],
-)
-def test_ids(session: _core.Session, ids: Any, told: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=told):
-        session.forward(ids)
-    assert session.length == 0
+        ([0.5], "ids are of type float64; they must be integers"),
+        ([1, 2.0], "ids are of type float64; they must be integers"),
+        ([True], "ids are of type bool; they must be integers"),
+        ([None], "ids are of type object; they must be integers"),
+        (np.array([1], np.float32), "ids are of type float32; they must be integers"),
+        ([2**70], "ids are of type object; they must be integers"),
+        *((ids, "ids go from 0 to 96") for ids in ([2**63], [2**32], [-1], np.array([2**64 - 1], np.uint64))),
+    ):
+        with pytest.raises((TypeError, ValueError), match=told):
+            session.forward(ids)
+        assert session.length == 0
 
 
 def test_what_a_session_is_asked_for(made: tiny.Tiny, session: _core.Session) -> None:
@@ -237,19 +251,16 @@ def test_what_a_session_is_asked_for(made: tiny.Tiny, session: _core.Session) ->
         session.leave_out([1])
 
 
-@pytest.mark.parametrize(
-    ("values", "told"),
-    [
+def test_a_sampler() -> None:
+    for values, told in (
         ((-1.0, 1.0, 0, 0), "temperature is -1; it must be 0 or more"),
         ((float("nan"), 1.0, 0, 0), "temperature is nan"),
         ((1.0, 0.0, 0, 0), "top_p is 0"),
         ((1.0, 1.5, 0, 0), "top_p is 1.5"),
         ((1.0, 1.0, -1, 0), "top_k is -1"),
-    ],
-)
-def test_a_sampler(values: tuple[float, float, int, int], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        _core.Sampler(*values)
+    ):
+        with pytest.raises(ValueError, match=told):
+            _core.Sampler(*values)
 
 
 def test_logits_are_one_row() -> None:

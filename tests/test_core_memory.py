@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 
 import pytest
+from children import python
 
 # Every allocation of the core is a posix_memalign, but for memory that forks share, which is a file's; every
 # one of its binding to Python is one of Python's domain "mem". A block of the core has its size and a mark in
@@ -296,12 +295,4 @@ def test_each_allocation_may_fail(tmp_path: Path, sanitized: bool) -> None:
     source.write_text(SHIM)
     compiler = (sysconfig.get_config_var("CC") or "cc").split()
     subprocess.run([*compiler, "-shared", "-fPIC", str(source), "-o", str(shim), "-ldl"], check=True)
-    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(folder)],
-        env={**os.environ, "LD_PRELOAD": str(shim), "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    assert python(SCRIPT, folder, LD_PRELOAD=str(shim)) == "done\n"

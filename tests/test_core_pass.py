@@ -88,9 +88,8 @@ def test_a_model_computes_on_after_a_pass_was_stopped_within_an_op(
     tmp_path: Path, threads: int, alarm: Alarm
 ) -> None:
     """The only layer takes long enough that the signal falls into it, and its threads leave tasks out."""
-    shape = tiny.Shape(
-        n_layers=1, hidden=512, n_heads=16, n_kv_heads=16, head_dim=32, ffn=2048, context=16_384
-    )
+    heads = {"n_heads": 16, "n_kv_heads": 16, "head_dim": 32}
+    shape = tiny.Shape(n_layers=1, hidden=512, **heads, ffn=2048, context=16_384)
     made = tiny.build(shape, tmp_path)
     model = made.load(threads=threads)
     want = model.session(None).forward(made.ids(400))

@@ -73,14 +73,8 @@ def sum_in_order(weights: list[float]) -> float:
 
 def test_the_generator_gives_the_published_numbers() -> None:
     """From the reference implementations, started with 1, 2, 3, 4 and with seed 0."""
-    assert list(islice(xoshiro([1, 2, 3, 4]), 6)) == [
-        11520,
-        0,
-        1509978240,
-        1215971899390074240,
-        1216172134540287360,
-        607988272756665600,
-    ]
+    published = [11520, 0, 1509978240, 1215971899390074240, 1216172134540287360, 607988272756665600]
+    assert list(islice(xoshiro([1, 2, 3, 4]), 6)) == published
     assert next(split_mix(0)) == 0xE220A8397B1DCDAF
 
 
@@ -111,10 +105,9 @@ def test_draws_are_those_of_a_full_sort(temperature: float) -> None:
         for top_p, top_k in ((1.0, 0), (0.95, 0), (0.5, 0), (1e-9, 0), (1.0, 3), (0.9, 40)):
             sampler, numbers = _core.Sampler(temperature, top_p, top_k, seed), uniforms(seed)
             for uniform in islice(numbers, 3):
-                want = (
-                    0 if np.isneginf(logits).all() else plain_draw(logits, temperature, top_p, top_k, uniform)
-                )
-                assert sampler.sample(logits) == want
+                none = np.isneginf(logits).all()
+                draw = 0 if none else plain_draw(logits, temperature, top_p, top_k, uniform)
+                assert sampler.sample(logits) == draw
 
 
 def test_a_large_vocabulary_draws_as_a_full_sort_does() -> None:
@@ -160,10 +153,11 @@ def test_threads_may_share_a_sampler() -> None:
     """Each draw is made once: together they are those of one thread."""
     logits = np.zeros(2**16, np.float32)
     shared, drawn = _core.Sampler(1.0, 1.0, 0, 4), []
-    threads = [
-        threading.Thread(target=lambda: drawn.extend([shared.sample(logits) for _ in range(50)]))
-        for _ in range(4)
-    ]
+
+    def draw() -> None:
+        drawn.extend([shared.sample(logits) for _ in range(50)])
+
+    threads = [threading.Thread(target=draw) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -7,15 +7,15 @@ import ctypes
 import importlib
 import itertools
 import os
-import subprocess
-import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from comparison import per_layer
+from children import python
+from comparison import converse, per_layer, state_after
 from folders import model_folder
 from tiny import DEVICE, Shape, Tiny, build, pruning
 from tolerances import HALF_LOGITS, error
@@ -37,106 +37,32 @@ def on(tiny: Tiny, device: str) -> _core.Model:
 
 # ---- 16 bits -------------------------------------------------------------------------------------
 
+BASE = Shape(n_layers=5, hidden=64, head_dim=64, dtype="BF16")
+WINDOWED = {"windows": (25, 0), "local_theta": 1000.0}
+EXPERTS = {"n_experts": 6, "experts_per_token": 2, "expert_ffn": 48, "expert_layers": (1, 0)}
+COHERE = {"windows": (25, 25, 0), "paired_rope": True, "layer_norm": True, "qk_norm": True, "parallel": True}
+GEMMA = {"norm_plus_one": True, "post_norms": True, "qk_norm": True, "gelu": True, "tied": True}
+CAPS = {"query_scalar": 200.0, "attention_cap": 4.0, "logit_cap": 10.0, "embedding_scale": 6.93}
+BEHIND = {"qk_norm": True, "late_qk_norm": True, "rotary_dim": 48, "paired_rope": True, "short_context": 72}
+GROWING = {"qk_norm": True, "wide_qk_norm": True, "query_growth": 0.5, "query_step": 64, "logit_scale": 0.125}
+SOME_ROPE = {"no_rope": (False, False, True)}
 SHAPES = {
-    "grouped": Shape(
-        seed=40, n_layers=5, hidden=64, n_heads=4, n_kv_heads=2, head_dim=64, ffn=96, dtype="BF16"
+    "grouped": replace(BASE, seed=40, ffn=96),
+    "f16": replace(BASE, seed=41, ffn=96, dtype="F16"),
+    "head of 128": replace(BASE, seed=42, n_heads=2, n_kv_heads=1, head_dim=128),
+    "head of 80": replace(BASE, seed=43, hidden=48, n_heads=3, n_kv_heads=3, head_dim=80, dtype="F16"),
+    "head of 96": replace(BASE, seed=44, hidden=48, n_heads=3, n_kv_heads=1, head_dim=96),
+    "plain head": replace(BASE, seed=45, hidden=32, n_heads=3, n_kv_heads=1, head_dim=24, qk_norm=True),
+    "experts": replace(BASE, seed=58, **EXPERTS, normed_experts=True),
+    "Cohere": replace(BASE, seed=51, hidden=50, **COHERE, **SOME_ROPE, logit_scale=0.25, tied=True),
+    "Gemma": replace(
+        BASE, seed=50, n_layers=6, hidden=48, n_kv_heads=1, head_dim=256, **WINDOWED, **CAPS, **GEMMA
     ),
-    "f16": Shape(seed=41, n_layers=5, hidden=64, n_heads=4, n_kv_heads=2, head_dim=64, ffn=96, dtype="F16"),
-    "head of 128": Shape(seed=42, n_layers=5, hidden=64, n_heads=2, n_kv_heads=1, head_dim=128, dtype="BF16"),
-    "head of 80": Shape(seed=43, n_layers=5, hidden=48, n_heads=3, n_kv_heads=3, head_dim=80, dtype="F16"),
-    "head of 96": Shape(seed=44, n_layers=5, hidden=48, n_heads=3, n_kv_heads=1, head_dim=96, dtype="BF16"),
-    "plain head": Shape(
-        seed=45, n_layers=5, n_heads=3, n_kv_heads=1, head_dim=24, qk_norm=True, dtype="BF16"
+    "OLMo": replace(
+        BASE, seed=51, pre_norms=False, post_norms=True, qk_norm=True, wide_qk_norm=True, **WINDOWED
     ),
-    "experts": Shape(
-        seed=58,
-        n_layers=5,
-        hidden=64,
-        head_dim=64,
-        n_experts=6,
-        experts_per_token=2,
-        expert_ffn=48,
-        expert_layers=(1, 0),
-        normed_experts=True,
-        dtype="BF16",
-    ),
-    "Cohere": Shape(
-        seed=51,
-        n_layers=5,
-        hidden=50,
-        n_heads=4,
-        n_kv_heads=2,
-        head_dim=64,
-        windows=(25, 25, 0),
-        no_rope=(False, False, True),
-        paired_rope=True,
-        layer_norm=True,
-        qk_norm=True,
-        parallel=True,
-        logit_scale=0.25,
-        tied=True,
-        dtype="BF16",
-    ),
-    "Gemma": Shape(
-        seed=50,
-        n_layers=6,
-        hidden=48,
-        n_heads=4,
-        n_kv_heads=1,
-        head_dim=256,
-        windows=(25, 0),
-        local_theta=1000.0,
-        query_scalar=200.0,
-        attention_cap=4.0,
-        logit_cap=10.0,
-        embedding_scale=6.93,
-        norm_plus_one=True,
-        post_norms=True,
-        qk_norm=True,
-        gelu=True,
-        tied=True,
-        dtype="BF16",
-    ),
-    "OLMo": Shape(
-        seed=51,
-        n_layers=5,
-        hidden=64,
-        head_dim=64,
-        pre_norms=False,
-        post_norms=True,
-        qk_norm=True,
-        wide_qk_norm=True,
-        windows=(25, 0),
-        local_theta=1000.0,
-        dtype="BF16",
-    ),
-    "norms behind RoPE": Shape(
-        seed=54,
-        n_layers=5,
-        hidden=64,
-        head_dim=64,
-        qk_norm=True,
-        late_qk_norm=True,
-        rotary_dim=48,
-        paired_rope=True,
-        no_rope=(False, False, True),
-        short_context=72,
-        dtype="BF16",
-    ),
-    "q grows": Shape(
-        seed=53,
-        n_layers=5,
-        hidden=64,
-        n_heads=3,
-        n_kv_heads=3,
-        head_dim=20,
-        qk_norm=True,
-        wide_qk_norm=True,
-        query_growth=0.5,
-        query_step=64,
-        logit_scale=0.125,
-        dtype="F16",
-    ),
+    "norms behind RoPE": replace(BASE, seed=54, **BEHIND, **SOME_ROPE),
+    "q grows": replace(BASE, seed=53, n_heads=3, n_kv_heads=3, head_dim=20, **GROWING, dtype="F16"),
 }
 
 
@@ -211,33 +137,22 @@ def test_the_model_says_where_it_is(tmp_path: Path) -> None:
     assert answer.computed < 1
 
 
-def run_python(code: str, **environment: str) -> str:
-    """Runs code in a child process, whose environment the fakes read."""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout
-
-
 @fakes_only
 def test_several_devices_in_one_process(tmp_path: Path) -> None:
-    folder = model_folder(tmp_path)
-    code = f"""
-import lazyllm
-llms = [lazyllm.load({str(folder)!r}, device=f"cuda:{{n}}") for n in range(2)]
+    code = """
+import sys, lazyllm
+llms = [lazyllm.load(sys.argv[1], device=f"cuda:{n}") for n in range(2)]
 sessions = [llm.session() for llm in llms]
-print([llm.device for llm in llms], (sessions[0].forward(range(30)) == sessions[1].forward(range(30))).all())
+print([llm.device for llm in llms])
+print(all((a == b).all() for a, b in ([s.forward(range(30)) for s in sessions],
+      *([s.forward([n], generated=True) for s in sessions] for n in range(3)))))
 try:
-    lazyllm.load({str(folder)!r}, device="cuda:2")
+    lazyllm.load(sys.argv[1], device="cuda:2")
 except lazyllm.DeviceError as error:
     print(error)
 """
-    seen = run_python(code, LAZYLLM_CUDA_FAKE_DEVICES="2")
-    assert seen == "['cuda:0', 'cuda:1'] True\nthere is no cuda:2: this machine has 2\n"
+    seen = python(code, model_folder(tmp_path), LAZYLLM_CUDA_FAKE_DEVICES="2").splitlines()
+    assert seen == ["['cuda:0', 'cuda:1']", "True", "there is no cuda:2: this machine has 2"]
 
 
 @fakes_only
@@ -253,7 +168,7 @@ except lazyllm.DeviceError as error:
 print(cuda_facts())
 print(lazyllm.load({str(folder)!r}, device="auto").device)
 """
-    said, facts, device = run_python(code, LAZYLLM_CUDA_FAKE_DRIVER="12040").splitlines()
+    said, facts, device = python(code, LAZYLLM_CUDA_FAKE_DRIVER="12040").splitlines()
     for words in (
         "the driver is for CUDA 12.4",
         "13.0 or later (driver 580 or later)",
@@ -357,7 +272,7 @@ except MemoryError as error:
     print(error)
 print(lazyllm.load({str(folder)!r}, device="auto").device)
 """
-    said, device = run_python(code, LAZYLLM_CUDA_FAKE_MEMORY=str(1 << 16)).splitlines()
+    said, device = python(code, LAZYLLM_CUDA_FAKE_MEMORY=str(1 << 16)).splitlines()
     assert "the weights take" in said
     assert "cuda:0 has" in said
     assert device == "cpu"
@@ -377,7 +292,7 @@ except (MemoryError, ValueError) as error:
     print(type(error).__name__)
 print((session.forward([5]) == calm.forward([5])).all())
 """
-    name, same = run_python(code).splitlines()
+    name, same = python(code).splitlines()
     assert same == "True"
     assert name in ("MemoryError", "ValueError")
 
@@ -423,17 +338,6 @@ STAGES = [(0, 0.7), (2, 0.5), (4, 0.3)]
 PASSES = [(40, False), (1, True), (1, True), (3, False), (1, True), (90, False), (1, True)]
 
 
-def conversation(session: _core.Session, tiny: Tiny, passes: Any = PASSES) -> list[Any]:
-    """The logits as bytes, sets, depths and counts of every pass."""
-    session.trace = True
-    seen: list[Any] = []
-    for number, (count, generated) in enumerate(passes):
-        logits = session.forward(tiny.ids(count, number), generated)
-        sets = per_layer(session.last_trace, tiny.shape.n_layers)
-        seen.append((logits.tobytes(), sets, session.depths.tolist(), session.last_pass.tolist()))
-    return seen
-
-
 # norm, q k v, rotation, attention, output projection, norm, gate and up, down projection
 PER_LAYER = 8
 
@@ -454,23 +358,23 @@ def test_launches_of_a_decode_step(runtime: Runtime, seven_layers: Tiny) -> None
 @pytest.mark.parametrize("nth_launch", [1, 30])
 def test_a_launch_that_fails_in_a_decode_step(runtime: Runtime, seven_layers: Tiny, nth_launch: int) -> None:
     model = on(seven_layers, DEVICE)
-    want = conversation(model.session(None), seven_layers, PASSES[:2])
+    want = converse(model.session(None), seven_layers, PASSES[:2])
     session = model.session(None)
-    conversation(session, seven_layers, PASSES[:1])
+    converse(session, seven_layers, PASSES[:1])
     runtime.refuse(nth_launch)
     with pytest.raises(lazyllm.DeviceError, match="too many resources"):
         session.forward(seven_layers.ids(1, 1), True)
     assert session.length == 40
-    assert conversation(model.session(None), seven_layers, PASSES[:2]) == want
+    assert converse(model.session(None), seven_layers, PASSES[:2]) == want
 
 
 @fakes_only
 def test_any_launch_of_a_pruned_pass_may_fail(runtime: Runtime, seven_layers: Tiny) -> None:
     """The session is then as it was before: the same pass, once it succeeds, gives the same bits."""
     model, rules = on(seven_layers, DEVICE), pruning(STAGES, memory=0.8)
-    want = conversation(model.session(rules), seven_layers, PASSES[:4])
+    want = converse(model.session(rules), seven_layers, PASSES[:4])
     session, failed = model.session(rules), 0
-    assert conversation(session, seven_layers, PASSES[:2]) == want[:2]
+    assert converse(session, seven_layers, PASSES[:2]) == want[:2]
     for number, (count, generated) in list(enumerate(PASSES))[2:4]:
         for nth_launch in itertools.count(1):
             runtime.refuse(nth_launch)
@@ -480,9 +384,7 @@ def test_any_launch_of_a_pruned_pass_may_fail(runtime: Runtime, seven_layers: Ti
             except lazyllm.DeviceError:
                 failed += 1
         runtime.refuse(0)
-        sets = per_layer(session.last_trace, seven_layers.shape.n_layers)
-        got = (logits.tobytes(), sets, session.depths.tolist(), session.last_pass.tolist())
-        assert got == want[number]
+        assert state_after(session, logits, seven_layers.shape.n_layers) == want[number]
     assert failed > 2 * 60
 
 
@@ -497,9 +399,9 @@ def test_the_launch_that_failed_is_named_with_its_place(runtime: Runtime, seven_
 
 def test_a_step_that_is_stopped(seven_layers: Tiny) -> None:
     model = on(seven_layers, DEVICE)
-    want = conversation(model.session(None), seven_layers, PASSES[:2])
+    want = converse(model.session(None), seven_layers, PASSES[:2])
     session = model.session(None)
-    conversation(session, seven_layers, PASSES[:2])
+    converse(session, seven_layers, PASSES[:2])
 
     def stop(done: int, n_layers: int) -> None:
         del session_made_meanwhile[:]  # closes another session on this thread during the pass
@@ -510,18 +412,18 @@ def test_a_step_that_is_stopped(seven_layers: Tiny) -> None:
     with pytest.raises(KeyboardInterrupt):
         session.forward([1], True, stop)
     assert session.length == 41
-    assert conversation(model.session(None), seven_layers, PASSES[:2]) == want
+    assert converse(model.session(None), seven_layers, PASSES[:2]) == want
 
 
 def test_conversations_on_several_threads_give_the_same_bits(seven_layers: Tiny) -> None:
     """The context outgrows its buffers, so all addresses change between passes."""
     model = on(seven_layers, DEVICE)
     each = [pruning(STAGES), pruning(STAGES, decode=[])]
-    alone = [conversation(model.session(rules), seven_layers) for rules in each]
+    alone = [converse(model.session(rules), seven_layers, PASSES) for rules in each]
     seen: list[Any] = [None] * len(each)
 
     def work(n: int) -> None:
-        seen[n] = conversation(model.session(each[n]), seven_layers)
+        seen[n] = converse(model.session(each[n]), seven_layers, PASSES)
 
     workers = [threading.Thread(target=work, args=(n,)) for n in range(len(each))]
     for worker in workers:
@@ -529,19 +431,6 @@ def test_conversations_on_several_threads_give_the_same_bits(seven_layers: Tiny)
     for worker in workers:
         worker.join()
     assert seen == alone
-
-
-@fakes_only
-def test_two_devices_in_turns(tmp_path: Path) -> None:
-    folder = model_folder(tmp_path)
-    code = f"""
-import lazyllm
-llms = [lazyllm.load({str(folder)!r}, device=f"cuda:{{n}}") for n in range(2)]
-sessions = [llm.session() for llm in llms]
-print(all((a == b).all() for a, b in ([s.forward(range(30)) for s in sessions],
-      *([s.forward([n], generated=True) for s in sessions] for n in range(3)))))
-"""
-    assert run_python(code, LAZYLLM_CUDA_FAKE_DEVICES="2") == "True\n"
 
 
 def test_quantized_weights_are_for_the_cpu(tmp_path: Path) -> None:

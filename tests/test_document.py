@@ -51,9 +51,8 @@ def test_a_chat_goes_on(llm: LLM) -> None:
         prompt = question if number else f"{TEXT}\n\n{question}"
         want = session.ask(prompt, chat=True, max_new_tokens=NEW)
         assert chat.ask(question, max_new_tokens=NEW).token_ids == want.token_ids
-    assert doc.ask(QUESTIONS[0], max_new_tokens=NEW).token_ids == whole(
-        llm, QUESTIONS[0], pruning=1.5, chat=True
-    )
+    alone = whole(llm, QUESTIONS[0], pruning=1.5, chat=True)
+    assert doc.ask(QUESTIONS[0], max_new_tokens=NEW).token_ids == alone
 
 
 @pytest.mark.parametrize("chat", [False, True])
@@ -80,9 +79,8 @@ def test_repr_says_what_it_costs_and_many_questions_read_densely(llm: LLM) -> No
     assert enough is not None
     assert read + enough * each > 1 + enough * dense_each
     assert read + (enough - 1) * each <= 1 + (enough - 1) * dense_each
-    assert re.search(
-        rf"reading took {read:.2f} and each question takes {each:.2f}.* from {enough} q", repr(doc)
-    )
+    words = rf"reading took {read:.2f} and each question takes {each:.2f}.* from {enough} q"
+    assert re.search(words, repr(doc))
     assert llm.document(TEXT * 3, 1.5, questions=enough).pruning == DENSE
     assert str(llm.document(TEXT * 3, 1.5, questions=enough - 1).pruning) == "1.5x"
     assert "without" not in repr(llm.document(TEXT))

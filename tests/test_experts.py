@@ -83,9 +83,8 @@ def test_the_router_is_not_rounded(weights: str, tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("LAZYLLM_CACHE", str(tmp_path / "cache"))
     folder = model_folder(tmp_path / "model", replace(SHAPE, dtype="BF16"))
     ids = list(range(40))
-    loaded = [
-        lazyllm.load(folder, device="cpu", weights=weights, cache_weights=cached) for cached in (False, True)
-    ]
+    options: dict[str, Any] = {"device": "cpu", "weights": weights}
+    loaded = [lazyllm.load(folder, cache_weights=cached, **options) for cached in (False, True)]
     first, second = (llm.core.session(None).forward(ids) for llm in loaded)
     np.testing.assert_array_equal(first, second)
     tables = 2 * SHAPE.vocab * SHAPE.hidden * 34 // 32

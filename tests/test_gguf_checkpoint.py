@@ -43,13 +43,8 @@ def blocks(kind: str, rows: int, cols: int, random: np.random.Generator) -> np.n
 def toy(kinds: list[str], biased: bool = False) -> tuple[Files, dict[str, str]]:
     """A Llama whose matrices are in these formats in turn, and the format of each."""
     shape = tiny.Shape(11, 2, HIDDEN, 4, 2, HIDDEN // 4, FFN, VOCAB, 400, qkv_bias=biased, o_bias=biased)
-    config = family_config(
-        "LlamaForCausalLM",
-        hidden_size=HIDDEN,
-        intermediate_size=FFN,
-        num_hidden_layers=2,
-        max_position_embeddings=400,
-    )
+    sizes = {"hidden_size": HIDDEN, "intermediate_size": FFN, "num_hidden_layers": 2}
+    config = family_config("LlamaForCausalLM", **sizes, max_position_embeddings=400)
     weights = tiny.random_weights(shape)
     metadata, tensors = gguf_files(config, {name: np.float32(values) for name, values in weights.items()})
     matrices = [name for name, values in tensors.items() if values.ndim == 2]
@@ -148,9 +143,8 @@ def test_without_a_chat_template_or_a_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"plain\.gguf has no chat template"):
         llm.generate("hi", chat=True)
     bare = {name: value for name, value in metadata.items() if not name.startswith("tokenizer")}
-    llm = lazyllm.load(
-        write_gguf(tmp_path / "bare.gguf", bare, tensors, kind=stored), device="cpu", threads=1
-    )
+    path = write_gguf(tmp_path / "bare.gguf", bare, tensors, kind=stored)
+    llm = lazyllm.load(path, device="cpu", threads=1)
     assert len(llm.generate(SHORT, max_new_tokens=3).token_ids) == 3
     with pytest.raises(lazyllm.CheckpointError, match=r"bare\.gguf has neither tokenizer\.json"):
         llm.generate("text")

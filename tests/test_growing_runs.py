@@ -72,9 +72,8 @@ def test_settings_have_names(llm: lazyllm.LLM, tmp_path: Path) -> None:
     assert ruler(llm, tmp_path / "run", named).rows == made.rows
     swept = sweep(llm, tmp_path / "sweep", {"ours": {1: 0.5}, "theirs": "random:keep=0.5"})
     again = lazyllm.Sweep.read(tmp_path / "sweep")
-    assert [(one.setting, one.pruning) for one in again] == [
-        (name, as_method(setting)) for name, setting in named.items()
-    ]
+    wanted = [(name, as_method(setting)) for name, setting in named.items()]
+    assert [(one.setting, one.pruning) for one in again] == wanted
     assert again["ours"].pruning == swept["ours"].pruning == Pruning({1: 0.5})
     for wrong in ({"dense": {1: 0.5}}, {"base": None}):
         for call in (ruler, sweep):
@@ -139,6 +138,14 @@ def test_a_sweep_grows(llm: lazyllm.LLM, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is code and cannot be made from text"):
         sweep(llm, tmp_path, [{3: 0.5}])
     assert len(sweep(llm, tmp_path, [Mine({1: 0.5}), {3: 0.5}])) == 5
+
+    class Other(lazyllm.Policy):
+        def score(self, view: Any) -> Any:
+            return view.attention(2).mean(axis=(0, 1))
+
+    Other.__name__ = "Mine"
+    with pytest.raises(ValueError, match=r"Mine\(.*: source sha256"):
+        sweep(llm, tmp_path, [Other({1: 0.5}), {3: 0.5}])
 
 
 def test_only_what_a_call_asks_for_is_run_again(

@@ -176,9 +176,6 @@ def test_damaged_sessions_are_refused_or_go_on(
         restored.ask("And?", chat=True, max_new_tokens=2)
 
 
-# ---- chat templates ----------------------------------------------------------------------------------------
-
-
 def test_a_template_without_an_end_can_be_interrupted(alarm: Any) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt

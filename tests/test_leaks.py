@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from children import python
 from folders import model_folder
 
 CALLS = 150
@@ -175,12 +175,7 @@ MOST = {"objects": 25, "references": 25, "traced bytes": 6_000, "allocated bytes
 def test_answers_leave_nothing_behind(tmp_path: Path, sanitized: bool) -> None:
     if sanitized:
         pytest.skip("counts glibc's bytes, which a sanitized core does not allocate from")
-    folder = model_folder(tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(folder), str(CALLS)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    grown = json.loads(done.stdout)
+    grown = json.loads(python(SCRIPT, model_folder(tmp_path), CALLS))
     leaks = {
         f"{scenario}: {name}": growth
         for scenario, growths in grown.items()

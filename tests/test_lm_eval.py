@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import lazyllm
 from lazyllm.commands import main as cli
 from lazyllm.support import progress
 
-pytestmark = pytest.mark.oracle
+pytestmark = [pytest.mark.oracle, pytest.mark.usefixtures("one_thread")]
 torch = pytest.importorskip("torch", reason="the harness' own model needs torch")
 pytest.importorskip("transformers", reason="the harness' own model needs transformers")
 lm_eval = pytest.importorskip("lm_eval", reason="needs the lm-evaluation-harness: pip install lm_eval")
@@ -36,14 +35,6 @@ TEXT = "The sea was calm, and the ship went on for days. Nobody on board knew wh
 CONTEXTS = ["The sea", "The sea ", TEXT * 2, "", "é, ü", BOS + "Once"]
 CONTINUATIONS = [" was calm", "x", " and went on", "é"]
 PAIRS = [(context, continuation) for context in CONTEXTS for continuation in CONTINUATIONS]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -225,9 +225,12 @@ def test_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         read(one, "hotpotqa")
 
 
-@pytest.mark.parametrize(
-    ("data", "names", "error", "message"),
-    [
+def test_data_refusals(tmp_path: Path) -> None:
+    (tmp_path / "items.csv").write_text("")
+    (tmp_path / "none").mkdir()
+    write_items(tmp_path / "data", "dureader")
+    available(tmp_path / "data", "dureader")
+    for data, names, error, message in (
         ("nowhere", ["trec"], FileNotFoundError, "nowhere does not exist; expected a folder of NAME.jsonl"),
         ("items.csv", ["trec"], ValueError, "items.csv is a file of an unknown kind; expected a folder"),
         ("none", ["trec"], FileNotFoundError, "lacks trec; it holds no data set: expected a folder"),
@@ -236,17 +239,9 @@ def test_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("data", [3], TypeError, "the name of a LongBench data set must be a string, not 3"),
         ("data", ["!"], ValueError, "no LongBench data set '!'; expected one of narrativeqa, qasper, "),
         ("data", None, FileNotFoundError, r"holds no English data set; it holds dureader\. Name"),
-    ],
-)
-def test_data_refusals(
-    tmp_path: Path, data: str, names: list[Any] | None, error: type[Exception], message: str
-) -> None:
-    (tmp_path / "items.csv").write_text("")
-    (tmp_path / "none").mkdir()
-    write_items(tmp_path / "data", "dureader")
-    available(tmp_path / "data", "dureader")
-    with pytest.raises(error, match=message):
-        LongBench(DataOptions(data=tmp_path / data, datasets=names))
+    ):
+        with pytest.raises(error, match=message):
+            LongBench(DataOptions(data=tmp_path / data, datasets=names))
 
 
 # ---- what an item must be ------------------------------------------------------------------------
@@ -255,9 +250,8 @@ A_STRING = "expected a string$"
 A_LIST = r"expected a list of at least one string"
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
+def test_rows(tmp_path: Path) -> None:
+    for row, message in (
         *(
             (
                 {name: value for name, value in item().items() if name != field},
@@ -285,13 +279,11 @@ A_LIST = r"expected a list of at least one string"
         (b'"\xff"', "line 1 is not JSON: .*utf-8"),
         (b"\n[1, 2]\n", "line 2 holds a list; expected a JSON object"),
         (b"\n", r"is empty; expected items of hotpotqa"),
-    ],
-)
-def test_rows(tmp_path: Path, row: Any, message: str) -> None:
-    line = row if isinstance(row, bytes) else (jsonl([item()]) + json.dumps(row)).encode()
-    (tmp_path / "hotpotqa.jsonl").write_bytes(line)
-    with pytest.raises(ValueError, match=rf"hotpotqa.jsonl.*{message}"):
-        read(tmp_path, "hotpotqa")
+    ):
+        line = row if isinstance(row, bytes) else (jsonl([item()]) + json.dumps(row)).encode()
+        (tmp_path / "hotpotqa.jsonl").write_bytes(line)
+        with pytest.raises(ValueError, match=rf"hotpotqa.jsonl.*{message}"):
+            read(tmp_path, "hotpotqa")
 
 
 # ---- subsets -------------------------------------------------------------------------------------
@@ -448,9 +440,8 @@ def test_cut_on_both_sides_of_the_limit(demo_tokenizer: Tokenizer, backend: Any)
     for max_length in (2, 3, 64, 65, length - 2, length - 1, length, length + 1):
         prompt = make_prompt(demo_tokenizer, asked, max_length, "none", TEMPLATES)
         assert prompt.ids == by_hand(backend, text, max_length)
-        assert prompt.ids == prompt_ids(
-            demo_tokenizer, asked, max_length, wrapper="none", templates=TEMPLATES
-        )
+        ids = prompt_ids(demo_tokenizer, asked, max_length, wrapper="none", templates=TEMPLATES)
+        assert prompt.ids == ids
         assert prompt.cut == (max_length < length)
     cut = make_prompt(demo_tokenizer, asked, length - 1, "none", TEMPLATES)
     assert 2 not in cut.ids  # <|im_end|>, skipped
@@ -554,9 +545,9 @@ def test_wrapper_of_a_checkpoint(named: Named) -> None:
         assert chat_wrapper(tokenizer, "none") == "none"
 
 
-@pytest.mark.parametrize(
-    ("asked", "options", "error", "message"),
-    [
+def test_prompt_refusals(named: Named) -> None:
+    tokenizer = named("plain", chat_template=False)
+    for asked, options, error, message in (
         (
             {},
             {"wrapper": "llama"},
@@ -569,13 +560,9 @@ def test_wrapper_of_a_checkpoint(named: Named) -> None:
         ({"dataset": None}, {}, ValueError, "item: dataset is None; expected a string"),
         ({"context": 3}, {}, ValueError, "item: context is 3; expected a string"),
         ({"dataset": "squad"}, {}, ValueError, "there is no LongBench data set 'squad'"),
-    ],
-)
-def test_prompt_refusals(
-    named: Named, asked: dict[str, Any], options: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        prompt_ids(named("plain", chat_template=False), item() | asked, **options)
+    ):
+        with pytest.raises(error, match=message):
+            prompt_ids(tokenizer, item() | asked, **options)
 
 
 # ---- answers -------------------------------------------------------------------------------------

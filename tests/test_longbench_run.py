@@ -15,7 +15,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-from folders import model_folder, untimed
+from folders import PROMPTS, benchmark, benchmark_item, model_folder, untimed
 
 import lazyllm
 from lazyllm import longbench
@@ -30,37 +30,6 @@ from lazyllm.support.files import OpenedFile
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 SETTINGS = ["dense", '{"1": 0.5, "3": 0.2}', '{"2": 0.9}']
-WORDS = ["the", "a", "cat", "dog", "river", "stone", "runs", "sleeps", "near", "under", "bright", "old"]
-TEMPLATES = {
-    "qasper": "Read. {context} Question: {input} Answer:",
-    "trec": "{context} {input}",
-    "lcc": "{context}{input}",
-}
-
-
-def item(name: str, number: int) -> dict[str, Any]:
-    chosen = random.Random(f"{name}{number}")
-    return {
-        "input": "where is the cat ?",
-        "context": " ".join(chosen.choices(WORDS, k=60)),
-        "answers": ["near the river"],
-        "length": 60,
-        "dataset": name,
-        "language": "en",
-        "all_classes": ["near", "under"] if name == "trec" else None,
-        "_id": f"{name}-{number}",
-    }
-
-
-def benchmark(folder: Path, count: int) -> Path:
-    """Made-up items, in the benchmark's form."""
-    folder.mkdir(exist_ok=True)
-    for name in TEMPLATES:
-        lines = [json.dumps(item(name, number)) for number in range(count)]
-        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
-    (folder / "dataset2prompt.json").write_text(json.dumps(TEMPLATES))
-    (folder / "dataset2maxlen.json").write_text(json.dumps(dict.fromkeys(TEMPLATES, 6)))
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +59,8 @@ def test_every_item_has_a_line_for_every_setting(
 ) -> None:
     no_pictures()
     made = run(llm, data, tmp_path)
-    assert len(made.rows) == len(TEMPLATES) * 4 * len(SETTINGS)
-    assert {row["dataset"] for row in made.rows} == set(TEMPLATES)
+    assert len(made.rows) == len(PROMPTS) * 4 * len(SETTINGS)
+    assert {row["dataset"] for row in made.rows} == set(PROMPTS)
     for row in made.rows:
         assert 0 <= row["score"] <= 1
         assert 0 < row["timing"]["ttft"] <= row["timing"]["seconds"]
@@ -100,8 +69,8 @@ def test_every_item_has_a_line_for_every_setting(
         assert 0 < row["reached_top"] <= row["computed"] <= 1
     pruned = next(row for row in made.rows if row["setting"] != "dense")
     assert list(pruned["used"]) == ["0", "2", "4"]
-    assert made.manifest["conditions"]["prompts"] == dict.fromkeys(TEMPLATES, "not official")
-    assert made.summary.items == dict.fromkeys(TEMPLATES, 4)
+    assert made.manifest["conditions"]["prompts"] == dict.fromkeys(PROMPTS, "not official")
+    assert made.summary.items == dict.fromkeys(PROMPTS, 4)
     assert set(made.scores()) == {row["setting"] for row in made.rows}
     frame = made.to_frame()
     assert frame["score"].tolist() == [row["score"] for row in made.rows]
@@ -166,13 +135,12 @@ def test_compression_takes_what_the_cut_has_left_of_the_context(
 
     monkeypatch.setattr(lazyllm.PromptCompression, "compress", first_half)
     settings = ["dense", "compress:ratio=0.5"]
-    dense, shorter = run(
-        llm, data, tmp_path, pruning=settings, datasets=["qasper"], limit=1, wrapper="none"
-    ).rows
+    options: dict[str, Any] = {"datasets": ["qasper"], "limit": 1, "wrapper": "none"}
+    dense, shorter = run(llm, data, tmp_path, pruning=settings, **options).rows
     assert dense["cut"]
     assert shorter["cut"]
     assert dense["prompt_tokens"] == shorter["prompt_tokens"] == dense["used"]["0"][0] == 80
-    prompt = find_templates(data).prompt(item("qasper", 0)).encode()  # one token for each byte
+    prompt = find_templates(data).prompt(benchmark_item("qasper", 0)).encode()  # one token for each byte
     left = (prompt[:40] + prompt[-40:]).decode()
     context = left.removeprefix("Read. ").removesuffix(" Question: where is the cat ? Answer:")
     assert given[-1] == context
@@ -184,10 +152,10 @@ def test_an_answer_on_samsum_begins_neither_with_an_end_nor_with_a_line_break(
 ) -> None:
     """The benchmark's script generates with min_length 1. Later both end the answer."""
     folder = benchmark(tmp_path / "data", 1)
-    (folder / "samsum.jsonl").write_text(json.dumps(item("samsum", 0)) + "\n")
+    (folder / "samsum.jsonl").write_text(json.dumps(benchmark_item("samsum", 0)) + "\n")
     (folder / "dataset2prompt.json").write_text(json.dumps({"samsum": "{context}{input}"}))
     (folder / "dataset2maxlen.json").write_text(json.dumps({"samsum": 6}))
-    prompt = llm.tokenizer.encode(item("samsum", 0)["context"] + "where is the cat ?")
+    prompt = llm.tokenizer.encode(benchmark_item("samsum", 0)["context"] + "where is the cat ?")
     ranked = [int(token) for token in llm.session().forward(prompt).argsort()[::-1]]
     end, newline, first = ranked[:3]
     encode = llm.tokenizer.encode
@@ -392,7 +360,7 @@ def test_other_conditions_in_the_same_folder_are_refused(
     options = {"limit": 1, "data": data, **options}
     if "limits" in options:
         altered = options["data"] = benchmark(tmp_path / "data", 4)
-        change(altered / "dataset2maxlen.json", dict.fromkeys(TEMPLATES, options.pop("limits")))
+        change(altered / "dataset2maxlen.json", dict.fromkeys(PROMPTS, options.pop("limits")))
     if "model" in options:
         other = model_folder(tmp_path)
         for name, fields in options.pop("model").items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 import lazyllm
 from benchmarks.measuring.models import ModelShape, write_model
 from benchmarks.measuring.process import Process
-from benchmarks.suites.memory import Probe, largest_context
+from benchmarks.suites.memory import Probe, largest_context, resident
+from lazyllm import Pruning
 from lazyllm.machine import memory
 
 SHAPE = ModelShape("small", n_layers=8, hidden=128, n_heads=4, n_kv_heads=4, head_dim=64, ffn=256)
@@ -34,6 +36,32 @@ def test_the_estimate_is_what_weights_and_a_dense_session_take(small: Path, sani
     assert peak == pytest.approx(sum(estimates), rel=0.05)
 
 
+class Sparse(Probe):
+    def growths(self, ids: list[int], pruning: Pruning) -> list[int]:
+        """Resident bytes of a session after these tokens, and after one that makes its buffers grow."""
+        before, session = resident("VmRSS"), self._llm.session(pruning)
+        session.core.reserve(len(ids))
+        grown = []
+        for tokens in (ids, [1]):
+            session.forward(tokens, generated=tokens is not ids)
+            grown.append(resident("VmRSS") - before)
+        return grown
+
+
+def test_pruned_tokens_take_no_room_in_the_cache(tmp_path: Path, sanitized: bool) -> None:
+    """With 1 % of the tokens kept after the first layer, less than half of all K,V slots become resident."""
+    if sanitized:
+        pytest.skip("a sanitizer's shadow memory counts as resident")
+    huge = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not huge.exists() or "[never]" in huge.read_text():
+        warnings.warn("huge pages are off here, so that this test cannot fail", stacklevel=1)
+    shape = ModelShape("deep", n_layers=24, hidden=64, n_heads=4, n_kv_heads=4, head_dim=64, ffn=64)
+    write_model(tmp_path / "deep", shape, 100, 2 * TOKENS)
+    with Process(Sparse, tmp_path / "deep", environment={}) as probe:
+        grown = probe.call("growths", [i % 100 for i in range(TOKENS)], Pruning({0: 0.01}))
+    assert max(grown) < 24 * (2 * 4 * 64 * 4 * TOKENS) / 2
+
+
 def test_the_largest_context(small: Path) -> None:
     llm = lazyllm.load(small, device="cpu")
     core = llm.session().core
@@ -42,9 +70,6 @@ def test_the_largest_context(small: Path) -> None:
         assert largest_context(llm, enough) == tokens
         assert largest_context(llm, enough - 1) == tokens - 1
     assert largest_context(llm, 1 << 40) == TOKENS
-
-
-# ---- what is available --------------------------------------------------------------------------
 
 
 class Groups:

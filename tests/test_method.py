@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,6 @@ from tiny import Build, Shape, Tiny, build, pruning, random_weights
 from tolerances import NEAR_TIE
 
 EXAMPLES = settings().max_examples  # set by the profile that conftest.py loads
-
-
-# ---- properties ----
 
 
 @settings(max_examples=3 * EXAMPLES)
@@ -32,11 +30,9 @@ def test_engine_equals_reference(tiny_of: Build, data: st.DataObject, shape: Sha
 def test_heavy_pruning_with_many_revivals(tiny_of: Build, data: st.DataObject, seed: int) -> None:
     """Few tokens are kept and every step selects anew, so revivals occur at all depths and in all orders."""
     shape = Shape(seed=5, n_layers=6, windows=data.draw(WINDOWS), **data.draw(EXPERTS))
-    first = data.draw(
-        st.lists(st.floats(0.05, 0.5), min_size=5, max_size=5).map(lambda k: sorted(k, reverse=True))
-    )
-    then = data.draw(
-        st.lists(st.floats(0.1, 0.9), min_size=5, max_size=5).map(lambda k: sorted(k, reverse=True))
+    first, then = (
+        sorted(data.draw(st.lists(st.floats(*span), min_size=5, max_size=5)), reverse=True)
+        for span in ((0.05, 0.5), (0.1, 0.9))
     )
     rules = pruning(enumerate(first), decode=data.draw(st.sampled_from(["same", list(enumerate(then))])))
     turns = data.draw(st.lists(st.sampled_from([(1, True), (1, True), (5, False)]), min_size=4, max_size=10))
@@ -146,17 +142,7 @@ def test_kept_count_is_the_ceiling_of_the_double_product(tiny_of: Build, keep: f
 )
 def test_each_option_alone(tiny_of: Build, options: dict[str, Any]) -> None:
     """Runs one fixed conversation per option, so that a failure names the option."""
-    passes = [
-        (30, False),
-        (1, True),
-        (1, True),
-        (1, True),
-        (7, False),
-        (2, True),
-        (1, True),
-        (1, False),
-        (1, True),
-    ]
+    passes = [(30, False), *[(1, True)] * 3, (7, False), (2, True), (1, True), (1, False), (1, True)]
     rules = pruning(**{"stages": [(0, 0.6), (2, 0.3)], **options})
     reference = drive(tiny_of(Shape(seed=9)), rules, passes)
     assert reference.margin > NEAR_TIE
@@ -170,18 +156,25 @@ def test_each_option_alone(tiny_of: Build, options: dict[str, Any]) -> None:
 )
 def test_mass_stages(tiny_of: Build, mass: tuple[float, float, float], options: dict[str, Any]) -> None:
     rules = pruning([(0, mass), (1, 0.5), (2, mass)], **options)
-    reference = drive(
-        tiny_of(Shape(seed=10)), rules, [(40, False), (1, True), (1, True), (6, False), (1, True)]
-    )
+    passes = [(40, False), (1, True), (1, True), (6, False), (1, True)]
+    reference = drive(tiny_of(Shape(seed=10)), rules, passes)
     assert reference.margin > NEAR_TIE
 
 
-def test_scores_that_are_not_numbers_are_an_error(tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.mark.parametrize(
+    ("layer", "rules"),
+    [
+        (1, pruning([(1, 0.5)])),
+        (0, pruning([(2, 0.5, True)], decode=[], average=True)),
+    ],
+    ids=["its own layer", "a lower layer of a mean"],
+)
+def test_scores_that_are_not_numbers_are_an_error(tmp_path: Path, layer: int, rules: dict[str, Any]) -> None:
     """Attention logits that overflow give NaN scores, by which no selection is possible."""
     shape = Shape(seed=11)
-    names = [f"model.layers.1.self_attn.{name}_proj.weight" for name in "qk"]
     plain = random_weights(shape)
-    tiny = build(shape, tmp_path_factory.mktemp("huge"), {name: plain[name] * 1e25 for name in names})
-    session = tiny.load().session(pruning([(1, 0.5)]))
-    with pytest.raises((ValueError, ArithmeticError, RuntimeError), match="layer 1"):
+    names = [f"model.layers.{layer}.self_attn.{name}_proj.weight" for name in "qk"]
+    tiny = build(shape, tmp_path, {name: plain[name] * 1e25 for name in names})
+    session = tiny.load().session(rules)
+    with pytest.raises((ValueError, ArithmeticError, RuntimeError), match=f"layer {layer}"):
         session.forward(tiny.ids(20))

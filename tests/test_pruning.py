@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import re
 from typing import Any
 
 import numpy as np
 import pytest
+import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
+import lazyllm
 from lazyllm import Drop, Mass, Pruning, Scoring
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.method import LABEL_WIDTH
@@ -33,9 +36,8 @@ SMALL = config_of(
 # ---- refused arguments and their messages ----------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("stages", "kind", "words"),
-    [
+def test_stages_refused() -> None:
+    for stages, kind, words in (
         ([(5, 0.5), (5, 0.4)], ValueError, "layer 5 follows layer 5"),
         ([(5, 0.5), (3, 0.4)], ValueError, "layer 3 follows layer 5"),
         ({5: 0.5, "5": 0.4}, ValueError, "layer 5 follows layer 5"),
@@ -56,20 +58,15 @@ SMALL = config_of(
         ([(3, 0.5, 1)], TypeError, "pairs, but has (3, 0.5, 1)"),
         ("10:0.5", TypeError, "pairs, not '10:0.5'"),
         (0.5, TypeError, "pairs, not 0.5"),
-    ],
-)
-def test_stages_refused(stages: Any, kind: type[Exception], words: str) -> None:
-    with pytest.raises(kind) as caught:
-        Pruning(stages)
-    assert words in str(caught.value)
-    with pytest.raises(kind) as caught:
-        Pruning({0: 1.0}, decode=stages) if not isinstance(stages, str) else Pruning(stages)
-    assert words in str(caught.value)
+    ):
+        with pytest.raises(kind, match=re.escape(words)):
+            Pruning(stages)
+        with pytest.raises(kind, match=re.escape(words)):
+            Pruning({0: 1.0}, decode=stages) if not isinstance(stages, str) else Pruning(stages)
 
 
-@pytest.mark.parametrize(
-    ("options", "kind", "words"),
-    [
+def test_options_refused() -> None:
+    for options, kind, words in (
         ({"decode": "dense"}, ValueError, 'decode must be "same", "frozen" or stages'),
         ({"decode": None}, ValueError, 'decode must be "same", "frozen" or stages'),
         ({"sink": -1}, ValueError, "sink must be from 0"),
@@ -89,17 +86,13 @@ def test_stages_refused(stages: Any, kind: type[Exception], words: str) -> None:
         ({"protect": [(3, 3)]}, ValueError, "must end after its first position, not (3, 3)"),
         ({"protect": [(-1, 3)]}, ValueError, "first position must be from 0"),
         ({"protect": "ab"}, TypeError, "spans (first, end), not 'ab'"),
-    ],
-)
-def test_options_refused(options: dict[str, Any], kind: type[Exception], words: str) -> None:
-    with pytest.raises(kind) as caught:
-        Pruning({3: 0.5}, **options)
-    assert words in str(caught.value)
+    ):
+        with pytest.raises(kind, match=re.escape(words)):
+            Pruning({3: 0.5}, **options)
 
 
-@pytest.mark.parametrize(
-    ("make", "kind", "words"),
-    [
+def test_rules_refused() -> None:
+    for make, kind, words in (
         (lambda: Mass(0.0), ValueError, "mass must be above 0"),
         (lambda: Mass(1.1), ValueError, "at most 1, not 1.1"),
         (lambda: Mass(0.9, -0.1), ValueError, "keep_min must be from 0 to keep_max"),
@@ -107,12 +100,9 @@ def test_options_refused(options: dict[str, Any], kind: type[Exception], words: 
         (lambda: Mass(0.9, 0.0, 0.0), ValueError, "Mass keep_max must be above 0"),
         (lambda: Drop(0.0), ValueError, "Drop keep must be above 0 and at most 1, not 0"),
         (lambda: Drop(Mass(0.9)), TypeError, "Drop takes a keep, not Mass(0.9): each decode step would"),
-    ],
-)
-def test_rules_refused(make: Any, kind: type[Exception], words: str) -> None:
-    with pytest.raises(kind) as caught:
-        make()
-    assert words in str(caught.value)
+    ):
+        with pytest.raises(kind, match=re.escape(words)):
+            make()
 
 
 def test_layers_are_checked_against_the_model() -> None:
@@ -128,12 +118,8 @@ def test_layers_are_checked_against_the_model() -> None:
 
 
 def test_forms_of_the_same_schedule_are_equal() -> None:
-    forms: list[Any] = [
-        {10: 0.7, 20: 0.5},
-        {20: 0.5, "10": 0.7},
-        [(10, 0.7), [20, 0.5]],
-        ((10, 0.7), (20, 0.5)),
-    ]
+    forms: list[Any] = [{10: 0.7, 20: 0.5}, {20: 0.5, "10": 0.7}, [(10, 0.7), [20, 0.5]]]
+    forms.append(((10, 0.7), (20, 0.5)))
     forms.append({np.int64(10): np.float64(0.7), 20: 0.5})
     assert {Pruning(form) for form in forms} == {Pruning(forms[0])}
     assert Pruning(None) == Pruning({}) == Pruning([]) == Pruning()
@@ -173,9 +159,8 @@ def test_labels_are_short_and_tell_settings_apart() -> None:
 def test_prints_only_what_was_set() -> None:
     assert repr(Pruning()) == "Pruning({})"
     assert str(Pruning({10: 0.7, 20: 0.5})) == "Pruning({10: 0.7, 20: 0.5})"
-    full = Pruning(
-        {10: Mass(0.95, keep_max=0.7)}, decode={3: 0.5}, sink=4, protect=[(1, 2)], prune_generated=True
-    )
+    options: dict[str, Any] = {"decode": {3: 0.5}, "sink": 4, "protect": [(1, 2)], "prune_generated": True}
+    full = Pruning({10: Mass(0.95, keep_max=0.7)}, **options)
     assert repr(full) == (
         "Pruning({10: Mass(0.95, keep_max=0.7)}, decode={3: 0.5}, sink=4, protect=((1, 2),), "
         "prune_generated=True)"
@@ -190,22 +175,8 @@ def test_prints_only_what_was_set() -> None:
 
 def test_core_has_plain_values_only() -> None:
     pruning = Pruning({10: Drop(0.7), 20: Mass(0.9, 0.1, 0.5)}, decode={3: 0.5}, protect=[(1, 2)])
-    assert pruning.core() == {
-        "stages": [(10, 0.7, True), (20, (0.9, 0.1, 0.5))],
-        "decode": [(3, 0.5)],
-        "sink": 0,
-        "window": 0,
-        "protect": ((1, 2),),
-        "queries": 1,
-        "pooling": "mean",
-        "layers": 1,
-        "smooth": 1,
-        "memory": 0.0,
-        "min_tokens": 0,
-        "prune_generated": False,
-        "average": False,
-        "policy": None,
-    }
+    stages = [(10, 0.7, True), (20, (0.9, 0.1, 0.5))]
+    assert pruning.core() == tiny.pruning(stages, decode=[(3, 0.5)], protect=[(1, 2)])
     assert Pruning(decode="frozen").core()["decode"] == "frozen"
 
 
@@ -247,9 +218,7 @@ def test_json_and_what_it_prints_give_the_same_pruning_back(pruning: Pruning) ->
     again = Pruning.from_json(pruning.to_json())
     assert again == pruning
     assert hash(again) == hash(pruning)
-    assert (
-        eval(repr(pruning), {"Pruning": Pruning, "Scoring": Scoring, "Mass": Mass, "Drop": Drop}) == pruning
-    )
+    assert eval(repr(pruning), vars(lazyllm)) == pruning
 
 
 def test_json_of_stages_alone() -> None:
@@ -259,9 +228,8 @@ def test_json_of_stages_alone() -> None:
     assert Pruning.from_json("{}") == Pruning.from_json("null") == Pruning()
 
 
-@pytest.mark.parametrize(
-    ("text", "kind", "words"),
-    [
+def test_json_refused() -> None:
+    for text, kind, words in (
         ("{10: 0.7}", ValueError, "pruning is not JSON"),
         ('{"10": 0.7, "10": 0.5}', ValueError, "'10' appears twice"),
         ('{"10": NaN}', ValueError, "NaN is not a JSON number"),
@@ -276,12 +244,9 @@ def test_json_of_stages_alone() -> None:
             """no field '10'; stages have a field of their own: "stages": {"10": 0.5}""",
         ),
         ("0.5", TypeError, "must be a JSON object"),
-    ],
-)
-def test_json_refused(text: str, kind: type[Exception], words: str) -> None:
-    with pytest.raises(kind) as caught:
-        Pruning.from_json(text)
-    assert words in str(caught.value)
+    ):
+        with pytest.raises(kind, match=re.escape(words)):
+            Pruning.from_json(text)
 
 
 # ---- counted work ----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from folders import model_folder
+from folders import PROMPTS, benchmark, markdown, model_folder
 from matplotlib.figure import Figure
 
 import lazyllm
@@ -28,15 +28,8 @@ from lazyllm.reproduce.paper import BASELINE, LAZY, METHODS, OTHER, SETUPS, Pape
 from lazyllm.reproduce.reproduction import TARGETS
 from lazyllm.reproduce.tables import Comparison, first_token
 
-TASKS = {"qasper": "Read. {context} Question: {input} Answer:", "lcc": "{context}{input}"}
-OPTIONS: dict[str, Any] = {
-    "max_length": 120,
-    "max_new_tokens": 3,
-    "seeds": 2,
-    "speedup": 1.4,
-    "warm_ups": 0,
-    "progress": False,
-}
+OPTIONS: dict[str, Any] = {"max_length": 120, "max_new_tokens": 3, "seeds": 2, "speedup": 1.4}
+OPTIONS |= {"warm_ups": 0, "progress": False}
 
 
 @pytest.fixture(autouse=True)
@@ -47,25 +40,8 @@ def quick(png_only: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("longbench")
-    for name in TASKS:
-        items = [
-            {
-                "input": "where is the cat ?",
-                "context": "the river runs near the bright stone and the dog sleeps . " * 12,
-                "answers": ["near the river"],
-                "length": 60,
-                "dataset": name,
-                "language": "en",
-                "all_classes": None,
-                "_id": f"{name}-{number}",
-            }
-            for number in range(2)
-        ]
-        (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(item)}\n" for item in items))
-    (folder / "dataset2prompt.json").write_text(json.dumps(TASKS))
-    (folder / "dataset2maxlen.json").write_text(json.dumps(dict.fromkeys(TASKS, 6)))
-    return folder
+    prompts = {name: PROMPTS[name] for name in ("qasper", "lcc")}
+    return benchmark(tmp_path_factory.mktemp("longbench"), 2, prompts)
 
 
 @pytest.fixture(scope="module")
@@ -174,15 +150,9 @@ def test_attention_is_drawn_for_every_layer_of_the_dense_model(
 
 def test_the_first_tokens_time_by_hand() -> None:
     def row(ttft: float, seconds: float, n_new: int) -> dict[str, Any]:
-        timing = {"ttft": ttft, "seconds": seconds}
-        about = {
-            "setting": "dense",
-            "dataset": "lcc",
-            "item": str(n_new),
-            "score": 0.0,
-            "environment": "here",
-        }
-        return {**about, "timing": timing, "new_tokens": n_new, "prompt_tokens": 100 * n_new}
+        about = {"setting": "dense", "dataset": "lcc", "item": str(n_new), "score": 0.0}
+        about |= {"environment": "here", "timing": {"ttft": ttft, "seconds": seconds}}
+        return {**about, "new_tokens": n_new, "prompt_tokens": 100 * n_new}
 
     summary = Summary([row(2.0, 3.0, 11), row(4.0, 6.0, 21)], str.upper)
     table = first_token(Comparison(summary, {}, {}))
@@ -221,10 +191,8 @@ def test_everything_is_made_and_nothing_twice(
     random = next(line for line in lines if line.startswith(f"{code},Random"))
     assert random.split(",")[2].count("±") == 1
     figure5 = [*csv.reader((tmp_path / "figure5.csv").read_text().splitlines())]
-    assert [row[0] for row in figure5[1:]] == [
-        "",
-        *(f"{speed}x" for speed in (1.2, 1.4, 1.6, 1.8) for _ in range(8)),
-    ]
+    speeds = [f"{speed}x" for speed in (1.2, 1.4, 1.6, 1.8) for _ in range(8)]
+    assert [row[0] for row in figure5[1:]] == ["", *speeds]
     assert figure5[1][1:2] + figure5[1][3:4] == ["Baseline", ""]
     assert figure5[1][-3:] == ["1.00x", "1.00x", "100.00%"]
     assert next(row for row in figure5 if row[:2] == ["1.8x", "FastKV"])[-1] != "100.00%"
@@ -308,6 +276,7 @@ def test_the_command_prints_its_tables(
     assert main(["reproduce", *asked.split(), *folder]) == 0
     out = capsys.readouterr().out
     assert "Table 2" in out
+    assert not markdown(out)
     assert f"wrote {tmp_path / 'table2.csv'}" in out
     rows = [json.loads(line) for line in (tmp_path / "methods" / ITEMS).read_text().splitlines()]
     assert {re.split(r"[(\d]", row["setting"])[0] for row in rows} == {"dense", "GemFilter", "{"}

@@ -15,7 +15,7 @@ from test_pruning import SMALL, flops_token_by_token
 from tiny import DTYPES, Build, Shape, Tiny, pruning
 from tolerances import NEAR_TIE
 
-from lazyllm import CLAA, LLM, FastKV, GemFilter, PromptCompression, Pruning
+from lazyllm import CLAA, LLM, FastKV, GemFilter, PromptCompression, Pruning, StaticPruning
 from lazyllm.methods.rivals import Aggregation, Chosen, FirstPass
 from lazyllm.scoring import Scoring
 
@@ -34,8 +34,7 @@ CONVERSATION = [(60, False), (1, True), (1, True), (20, False), (1, True), (3, F
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"model {shape.seed}")
-@pytest.mark.parametrize("keep", [0.25, 0.6])
-@pytest.mark.parametrize("layer", [0, 2, 4])
+@pytest.mark.parametrize(("layer", "keep"), [(0, 0.25), (2, 0.6), (4, 0.25)])
 @pytest.mark.parametrize(("made", "rule"), [(FastKV, FastKVRule), (CLAA, CLAARule)])
 def test_sets_and_scores_equal_the_reference(
     tiny_of: Build, made: Any, rule: Any, shape: Shape, layer: int, keep: float
@@ -115,8 +114,7 @@ class Reader:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"model {shape.seed}")
-@pytest.mark.parametrize("keep", [0.02, 0.25, 0.6])
-@pytest.mark.parametrize("layer", [0, 2, 4])
+@pytest.mark.parametrize(("layer", "keep"), [(0, 0.25), (2, 0.02), (2, 0.6), (4, 0.25)])
 def test_the_filtered_prompt_equals_the_references(
     tiny_of: Build, shape: Shape, layer: int, keep: float
 ) -> None:
@@ -214,10 +212,10 @@ def test_a_score_that_is_no_number_is_an_error() -> None:
         FirstPass({2: 0.5}).score(view)
 
 
-# ---- all three -------------------------------------------------------------------------------------------
+# ---- all of one stage -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("made", [FastKV, CLAA, GemFilter])
+@pytest.mark.parametrize("made", [FastKV, CLAA, GemFilter, StaticPruning])
 def test_a_model_too_shallow_says_so(llm: LLM, made: Any) -> None:
     words = "layer 5 is out of reach: the model has 6 layers, so a stage's layer must be below 5"
     with pytest.raises(ValueError, match=words):

@@ -51,9 +51,8 @@ def test_the_same_bits(weights: str, folder: Path, cache: Path) -> None:
     before = made.stat().st_mtime_ns
     is_as_on_loading(folder, weights)
     assert made.stat().st_mtime_ns == before
-    kept, fresh = (
-        lazyllm.load(folder, device="cpu", weights=weights, cache_weights=one) for one in (True, False)
-    )
+    options = {"device": "cpu", "weights": weights}
+    kept, fresh = (lazyllm.load(folder, cache_weights=cached, **options) for cached in (True, False))
     assert repr(kept) == repr(fresh)
     assert kept.checkpoint.shards == fresh.checkpoint.shards
     assert not list(cache.glob("*.partial"))

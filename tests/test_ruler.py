@@ -20,7 +20,7 @@ from lazyllm.evaluation.chats import wrapped_ids
 from lazyllm.evaluation.generated import draws, ruler
 from lazyllm.evaluation.generated.draws import Draws, names, vocabulary
 from lazyllm.evaluation.generated.haystack import Haystack, distinct, made_prose
-from lazyllm.evaluation.generated.items import TASKS, WHOLE_PARTS, fit, generate
+from lazyllm.evaluation.generated.items import TASKS, WHOLE_PARTS, generate
 from lazyllm.evaluation.generated.kinds import Encode
 from lazyllm.evaluation.generated.questions import QA, read_questions
 from lazyllm.evaluation.generated.ruler import OF_RULER, ONE_NEEDLE
@@ -99,19 +99,6 @@ def test_the_same_seed_gives_the_same_bytes_and_others_other_items(task: str) ->
     assert len({item["_id"] for item in items}) == len(items)
 
 
-def test_draws() -> None:
-    assert sorted(Draws("a").order(50)) == [*range(50)]
-    assert [*Draws("a").order(50)] != [*Draws("b").order(50)]
-    assert [*islice(Draws("a").order(50), 5)] == [*Draws("a").order(50)][:5]
-    early, late = Draws("a"), Draws("a")
-    late.below(7)  # a fork does not depend on earlier draws
-    assert early.fork("b").below(10**9) == late.fork("b").below(10**9)
-    assert early.fork("b").below(10**9) != early.fork("c").below(10**9)
-    counts = Counter(late.below(5) for _ in range(5000))
-    assert sorted(counts) == [0, 1, 2, 3, 4]
-    assert max(counts.values()) < 1150
-
-
 # ---- the form ------------------------------------------------------------------------------------
 
 
@@ -142,13 +129,6 @@ def test_prompt_template_and_answer_fill_the_length(task: str, demo_tokenizer: T
             for item in generate(task, encode, length, count=2, seed=0):
                 least = 0.9 if task in WHOLE_PARTS else 0.97
                 assert least * length <= length_of(item, encode) <= length
-
-
-def test_fit_finds_the_last_size_below() -> None:
-    assert fit(lambda size: 10 * size, 95, min_size=1) == (9, 90)
-    assert fit(lambda size: 10 * size, 90, min_size=1) == (9, 90)
-    assert fit(lambda size: size * size, 50, min_size=3) == (7, 49)
-    assert fit(lambda size: 10 * size, 95, min_size=10) == (10, 100)
 
 
 # ---- answers where promised ----------------------------------------------------------------------
@@ -346,9 +326,8 @@ def test_a_length_too_short_is_refused_with_the_least(task: str) -> None:
     assert 20 < int(re.findall(r"\d+", str(error.value))[-1]) < 700
 
 
-@pytest.mark.parametrize(
-    ("given", "error", "told"),
-    [
+def test_bad_input_is_refused_by_name() -> None:
+    for given, error, told in (
         ({"task": "niah_singel_1"}, ValueError, "no generated task 'niah_singel_1'; did you mean niah_sin"),
         ({"task": "qqq"}, ValueError, "no generated task 'qqq'; expected one of niah_single_1, .*, qa_2"),
         ({"task": "qa_1"}, ValueError, r"qa_1 needs questions on documents: a folder with squad\.json"),
@@ -360,12 +339,10 @@ def test_a_length_too_short_is_refused_with_the_least(task: str) -> None:
         ({"depth": float("nan")}, ValueError, "depth must be finite, not nan"),
         ({"depth": "50"}, TypeError, "depth must be a number, not '50'"),
         ({"task": "vt", "depth": 50}, ValueError, "depth is for niah_single_1, .*; vt takes None"),
-    ],
-)
-def test_bad_input_is_refused_by_name(given: dict[str, Any], error: type[Exception], told: str) -> None:
-    options = {"task": "niah_single_1", "encode": pieces, "length": 500, "count": 1, "seed": 0, **given}
-    with pytest.raises(error, match=told):
-        generate(**options)
+    ):
+        options = {"task": "niah_single_1", "encode": pieces, "length": 500, "count": 1, "seed": 0, **given}
+        with pytest.raises(error, match=told):
+            generate(**options)
 
 
 def test_numbers_of_numpy_are_numbers() -> None:

@@ -43,16 +43,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_folder(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def llm(model: Path) -> LLM:
-    return lazyllm.load(model, device="cpu", threads=1)
-
-
-@pytest.fixture(scope="module")
 def prompts() -> list[str]:
     letters = np.random.default_rng(0).integers(97, 123, (N_PROMPTS, LENGTH))
     return ["".join(map(chr, row)) for row in letters]
@@ -135,9 +125,8 @@ def test_the_parameters_of_a_setting_give_the_setting_back(space: Space) -> None
         assert replace(again, stages=(), scoring=scoring) == replace(setting, stages=())
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
+def test_bad_input_is_refused_before_work(search: Callable[..., Search], tmp_path: Path) -> None:
+    for options, words in (
         ({"speedup": (2.0, 1.5)}, r"speedup must rise from above 1, .*, not \(2, 1\.5\)"),
         ({"speedup": (1.0, 1.5)}, r"speedup must rise from above 1"),
         ({"speedup": 2.0}, r"speedup must be a range such as \(1.5, 3.0\), not 2.0"),
@@ -147,14 +136,10 @@ def test_the_parameters_of_a_setting_give_the_setting_back(space: Space) -> None
         ({"prompts": ["One", "Two"]}, "prompts must be at least 3, not 2"),
         ({"prompts": "One"}, "prompts must be a list of prompts, not one text"),
         ({"prompts": ["One", "Two", ""]}, "prompt 3: the prompt is empty"),
-    ],
-)
-def test_bad_input_is_refused_before_work(
-    search: Callable[..., Search], tmp_path: Path, options: dict[str, Any], words: str
-) -> None:
-    with pytest.raises((ValueError, TypeError), match=words):
-        search(out=tmp_path / "out", **options)
-    assert not (tmp_path / "out").exists()
+    ):
+        with pytest.raises((ValueError, TypeError), match=words):
+            search(out=tmp_path / "out", **options)
+        assert not (tmp_path / "out").exists()
 
 
 def test_without_optuna_the_error_names_the_extra(
@@ -285,7 +270,7 @@ def test_an_interrupted_search_goes_on(
     assert outcome(again)[:-1] == outcome(found)
 
 
-@pytest.mark.parametrize("share", [0.3, 0.6, 0.8, 0.95])
+@pytest.mark.parametrize("share", [0.3, 0.8])
 def test_a_search_that_was_killed_goes_on(
     search: Callable[..., Search], finished: Search, tmp_path: Path, share: float
 ) -> None:
@@ -304,13 +289,13 @@ def test_a_search_that_was_killed_goes_on(
 
 
 def test_a_search_under_other_conditions_is_refused_by_name(
-    search: Callable[..., Search], model: Path, prompts: list[str], tmp_path: Path
+    search: Callable[..., Search], folder: Path, prompts: list[str], tmp_path: Path
 ) -> None:
     out, other = tmp_path / "out", tmp_path / "other"
     other.mkdir()
     search(out=out, budget=1)
     other_model = lazyllm.load(model_folder(other, replace(SHAPE, seed=9)), device="cpu", threads=1)
-    other_keys = lazyllm.load(model, device="cpu", threads=1, kv="bf16")
+    other_keys = lazyllm.load(folder, device="cpu", threads=1, kv="bf16")
     for options, words in (
         ({"llm": other_model}, r"holds a search under other conditions: model sha256 is \S+, not \S+\. Give"),
         ({"llm": other_keys}, r'kernels is "\w+", not "\w+, K and V in bf16"'),
@@ -325,11 +310,11 @@ def test_a_search_under_other_conditions_is_refused_by_name(
 # ---- processes -------------------------------------------------------------------------------------
 
 
-def test_two_processes_share_one_study(model: Path, prompts: list[str], tmp_path: Path) -> None:
+def test_two_processes_share_one_study(folder: Path, prompts: list[str], tmp_path: Path) -> None:
     """Forked, since importing takes longer than the search."""
 
     def work() -> None:
-        llm = lazyllm.load(model, device="cpu", threads=1)
+        llm = lazyllm.load(folder, device="cpu", threads=1)
         lazyllm.search(llm, prompts, (LOW, HIGH), 10, out=tmp_path, progress=False)
 
     both = [multiprocessing.get_context("fork").Process(target=work) for _ in range(2)]
@@ -437,7 +422,7 @@ def test_the_preset_is_a_setting_with_evidence(finished: Search, llm: LLM, tmp_p
 
 
 def test_the_command(
-    model: Path,
+    folder: Path,
     prompts: list[str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -448,7 +433,7 @@ def test_the_command(
     for number, text in enumerate(prompts):
         (tmp_path / f"{number}.txt").write_text(text)
         files += ["--prompt-file", str(tmp_path / f"{number}.txt")]
-    call = ["search", "--model", str(model), "--out", str(tmp_path / "out"), "--device", "cpu", *files]
+    call = ["search", "--model", str(folder), "--out", str(tmp_path / "out"), "--device", "cpu", *files]
     options = ["--speedup", "1.3,2", "--budget", "3", "--preset", "1.4"]
     assert cli.main([*call, *options]) == 0
     printed = capsys.readouterr().out

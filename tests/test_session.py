@@ -224,9 +224,8 @@ def test_truncate_asks_again(llm: LLM) -> None:
     assert again.prompt_ids == first.prompt_ids
     session.truncate(0)
     assert (session.length, session.computed) == (0, 0.0)
-    assert (
-        session.ask(IDS, max_new_tokens=4).token_ids == llm.generate(IDS, STAGES, max_new_tokens=4).token_ids
-    )
+    want = llm.generate(IDS, STAGES, max_new_tokens=4).token_ids
+    assert session.ask(IDS, max_new_tokens=4).token_ids == want
 
 
 def test_truncate_refuses(llm: LLM) -> None:
@@ -334,14 +333,8 @@ def test_an_answer_may_be_interrupted_at_any_line(llm: LLM, pruning: Any, chat: 
     def seen(session: lazyllm.Session, answer: Any) -> tuple[Any, ...]:
         follow_up = session.ask("Why?" if chat else [5], chat=chat, max_new_tokens=2)
         counts = answer.passes.tolist(), len(answer.trace.passes), answer.computed_series.tolist()
-        return (
-            answer.text,
-            answer.token_ids,
-            counts,
-            follow_up.prompt_ids,
-            follow_up.token_ids,
-            state(session),
-        )
+        told = answer.text, answer.token_ids, counts
+        return *told, follow_up.prompt_ids, follow_up.token_ids, state(session)
 
     session = base.fork()
     want = seen(session, ask(session))

@@ -286,9 +286,8 @@ HALF = partial(Pruning, {1: 0.5})
 KEPT, WAITS, ANSWER = (PROMPT, TOP, 0), (PROMPT, 2, 0), (GENERATED, TOP, 0)
 
 
-@pytest.mark.parametrize(
-    ("pruning", "tokens", "words"),
-    [
+def test_tokens_that_no_session_has(llm: LLM) -> None:
+    for pruning, tokens, words in (
         (HALF(sink=2), [ANSWER, KEPT, WAITS], "position 2.*always"),
         (HALF(sink=2), [(READ, 2, 0), (READ, 0, 1)], None),
         (HALF(sink=2, decode="frozen"), [WAITS, ANSWER], None),
@@ -308,25 +307,20 @@ KEPT, WAITS, ANSWER = (PROMPT, TOP, 0), (PROMPT, 2, 0), (GENERATED, TOP, 0)
         (Pruning({1: Drop(0.5), 3: 0.3}), [(PROMPT, depth, 1) for depth in (0, 2, 4, TOP)], None),
         (Pruning({1: Drop(0.5), 3: 0.3}), [(PROMPT, 3, 1)], "is gone, and no stage at its depth"),
         (None, [KEPT, (READ, TOP, 0), (READ, 0, 1)], None),
-    ],
-)
-def test_tokens_that_no_session_has(
-    llm: LLM, pruning: Pruning | None, tokens: list[tuple[int, int, int]], words: str | None
-) -> None:
-    if words is None:
-        holding(llm, pruning, tokens).check_state()
-    else:
-        with pytest.raises(ValueError, match=words):
-            holding(llm, pruning, tokens)
+    ):
+        if words is None:
+            holding(llm, pruning, tokens).check_state()
+        else:
+            with pytest.raises(ValueError, match=words):
+                holding(llm, pruning, tokens)
 
 
 def remembering(decode: Any = "same", min_tokens: int = 0) -> Pruning:
     return Pruning({1: 0.6, 3: 0.3}, scoring=Scoring(memory=0.8), decode=decode, min_tokens=min_tokens)
 
 
-@pytest.mark.parametrize(
-    ("pruning", "lengths", "good"),
-    [
+def test_scores_that_no_session_remembers(llm: LLM) -> None:
+    for pruning, lengths, good in (
         (remembering(), {1: 12, 3: 12}, True),
         (remembering(), {}, True),
         (remembering(), {1: 12}, False),  # a pass scores all its stages
@@ -342,19 +336,15 @@ def remembering(decode: Any = "same", min_tokens: int = 0) -> Pruning:
         (remembering({0: 0.9, 1: 0.8, 3: 0.2}, 20), {0: 10, 1: 11, 3: 11}, False),
         (remembering({0: 0.9}, 20), {0: 10, 1: 11, 3: 11}, False),
         (remembering({3: 0.9}, 20), {1: 11, 3: 10}, False),
-    ],
-)
-def test_scores_that_no_session_remembers(
-    llm: LLM, pruning: Pruning, lengths: dict[int, int], good: bool
-) -> None:
-    core = holding(llm, pruning, [(PROMPT, TOP, 0)] * 10 + [(GENERATED, TOP, 0)] * 2)
-    for layer, n in lengths.items():
-        core.set_state("remembered", layer, np.zeros(n, np.float32))
-    if good:
-        core.check_state()
-    else:
-        with pytest.raises(ValueError, match="scores are remembered after layer"):
+    ):
+        core = holding(llm, pruning, [(PROMPT, TOP, 0)] * 10 + [(GENERATED, TOP, 0)] * 2)
+        for layer, n in lengths.items():
+            core.set_state("remembered", layer, np.zeros(n, np.float32))
+        if good:
             core.check_state()
+        else:
+            with pytest.raises(ValueError, match="scores are remembered after layer"):
+                core.check_state()
 
 
 def test_values_that_no_pass_ends_with(llm: LLM) -> None:

@@ -7,8 +7,6 @@ import gc
 import multiprocessing
 import os
 import pickle
-import subprocess
-import sys
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
+from children import python
 from tiny import Shape, Tiny, pruning, shared_bytes
 
 from lazyllm import Policy
@@ -126,15 +125,8 @@ def the_session_grows(base: Told) -> list[Told]:
     return [base.fork().write(1), base, fork.read(170, 2), fork.fork()]
 
 
-SCENARIOS = [
-    both_go_on,
-    the_session_is_taken_back,
-    the_session_is_taken_back_twice,
-    a_fork_is_taken_back,
-    forks_of_forks,
-    the_session_ends_first,
-    the_session_grows,
-]
+SCENARIOS = [both_go_on, the_session_is_taken_back, the_session_is_taken_back_twice, a_fork_is_taken_back]
+SCENARIOS += [forks_of_forks, the_session_ends_first, the_session_grows]
 
 
 def run(scenario: Callable[[Told], list[Told]], made: Tiny, threads: int = 2) -> None:
@@ -351,20 +343,6 @@ print(forked, grown, session.fork_bytes < session.bytes_for(8 * n) - layers * he
 """
 
 
-def in_python(script: str, *arguments: str, given: bytes = b"") -> str:
-    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
-    environment = {**os.environ, "PYTHONPATH": path}
-    done = subprocess.run(
-        [sys.executable, "-c", script, *arguments],
-        input=given,
-        capture_output=True,
-        check=False,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    return done.stdout.decode()
-
-
 @ON_CPU
 def test_forks_and_growth_take_little_memory(tmp_path: Path, sanitized: bool) -> None:
     """Ten forks take a tenth of what they share; a session that grows does not hold its caches twice."""
@@ -373,7 +351,7 @@ def test_forks_and_growth_take_little_memory(tmp_path: Path, sanitized: bool) ->
     large = tiny.build(LARGE, tmp_path)
     shape = LARGE.n_layers, LARGE.n_kv_heads, LARGE.head_dim
     given = pickle.dumps((large.config, str(large.path), large.tensors, shape, TOKENS))
-    forked, grown, told = in_python(MEASURE, given=given).split()
+    forked, grown, told = python(MEASURE, given=given).split()
     assert int(forked) < ROWS / 10
     assert int(grown) < ROWS / 10
     assert told == "True"
@@ -411,7 +389,7 @@ print("memfd:lazyllm" in open("/proc/self/maps").read())
 @ON_CPU
 @pytest.mark.parametrize(("largest_file", "shared"), [(1 << 40, True), (4096, False)])
 def test_where_memory_cannot_be_shared_it_is_copied(tmp_path: Path, largest_file: int, shared: bool) -> None:
-    assert in_python(WITHOUT, str(tmp_path), str(largest_file)) == f"{shared}\n"
+    assert python(WITHOUT, tmp_path, largest_file) == f"{shared}\n"
 
 
 FULL = """
@@ -437,6 +415,6 @@ except MemoryError as error:
 def test_a_session_needs_no_address_space_for_the_whole_context(tmp_path: Path, sanitized: bool) -> None:
     if sanitized:
         pytest.skip("a sanitizer reserves more address space itself")
-    same, refused = in_python(FULL, str(tmp_path)).splitlines()
+    same, refused = python(FULL, tmp_path).splitlines()
     assert same == "True"
     assert "could not get" in refused

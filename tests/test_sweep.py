@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from folders import model_folder
+from folders import markdown
 
 import lazyllm
 from lazyllm.commands import main as cli
@@ -35,16 +35,6 @@ from lazyllm.sweeps.sweep import settings_of
 pytestmark = pytest.mark.usefixtures("png_only")
 SPACE = {"stages": [{1: 0.6, 3: 0.3}, {2: 0.9}], "smooth": [1, 3]}
 TASKS = {"datasets": ["niah_single_1", "niah_single_2"], "max_length": 560, "limit": 2, "wrapper": "none"}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_folder(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def llm(model: Path) -> lazyllm.LLM:
-    return lazyllm.load(model, device="cpu", threads=1)
 
 
 def sweep(llm: lazyllm.LLM, space: Any, **options: Any) -> lazyllm.Sweep:
@@ -145,9 +135,8 @@ def test_a_list_may_hold_any_method(llm: lazyllm.LLM) -> None:
     assert list(settings_of(Pruning({1: 0.5}), llm.config)) == ["dense", "{1: 0.5}"]
 
 
-@pytest.mark.parametrize(
-    ("space", "options", "words"),
-    [
+def test_a_wrong_space_or_option_is_refused_before_work_starts(llm: lazyllm.LLM, tmp_path: Path) -> None:
+    for space, options, words in (
         ({"stages": [{1: 0.5}], "smoth": [1]}, {}, "no field 'smoth'; its fields are stages"),
         ({"smooth": [1, 3]}, {}, 'either "stages" or both "layer" and "keep".*it has smooth'),
         ({"layer": [1]}, {}, "it has layer"),
@@ -165,15 +154,10 @@ def test_a_list_may_hold_any_method(llm: lazyllm.LLM) -> None:
         (SPACE, {"datasets": ["niah_single"]}, "did you mean niah_single"),
         (SPACE, {"limit": 0}, "limit must be from 1"),
         (SPACE, {"sample": 2, "limit": None}, "sample is for LongBench's own items"),
-    ],
-    ids=str,
-)
-def test_a_wrong_space_or_option_is_refused_before_work_starts(
-    llm: lazyllm.LLM, tmp_path: Path, space: Any, options: dict[str, Any], words: str
-) -> None:
-    with pytest.raises((ValueError, TypeError), match=words):
-        sweep(llm, space, out=tmp_path / "sweep", **options)
-    assert not (tmp_path / "sweep").exists()
+    ):
+        with pytest.raises((ValueError, TypeError), match=words):
+            sweep(llm, space, out=tmp_path / "sweep", **options)
+        assert not (tmp_path / "sweep").exists()
 
 
 # ---- what is written -----------------------------------------------------------------------------
@@ -239,9 +223,8 @@ def test_scores_come_beside_the_divergence(llm: lazyllm.LLM, swept: lazyllm.Swee
     assert [row["kl"] for row in both.rows] == [row["kl"] for row in swept.rows]
     assert [row["prediction"] for row in both.rows] == [row["prediction"] for row in score.rows]
     assert [one.counted_speedup for one in score] == [one.counted_speedup for one in swept]
-    assert untimed(both.rows) == [
-        {**one, **two} for one, two in zip(untimed(swept.rows), untimed(score.rows), strict=True)
-    ]
+    pairs = zip(untimed(swept.rows), untimed(score.rows), strict=True)
+    assert untimed(both.rows) == [{**one, **two} for one, two in pairs]
     assert "KL" not in score.table.heads
     assert {"KL", "score"} <= set(both.table.heads)
     assert all(one.scored for one in both)
@@ -306,15 +289,9 @@ def point(setting: str, kl: float, speedup: float, agreement: float = 1.0, score
     return Point(setting, Pruning(), 2, **quality, ttft_speedup=speedup)
 
 
-POINTS = [
-    point("dense", 0.0, 1.0, 1.0),
-    point("slow", 0.0, 0.9, 1.0),
-    point("good", 0.01, 2.0, 0.99),
-    point("beaten", 0.02, 2.0, 0.995),
-    point("fast", 0.2, 3.0, 0.9),
-    point("twin", 0.2, 3.0, 0.9),
-    point("unmeasured", 0.0, math.nan, 1.0),
-]
+POINTS = [point("dense", 0.0, 1.0), point("slow", 0.0, 0.9), point("good", 0.01, 2.0, 0.99)]
+POINTS += [point("beaten", 0.02, 2.0, 0.995), point("fast", 0.2, 3.0, 0.9), point("twin", 0.2, 3.0, 0.9)]
+POINTS += [point("unmeasured", 0.0, math.nan)]
 
 
 def names(points: Sequence[Point]) -> list[str]:
@@ -324,10 +301,8 @@ def names(points: Sequence[Point]) -> list[str]:
 def test_the_front_is_what_nothing_beats() -> None:
     assert names(front(POINTS)) == ["dense", "good", "fast", "twin"]
     assert names(front(list(reversed(POINTS)))) == ["dense", "good", "twin", "fast"]
-    scored = [
-        replace(one, score=exact(score))
-        for one, score in zip(POINTS, (40, 41, 30, 39, 20, 20, 99), strict=True)
-    ]
+    scores = (40, 41, 30, 39, 20, 20, 99)
+    scored = [replace(one, score=exact(score)) for one, score in zip(POINTS, scores, strict=True)]
     assert names(front(scored)) == ["slow", "dense", "beaten", "fast", "twin"]
 
 
@@ -393,11 +368,8 @@ def test_the_best_says_when_it_is_dense() -> None:
     result.compared = Frame(POINTS)
     assert result.best(0) == POINTS[0]
     assert repr(result.best(0)).endswith("\nno setting is faster than dense with a drop of at most 0")
-    assert (
-        repr(result.best(0.2))
-        == repr(result.compared["fast"])
-        == Frame([result.compared["fast"]]).table.text()
-    )
+    fast = result.compared["fast"]
+    assert repr(result.best(0.2)) == repr(fast) == Frame([fast]).table.text()
     assert "note" not in result.compared.to_frame()
 
 
@@ -473,15 +445,17 @@ def test_numbers_of_a_picture_do_not_touch() -> None:
 
 
 def test_the_command_prints_the_table(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LAZYLLM_PROGRESS", "0")
-    call = ["sweep", "--model", str(model), "--out", str(tmp_path / "out"), "--threads", "1", "--tokens", "3"]
+    call = ["sweep", "--model", str(folder), "--out", str(tmp_path / "out"), "--threads", "1"]
     call += ["--wrapper", "none", "--datasets", "niah_single_1", "--limit", "1", "--max-length", "560"]
+    call += ["--tokens", "3"]
     assert cli.main([*call, "--space", '{"layer": [1, 2], "keep": [0.5]}']) == 0
     out = capsys.readouterr().out
     assert "{2: 0.5}  " in out
     assert "Conditions" not in out
+    assert not markdown(out)
     manifest = json.loads((tmp_path / "out" / MANIFEST).read_text(encoding="utf-8"))
     assert list(manifest["conditions"]["settings"]) == ["dense", "{1: 0.5}", "{2: 0.5}"]
     assert cli.main([*call, "--pruning", '{"1": 0.5}', "--pruning", '{"2": 0.5}']) == 0

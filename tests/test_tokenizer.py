@@ -135,8 +135,7 @@ def test_bos_that_only_the_config_asks_for(byte_level: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scheme", "pieces"),
-    [(None, ["one", " two"]), ("always", ["one", " two"]), ("never", [" one", " two"])],
+    ("scheme", "pieces"), [(None, ["one", " two"]), ("always", ["one", " two"]), ("never", [" one", " two"])]
 )
 def test_whole_words_and_metaspace(tmp_path: Path, scheme: str | None, pieces: list[str]) -> None:
     mark = "▁" if scheme else ""
@@ -167,24 +166,18 @@ def test_ids_out_of_range(byte_level: Path) -> None:
 # ---- tokenizer.model -----------------------------------------------------------------------------
 
 
-def test_pieces_round_trip(pieces: Path) -> None:
-    tokenizer = Tokenizer.from_folder(pieces, config())
-    for text in TEXTS[:8]:
-        ids = tokenizer.encode(text)
-        assert ids[0] == tokenizer.bos_token_id or tokenizer.bos_token_id is None
-        assert ids[0] == 1
-        assert tokenizer.decode(ids) == text
-        assert "".join(tokenizer.offsets(ids)) == tokenizer.decode(ids, skip_special_tokens=False)
-
-
-def test_pieces_are_those_of_sentencepiece(pieces: Path) -> None:
+def test_pieces_are_those_of_sentencepiece_and_round_trip(pieces: Path) -> None:
     from sentencepiece import SentencePieceProcessor
 
     tokenizer = Tokenizer.from_folder(pieces, config())
     assert [tokenizer.vocabulary.token_id(text) for text in ("</s>", "no piece")] == [2, None]
     processor = SentencePieceProcessor(model_file=str(pieces / "tokenizer.model"))
     for text in TEXTS[:8]:
-        assert tokenizer.encode(text) == [1, *processor.encode(text)]
+        ids = tokenizer.encode(text)
+        assert ids == [1, *processor.encode(text)]
+        assert tokenizer.bos_token_id in (1, None)
+        assert tokenizer.decode(ids) == text
+        assert "".join(tokenizer.offsets(ids)) == tokenizer.decode(ids, skip_special_tokens=False)
 
 
 def test_special_tokens_cut_the_text(pieces: Path) -> None:
@@ -288,18 +281,15 @@ def test_chat_ids_have_no_second_bos(byte_level: Path) -> None:
     assert tokenizer.decode(ids, False) == tokenizer.chat_text(CHAT)
 
 
-@pytest.mark.parametrize(
-    ("template", "text"),
-    [
+def test_what_templates_use(byte_level: Path) -> None:
+    for template, text in (
         ("{{ messages[1] | tojson }}", '{"role": "user", "content": "Hi <b>there</b>"}'),
         ("{{ strftime_now('%Y') | length }}", "4"),
         ("{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}x{% endfor %}", "x"),
         ("{% generation %}{{ tools is none }}{% endgeneration %}", "True"),
         ("{% set ns = namespace(a=1) %}{% set ns.a = 2 %}{{ ns.a }}", "2"),
-    ],
-)
-def test_what_templates_use(byte_level: Path, template: str, text: str) -> None:
-    assert chat_text(byte_level, template) == text
+    ):
+        assert chat_text(byte_level, template) == text
 
 
 def test_variables_of_a_template(byte_level: Path) -> None:
@@ -324,12 +314,10 @@ def test_a_template_may_refuse_messages(byte_level: Path) -> None:
         chat_text(byte_level, "{{ raise_exception('roles must alternate') }}")
 
 
-@pytest.mark.parametrize(
-    "messages", ["Hello", {"role": "user"}, ["Hello"], [{"role": "user", "content": object()}]]
-)
-def test_messages_are_dicts(byte_level: Path, messages: Any) -> None:
-    with pytest.raises(TypeError, match="messages must"):
-        chat_text(byte_level, TEMPLATE, messages)
+def test_messages_are_dicts(byte_level: Path) -> None:
+    for messages in ("Hello", {"role": "user"}, ["Hello"], [{"role": "user", "content": object()}]):
+        with pytest.raises(TypeError, match="messages must"):
+            chat_text(byte_level, TEMPLATE, messages)
 
 
 def test_no_template(byte_level: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from folders import TEMPLATE, model_folder
@@ -57,15 +56,12 @@ def test_a_chat_keeps_its_tools(llm: LLM, tmp_path: Path) -> None:
             one.ask("And he?", chat=True, tools=[OTHER])
 
 
-@pytest.mark.parametrize(
-    ("options", "kind", "message"),
-    [
+def test_refused(llm: LLM) -> None:
+    for options, kind, message in (
         ({"tools": [WEATHER]}, ValueError, "they need chat=True"),
         ({"tools": "weather", "chat": True}, TypeError, "tools must be a list of dicts such as"),
         ({"tools": ["weather"], "chat": True}, TypeError, "tools must be a list of dicts such as"),
         ({"tools": [{"f": print}], "chat": True}, TypeError, "tools must hold strings, numbers, lists"),
-    ],
-)
-def test_refused(llm: LLM, options: dict[str, Any], kind: type[Exception], message: str) -> None:
-    with pytest.raises(kind, match=message):
-        llm.generate("Hi", max_new_tokens=1, **options)
+    ):
+        with pytest.raises(kind, match=message):
+            llm.generate("Hi", max_new_tokens=1, **options)

@@ -40,9 +40,7 @@ def html(trace: Trace) -> str:
 
 def test_every_pass_has_its_stages(trace: Trace) -> None:
     assert [one.generated for one in trace.passes] == [False] + [True] * 5
-    assert [(stage.pass_, stage.layer) for stage in trace.stages] == [
-        (i, p) for i in range(6) for p in (1, 3)
-    ]
+    assert [(one.pass_, one.layer) for one in trace.stages] == [(i, p) for i in range(6) for p in (1, 3)]
     assert "6 passes, 12 stages" in repr(trace)
     first, second = trace.stages[:2]
     assert repr(first) == f"<pass 0, layer 1: {first.kept.size} of {first.in_play.size} kept>"
@@ -82,14 +80,10 @@ def test_a_trace_is_a_frame(trace: Trace, llm: LLM) -> None:
         assert rows["token_id"].tolist() == [trace.token_ids[at] for at in stage.in_play]
     first = frame[(frame["pass_"] == 0) & (frame["layer"] == 1)]
     assert TEXT in "".join(first["text"])
-    dense = llm.generate(TEXT, max_new_tokens=2, trace=True).trace.to_frame()
-    assert (len(dense), list(dense)) == (0, list(frame))
-
-
-def test_dense_has_passes_without_stages(llm: LLM) -> None:
-    trace = llm.generate(TEXT, max_new_tokens=2, trace=True).trace
-    assert (len(trace.passes), trace.stages) == (2, [])
-    assert f"all {SHAPE.n_layers} layers" in trace.heatmap()._repr_html_()
+    dense = llm.generate(TEXT, max_new_tokens=2, trace=True).trace
+    assert (len(dense.to_frame()), list(dense.to_frame())) == (0, list(frame))
+    assert (len(dense.passes), dense.stages) == (2, [])
+    assert f"all {SHAPE.n_layers} layers" in dense.heatmap()._repr_html_()
 
 
 # ---- the picture -----------------------------------------------------------------------------------

@@ -12,18 +12,7 @@ import tolerances
 from lazyllm import _core
 
 VARIANTS = [name for name in _core.features()["instruction_sets"] if name != "generic"]
-SHAPE = tiny.Shape(
-    seed=5,
-    n_layers=5,
-    hidden=48,
-    n_heads=4,
-    n_kv_heads=2,
-    head_dim=16,
-    ffn=72,
-    qkv_bias=True,
-    qk_norm=True,
-    dtype="BF16",
-)
+SHAPE = tiny.Shape(5, n_layers=5, hidden=48, head_dim=16, ffn=72, qkv_bias=True, qk_norm=True, dtype="BF16")
 STAGES = tiny.pruning([(0, 0.7), (2, 0.4)], smooth=3, queries=2, decode=[(1, 0.9)])
 
 
@@ -32,13 +21,8 @@ def passes(model: _core.Model) -> list[np.ndarray]:
     session = model.session(STAGES)
     seen = []
     prompt = np.random.default_rng(1).integers(0, SHAPE.vocab, 150)
-    for ids, generated in [
-        (prompt[:120], False),
-        ([3], True),
-        ([9], True),
-        (prompt[120:], False),
-        ([4], True),
-    ]:
+    first, second = prompt[:120], prompt[120:]
+    for ids, generated in ((first, False), ([3], True), ([9], True), (second, False), ([4], True)):
         seen += [session.forward(ids, generated), session.depths]
     return seen
 

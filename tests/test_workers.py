@@ -39,11 +39,7 @@ SETTINGS = [None, {1: 0.5}]
 def cluster() -> Iterator[Any]:
     """Two workers with two threads each."""
     with distributed.LocalCluster(
-        n_workers=2,
-        threads_per_worker=2,
-        memory_limit=0,
-        dashboard_address=":0",
-        silence_logs=logging.ERROR,
+        n_workers=2, threads_per_worker=2, memory_limit=0, dashboard_address=":0", silence_logs=logging.ERROR
     ) as made:
         yield made
 
@@ -126,9 +122,6 @@ def test_the_command_runs_on_a_cluster(
     assert [row["item"] for row in read_rows(tmp_path)] == ["0/0", "50/0"]
 
 
-# ---- refused -------------------------------------------------------------------------------------
-
-
 def test_a_setting_that_cannot_be_sent_is_refused_by_name(llm: lazyllm.LLM, tmp_path: Path) -> None:
     class Locked(lazyllm.Policy):
         def __init__(self, stages: Any) -> None:
@@ -145,25 +138,16 @@ def test_a_setting_that_cannot_be_sent_is_refused_by_name(llm: lazyllm.LLM, tmp_
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
+def test_wrong_options_are_refused(llm: lazyllm.LLM, tmp_path: Path) -> None:
+    for options, words in (
         ({"workers": 0}, "workers must be from 1"),
         ({"workers": 2, "scheduler": "tcp://x:1"}, "give workers, .* or scheduler"),
-        (
-            {"worker_threads": 2},
-            "worker_device and worker_threads are for workers or a scheduler",
-        ),
+        ({"worker_threads": 2}, "worker_device and worker_threads are for workers or a scheduler"),
         ({"workers": 2, "worker_threads": 0}, "worker_threads must be from 1"),
-    ],
-    ids=str,
-)
-def test_wrong_options_are_refused(
-    llm: lazyllm.LLM, tmp_path: Path, options: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(ValueError, match=words):
-        longbench.run_ruler(llm, SETTINGS, out=tmp_path / "run", lengths=[560], **QUIET, **options)
-    assert not (tmp_path / "run").exists()
+    ):
+        with pytest.raises(ValueError, match=words):
+            longbench.run_ruler(llm, SETTINGS, out=tmp_path / "run", lengths=[560], **QUIET, **options)
+        assert not (tmp_path / "run").exists()
 
 
 def test_a_missing_package_is_named(

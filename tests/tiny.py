@@ -50,9 +50,7 @@ class Shape:
     no_rope: tuple[bool, ...] = (False,)  # of the layers in turn: they have no RoPE
     query_growth: float = 0.0
     query_step: int = 16
-    windows: tuple[int, ...] = (
-        0,
-    )  # of the layers in turn, from the first again after the last; 0: no window
+    windows: tuple[int, ...] = (0,)  # of the layers in turn, from the first again after the last; 0: none
     local_theta: float | None = None  # base of the RoPE of layers with a window
     query_scalar: float | None = None  # None: head_dim
     attention_cap: float = 0.0  # 0: none
@@ -121,22 +119,9 @@ class Tiny:
 
 def pruning(stages: Any = (), **options: Any) -> dict[str, Any]:
     """Pruning options in the form that the core takes; options that are not given have their defaults."""
-    defaults = {
-        "stages": list(stages),
-        "decode": "same",
-        "sink": 0,
-        "window": 0,
-        "protect": [],
-        "queries": 1,
-        "pooling": "mean",
-        "smooth": 1,
-        "layers": 1,
-        "memory": 0.0,
-        "min_tokens": 0,
-        "prune_generated": False,
-        "average": False,
-        "policy": None,
-    }
+    defaults = {"stages": list(stages), "decode": "same", "sink": 0, "window": 0, "protect": []}
+    defaults |= {"queries": 1, "pooling": "mean", "smooth": 1, "layers": 1, "memory": 0.0, "average": False}
+    defaults |= {"min_tokens": 0, "prune_generated": False, "policy": None}
     assert set(options) <= set(defaults)
     return {**defaults, **options}
 
@@ -146,24 +131,15 @@ Build = Callable[[Shape], Tiny]
 
 def build(shape: Shape, folder: Path, changed: dict[str, np.ndarray] | None = None) -> Tiny:
     """Writes the model of `shape` to `folder`, with the tensors in `changed` replaced."""
-    stored = {
-        name: encode(array, shape.dtype)
-        for name, array in {**random_weights(shape), **(changed or {})}.items()
-    }
+    weights = random_weights(shape) | (changed or {})
+    stored = {name: encode(array, shape.dtype) for name, array in weights.items()}
     path = folder / f"{len(list(folder.iterdir()))}.safetensors"
     tensors = write_safetensors(path, stored, shape.dtype)
-    return Tiny(
-        shape, make_config(shape), {n: decode(a, shape.dtype) for n, a in stored.items()}, path, tensors
-    )
+    exact = {name: decode(array, shape.dtype) for name, array in stored.items()}
+    return Tiny(shape, make_config(shape), exact, path, tensors)
 
 
 def make_config(shape: Shape) -> dict[str, Any]:
-    names = ("n_layers", "hidden", "n_heads", "n_kv_heads", "head_dim", "ffn", "vocab", "context")
-    names += ("n_experts", "experts_per_token", "expert_ffn")
-    flags = ("tied", "qkv_bias", "o_bias", "qk_norm", "norm_plus_one", "post_norms", "gelu")
-    flags += ("wide_qk_norm", "late_qk_norm", "paired_rope", "pre_norms", "layer_norm", "parallel")
-    flags += ("normed_experts",)
-    scales = ("embedding_scale", "logit_scale", "query_growth", "query_step", "attention_cap", "logit_cap")
     rotary_dim = shape.rotary_dim or shape.head_dim
     pair = np.arange(0, rotary_dim, 2, dtype=np.float64)
     layers = range(shape.n_layers)
@@ -182,7 +158,7 @@ def make_config(shape: Shape) -> dict[str, Any]:
     ]
     used = sorted(set(which))
     forms = (1.0, 0.5) if shape.short_context else (1.0,)
-    return {name: getattr(shape, name) for name in names + flags + scales} | {
+    return vars(shape) | {
         "norm_eps": 1e-5,
         "inv_freq": np.concatenate([ropes[rope][0] * np.float32(form) for rope in used for form in forms]),
         "rope_scale": [ropes[rope][1] for rope in used for _ in forms],

@@ -37,18 +37,10 @@ def train_pieces(folder: Path) -> Path:
     """Trains a SentencePiece model like Llama's: BPE with byte fallback that preserves white space."""
     from sentencepiece import SentencePieceTrainer
 
-    SentencePieceTrainer.train(
-        sentence_iterator=iter(CORPUS),
-        model_prefix=str(folder / "tokenizer"),
-        vocab_size=320,
-        model_type="bpe",
-        byte_fallback=True,
-        split_digits=True,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        allow_whitespace_only_pieces=True,
-        minloglevel=2,
-    )
+    spaces = {"remove_extra_whitespaces": False, "allow_whitespace_only_pieces": True}
+    kind = {"vocab_size": 320, "model_type": "bpe", "byte_fallback": True, "split_digits": True, **spaces}
+    place = {"sentence_iterator": iter(CORPUS), "model_prefix": str(folder / "tokenizer"), "minloglevel": 2}
+    SentencePieceTrainer.train(**kind, **place, normalization_rule_name="identity")
     return folder / "tokenizer.model"
 
 
