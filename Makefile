@@ -23,6 +23,7 @@ help: ## this list
 
 $(VENV)/python.stamp:
 	$(PYTHON) -m venv $(VENV)
+	@$(PIP) --upgrade pip # Debian's takes twice as long to find what to install
 	@$(PIP) 'setuptools>=77' 'numpy>=2.0'
 	@touch $@
 
