@@ -1,6 +1,6 @@
 """Writes the demonstration model with narrow layers of random weights, on which the notebooks run in seconds.
 
-    python tests/narrow_model.py FOLDER     and then LAZYLLM_CACHE=FOLDER
+python tests/narrow_model.py FOLDER     and then LAZYLLM_CACHE=FOLDER
 """
 
 from __future__ import annotations
