@@ -13,7 +13,7 @@ SOURCE := lazyllm benchmarks tests setup.py cuda
 # Tests start hundreds of processes: without the bytecode of NumPy and others each would compile it anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test build bench long oracle fuzz soak coverage mutants asan asan-ops asan-suite aarch64 sequences sequences/asan sequences/tsan tsan cuda cuda-on-cpu suites/on_cpu suites/on_cpu_asan notebook docs dist-check extras lint format clean
+.PHONY: help demo test build bench long oracle fuzz soak coverage mutants asan asan-ops asan-suite aarch64 sequences sequences/asan sequences/tsan tsan cuda cuda-on-cpu suites/on_cpu suites/on_cpu_asan notebook notebook/narrow docs dist-check extras lint format clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -23,6 +23,7 @@ help: ## this list
 
 $(VENV)/python.stamp:
 	$(PYTHON) -m venv $(VENV)
+	@$(PIP) --upgrade pip # Debian's takes twice as long to find what to install
 	@$(PIP) 'setuptools>=77' 'numpy>=2.0'
 	@touch $@
 
@@ -83,6 +84,11 @@ bench: $(VENV)/build.stamp ## ops, prefill, pruning, decoding and formats, quick
 
 notebook: $(VENV)/test.stamp ## run the notebooks anew, outputs and all
 	$(BIN)/python tests/run_notebooks.py --write
+
+# with random weights in narrow layers: every cell runs, in a tenth of the time
+notebook/narrow: $(VENV)/test.stamp
+	$(BIN)/python tests/narrow_model.py build/narrow
+	LAZYLLM_CACHE=$(CURDIR)/build/narrow $(BIN)/python tests/run_notebooks.py
 
 docs: $(VENV)/docs.stamp ## the API reference, from the docstrings, in build/docs
 	$(BIN)/python -W error::UserWarning -m pdoc --output-directory build/docs lazyllm lazyllm.longbench lazyllm.reproduce

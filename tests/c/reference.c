@@ -128,7 +128,10 @@ void reference_widen(float *y, const void *blocks, lazy_dtype dtype, int n)
 
 /* ---- ops --------------------------------------------------------------------------------- */
 
-enum { ROWS_AT_ONCE = 32 }; /* of x: a weight is widened once for them */
+enum {
+    ROWS_AT_ONCE = 32, /* of x: a weight is widened once for them */
+    SUMS = 8           /* of a dot product, beside each other: one alone waits for each addition */
+};
 
 /* sums[r] = x[r, :] . w[out, :] + bias[out] for n rows of x. */
 static void dots(double *sums, const float *x, int n, const lazy_matrix *w, int out)
@@ -144,9 +147,13 @@ static void dots(double *sums, const float *x, int n, const lazy_matrix *w, int 
         reference_widen(weights, from + lazy_row_bytes(part->dtype, first), part->dtype, here);
         for (int r = 0; r < n; r++) {
             const float *row = x + (int64_t)r * w->cols + first;
-            double sum = sums[r];
-            for (int k = 0; k < here; k++) sum += (double)row[k] * weights[k];
-            sums[r] = sum;
+            double parts[SUMS] = { sums[r] };
+            int k = 0;
+            for (; k + SUMS <= here; k += SUMS)
+                for (int i = 0; i < SUMS; i++) parts[i] += (double)row[k + i] * weights[k + i];
+            for (; k < here; k++) parts[0] += (double)row[k] * weights[k];
+            sums[r] = 0;
+            for (int i = 0; i < SUMS; i++) sums[r] += parts[i];
         }
     }
 }
