@@ -25,5 +25,5 @@ def test_outputs_are_in_the_file(name: str) -> None:
         assert not MACHINE_PATH.search(f"{texts} {output.get('text')}"), "an output names a folder"
 
 
-def test_there_are_five() -> None:
-    assert [name[:2] for name in NAMES] == ["01", "02", "03", "04", "05"]
+def test_there_are_six() -> None:
+    assert [name[:2] for name in NAMES] == ["01", "02", "03", "04", "05", "06"]

@@ -176,7 +176,7 @@ def test_prints_only_what_was_set() -> None:
 def test_core_has_plain_values_only() -> None:
     pruning = Pruning({10: Drop(0.7), 20: Mass(0.9, 0.1, 0.5)}, decode={3: 0.5}, protect=[(1, 2)])
     stages = [(10, 0.7, True), (20, (0.9, 0.1, 0.5))]
-    assert pruning.core() == tiny.pruning(stages, decode=[(3, 0.5)], protect=[(1, 2)])
+    assert pruning.core() == tiny.pruning(stages, decode=[(3, 0.5)], protect=((1, 2),))
     assert Pruning(decode="frozen").core()["decode"] == "frozen"
 
 
