@@ -61,7 +61,9 @@ def test_commands_parse_and_their_settings_exist(page: Path) -> None:
 # ---- Python: the blocks of a page in order, in one namespace ----------------------------------------
 
 NOT_RUN = {
-    ("reproduction", 0): "180 conversations; test_turns.py runs the same call on a tiny model",("runs", 0): "needs SLURM; test_workers.py has sweeps on a Dask cluster"}
+    ("reproduction", 0): "180 conversations; test_turns.py runs the same call on a tiny model",
+    ("runs", 0): "needs SLURM; test_workers.py has sweeps on a Dask cluster",
+}
 TEXT = "The keeper of the lighthouse was Tobias Brandt, who did not sleep well. " * 12
 SMALLER: dict[str, dict[str, Any]] = {
     "sweep": {"datasets": ["niah_single_1"], "limit": 1, "max_length": 500, "tokens": 2, "warm_ups": 0},
