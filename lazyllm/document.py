@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 import numpy as np
 
 from lazyllm.counted_work import bare_flops
-from lazyllm.generation import Generation, Request, Stream
+from lazyllm.generation import Generation, Options, Request, Stream
 from lazyllm.method import Method
 from lazyllm.model import Model
 from lazyllm.prefix_cache import PrefixCache, shared
@@ -54,11 +54,11 @@ class Document:
         )
 
     @overload
-    def ask(self, question: str, **options: Any) -> Generation: ...
+    def ask(self, question: str, **options: Unpack[Options]) -> Generation: ...
     @overload
-    def ask(self, question: list[str] | tuple[str, ...], **options: Any) -> list[Generation]: ...
+    def ask(self, question: list[str] | tuple[str, ...], **options: Unpack[Options]) -> list[Generation]: ...
     @takes(Request, "never_first", "chat")
-    def ask(self, question: str | Sequence[str], **options: Any) -> Generation | list[Generation]:
+    def ask(self, question: str | Sequence[str], **options: Unpack[Options]) -> Generation | list[Generation]:
         """The answer to a question, or answers to a list of them, each as if it were the only one."""
         if isinstance(question, str):
             return self.stream(question, **options).finished()
@@ -68,7 +68,7 @@ class Document:
         return answers
 
     @takes(Request, "never_first", "chat")
-    def stream(self, question: str, **options: Any) -> Stream:
+    def stream(self, question: str, **options: Unpack[Options]) -> Stream:
         """Like `ask` for one question: an iterator over the text, which sets `generation` at its end."""
         options["chat"] = self._in_chat
         prompt, prefix = self._prompt(question), self._prefixes
@@ -98,7 +98,7 @@ class DocumentChat:
         self._document, self.session = document, session
 
     @takes(Request, "never_first", "chat")
-    def ask(self, question: str, **options: Any) -> Generation:
+    def ask(self, question: str, **options: Unpack[Options]) -> Generation:
         """The answer to a question that continues the chat; options as in `Session.ask`."""
         prompt = question if self.session.length else self._document._prompt(question)
         options["chat"] = True

@@ -6,7 +6,7 @@ from collections.abc import Generator as Pieces
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 
@@ -92,6 +92,21 @@ class Generation:
     def _repr_html_(self) -> str:
         text = f"<div style='white-space:pre-wrap;margin-bottom:0.5em'>{escape(self.text)}</div>"
         return f"{text}<small>{escape(self.summary)}</small>"
+
+
+class Options(TypedDict, total=False):
+    """The options of an answer as keywords, for type checkers and editors; `Request` has their defaults."""
+
+    max_new_tokens: int
+    sampling: SamplingParams
+    stop: str | Iterable[str]
+    stop_token_ids: Iterable[int]
+    chat: bool
+    chat_template_kwargs: Mapping[str, Any]
+    tools: Tools
+    logprobs: int
+    trace: bool
+    progress: bool
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 from lazyllm.checkpoints.checkpoint import Checkpoint, resolve
 from lazyllm.checkpoints.gguf_checkpoint import open_checkpoint
 from lazyllm.checkpoints.rounded import can_be_rounded, rounded, rounded_bytes
 from lazyllm.document import Document, break_even, costs
 from lazyllm.errors import CheckpointError
-from lazyllm.generation import Generation, Request, Stream
+from lazyllm.generation import Generation, Options, Request, Stream
 from lazyllm.in_memory import in_memory
 from lazyllm.machine.device import check_device, chosen_compute, open_model
 from lazyllm.machine.memory import check_memory
@@ -190,19 +190,41 @@ class LLM(Model):
 
     @overload
     def generate(
-        self, prompt: Any, pruning: PruningInput = None, *, n: int, prefix: Prefix = None, **options: Any
+        self,
+        prompt: Any,
+        pruning: PruningInput = None,
+        *,
+        n: int,
+        prefix: Prefix = None,
+        **options: Unpack[Options],
     ) -> Any: ...
     @overload
-    def generate(
-        self, prompt: Prompt, pruning: PruningInput = None, *, prefix: Prefix = None, **options: Any
+    def generate(  # type: ignore[overload-overlap]  # a str is a Sequence[str] too
+        self,
+        prompt: Prompt,
+        pruning: PruningInput = None,
+        *,
+        prefix: Prefix = None,
+        **options: Unpack[Options],
     ) -> Generation: ...
     @overload
     def generate(
-        self, prompt: Batch, pruning: PruningInput = None, *, prefix: Prefix = None, **options: Any
+        self,
+        prompt: Batch,
+        pruning: PruningInput = None,
+        *,
+        prefix: Prefix = None,
+        **options: Unpack[Options],
     ) -> list[Generation]: ...
     @takes(Request, "never_first")
     def generate(
-        self, prompt: Any, pruning: PruningInput = None, *, n: int = 1, prefix: Prefix = None, **options: Any
+        self,
+        prompt: Any,
+        pruning: PruningInput = None,
+        *,
+        n: int = 1,
+        prefix: Prefix = None,
+        **options: Unpack[Options],
     ) -> Any:
         """The answer to a prompt, or answers to a list of prompts, each in a session of its own.
 
@@ -255,7 +277,12 @@ class LLM(Model):
 
     @takes(Request, "never_first")
     def stream(
-        self, prompt: Prompt, pruning: PruningInput = None, *, prefix: Prefix = None, **options: Any
+        self,
+        prompt: Prompt,
+        pruning: PruningInput = None,
+        *,
+        prefix: Prefix = None,
+        **options: Unpack[Options],
     ) -> Stream:
         """Like `generate` for one prompt: an iterator over the text, which sets `generation` at its end."""
         if is_batch(prompt):

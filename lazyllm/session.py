@@ -6,13 +6,13 @@ import warnings
 from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 
 from lazyllm import _core
 from lazyllm.answer import Answer
-from lazyllm.generation import Generation, Request, Stream
+from lazyllm.generation import Generation, Options, Request, Stream
 from lazyllm.method import Method
 from lazyllm.model import Model
 from lazyllm.prompt import EncodedPrompt, Prompt, PromptIds, checked_ids
@@ -110,7 +110,7 @@ class Session(Timeline):
             return self.run_pass(self.core.surprisal, new, len(new), progress)
 
     @takes(Request, "never_first")
-    def ask(self, prompt: Prompt, **options: Any) -> Generation:
+    def ask(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
         """Answers a prompt that continues the context or (chat=True) the chat; options as in `generate`."""
         return self.answer(prompt, Request(**options)).finished()
 
