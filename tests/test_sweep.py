@@ -24,13 +24,14 @@ from lazyllm.evaluation.generated.tasks import prompt_encoder
 from lazyllm.evaluation.intervals import Interval
 from lazyllm.evaluation.manifest import MANIFEST, new_manifest
 from lazyllm.evaluation.results import ITEMS, RunFolder
+from lazyllm.evaluation.summary import Summary
 from lazyllm.pictures.figure import new_figure
 from lazyllm.pictures.quality import Dot, draw_dot, number_dots
 from lazyllm.pruning import Pruning
 from lazyllm.sampling import log_softmax
 from lazyllm.scoring import Scoring
 from lazyllm.sweeps.points import Frame, Point, front, plot_points
-from lazyllm.sweeps.sweep import settings_of
+from lazyllm.sweeps.sweep import positions_table, settings_of
 
 pytestmark = pytest.mark.usefixtures("png_only")
 SPACE = {"stages": [{1: 0.6, 3: 0.3}, {2: 0.9}], "smooth": [1, 3]}
@@ -96,6 +97,7 @@ def test_divergence_of_a_line_is_that_of_its_logits(llm: lazyllm.LLM, swept: laz
     (row,) = (row for row in swept.rows if (row["setting"], row["item"]) == (setting.label, item["_id"]))
     assert row["forced_tokens"] == len(answer)
     assert row["kl"] == pytest.approx(kl_divergence(dense, pruned).mean())
+    assert row["kl_by_token"] == pytest.approx(kl_divergence(dense, pruned), abs=1e-6)
     assert row["agreement"] == (dense.argmax(1) == pruned.argmax(1)).mean()
     assert row["flops"] == setting.flops(llm.config, len(ids))
     session = llm.session(setting)
@@ -114,6 +116,15 @@ def test_dense_lies_at_zero_and_agrees_with_itself(swept: lazyllm.Sweep) -> None
     strong, weak = swept["{1: 0.6, 3: 0.3}"], swept["{2: 0.9}"]
     assert strong.kl.value > weak.kl.value > 0
     assert strong.counted_speedup > weak.counted_speedup > 1
+
+
+def test_long_answers_have_a_table_by_position() -> None:
+    long, short = [1.0, *[2.0] * 15, *[4.0] * 48, *[8.0] * 8], [3.0, *[2.0] * 15]
+    row = {"setting": "2x", "dataset": "a", "environment": "here", "item": "0", "kl_by_token": long}
+    table = positions_table(Summary([row, {**row, "item": "1", "kl_by_token": short}], str))
+    assert table.heads == ["setting", "1", "2 to 16", "17 to 64", "65 to 72"]
+    assert table.rows == [["2x", "2.0000", "2.0000", "4.0000", "8.0000"]]
+    assert not positions_table(Summary([{**row, "kl_by_token": short}], str)).rows
 
 
 # ---- spaces --------------------------------------------------------------------------------------

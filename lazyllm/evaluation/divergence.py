@@ -82,8 +82,10 @@ class Divergence:
             times.append(time.perf_counter())
             counts.append(session.last_pass)
         logits = np.array(rows)
+        by_token = kl_divergence(dense.logits, logits)
         return {
-            "kl": float(kl_divergence(dense.logits, logits).mean()),
+            "kl": float(by_token.mean()),
+            "kl_by_token": [round(float(value), 6) for value in by_token],
             "agreement": float((dense.logits.argmax(axis=1) == logits.argmax(axis=1)).mean()),
             "forced_tokens": len(dense.tokens),
             **ready.row(llm, trial, np.array(counts), session, (times[1] - times[0], times[-1] - times[0])),

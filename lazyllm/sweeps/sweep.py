@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
-from itertools import product
+from itertools import pairwise, product
 from math import isnan
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.evaluation.divergence import TOKENS, Divergence
+from lazyllm.evaluation.intervals import mean
 from lazyllm.evaluation.manifest import SCORE, read_manifest
 from lazyllm.evaluation.options import DataOptions, documented
-from lazyllm.evaluation.report import Results, category_of, times_table
+from lazyllm.evaluation.report import Results, category_of, cell, times_table
 from lazyllm.evaluation.results import read_rows
 from lazyllm.evaluation.run import tasks_of
 from lazyllm.evaluation.runner import Settings, checked_settings, has_names, run_items
@@ -112,10 +113,34 @@ class Sweep(Frame, Results):
 
     @property
     def tables(self) -> dict[str, Table]:
-        return {"settings": self.table, "times": times_table(self.summary)}
+        return {
+            "settings": self.table,
+            "positions": positions_table(self.summary),
+            "times": times_table(self.summary),
+        }
 
     def draw(self) -> list[Path]:
         return [self.plot()]
+
+
+def positions_table(summary: Summary) -> Table:
+    """The mean KL by the token's number in the answer; empty if no answer has more than TOKENS tokens."""
+    series = {
+        setting: [row["kl_by_token"] for row in summary.of(setting).values() if "kl_by_token" in row]
+        for setting in summary.settings
+    }
+    longest = max((len(values) for answers in series.values() for values in answers), default=0)
+    edges = [*(edge for edge in (0, 1, TOKENS, 64, 128, 256, 512) if edge < longest), longest]
+    rows = [
+        [
+            setting,
+            *(cell(mean([kl for kls in answers for kl in kls[a:b]]), ".4f") for a, b in pairwise(edges)),
+        ]
+        for setting, answers in series.items()
+    ]
+    heads = ["1", *(f"{a + 1} to {b}" for a, b in pairwise(edges[1:]))]
+    title = "KL from dense, nats a token, by the token's number in the answer"
+    return Table(title, ["setting", *heads], rows if longest > TOKENS else [])
 
 
 def settings_in(manifest: Mapping[str, Any], methods: Mapping[str, Method]) -> dict[str, Method]:
