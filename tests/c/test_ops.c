@@ -546,7 +546,8 @@ static void test_rmsnorm(side fast, side plain, int n, int d)
 {
     size_t size = (size_t)n * (size_t)d;
     float *x = random_floats(size), *weight = random_floats((size_t)d), *got = guarded(size), *want = guarded(size);
-    bool layer_norm = d > 1 && random_int(0, 1), accumulate = !layer_norm && random_int(0, 1);
+    /* few values may differ from their mean by its rounding alone */
+    bool layer_norm = d >= 8 && random_int(0, 1), accumulate = !layer_norm && random_int(0, 1);
     fast.config->layer_norm = plain.config->layer_norm = layer_norm;
     for (size_t i = 0; i < size; i++) x[i] += layer_norm;
     for (size_t i = 0; i < size && accumulate; i++) got[i] = want[i] = random_float();

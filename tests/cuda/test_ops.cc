@@ -822,7 +822,7 @@ static void test_rows(rig &r)
         test_rmsnorm(r, random_int(1, 4), d, 1);
         test_rmsnorm(r, 2, d, huge(r.type));
         test_rmsnorm(r, 3, d, 1, true);
-        if (d > 1) test_layer_norm(r, 3, d);
+        if (d > 2) test_layer_norm(r, 3, d); /* two values may differ from their mean by its rounding alone */
     }
     for (int d : { 8, 8 * random_int(2, 500), 8192,
                    8200 }) { /* whole packs; the last in f32, and in 16 bits, do not fit into registers */
