@@ -30,7 +30,7 @@ IN_PLAY = 0  # the first column of Session.last_pass
 FAILURES = (ValueError, RuntimeError, ArithmeticError, MemoryError)
 """Errors of one item, a prompt that needs too much memory among them; they do not end the run."""
 BREAKS = (CheckpointError, DeviceError)
-"""Those among them of the model or the machine, as is OSError: every later trial would fail as well."""
+"""The FAILURES that come from the model or the machine, like OSError: every later trial would fail too."""
 
 
 @dataclass(frozen=True)
@@ -191,16 +191,16 @@ def scored_turns(llm: LLM, tasks: Tasks, trial: Trial, request: Request) -> dict
     request = replace(request, chat=whole.wrapper == "template")
     prefixes = PrefixCache() if alone and method.reads_in_parts else None
     session = llm.session(method, prefixes)
-    answers: list[Generation] = []
-    turns = []
+    turns: list[dict[str, Any]] = []
+    first: dict[str, Any] = {}
     for text, question in zip(tasks.turns(name, trial.item), trial.item["turns"], strict=True):
-        if answers and alone:
+        if turns and alone:
             session = llm.session(method, prefixes)
-        elif answers and not request.chat:
+        elif turns and not request.chat:
             text = JOINT + text
         answer = session.answer(text, request).finished()
+        first = first or answer_row(llm, trial, Prepared(whole, whole, method), answer)
         prediction = tasks.prediction(llm, answer.text)
-        answers.append(answer)
         turns.append(
             {
                 "prediction": prediction,
@@ -216,5 +216,5 @@ def scored_turns(llm: LLM, tasks: Tasks, trial: Trial, request: Request) -> dict
         "prediction": turns[0]["prediction"],
         "score": fmean(turn["score"] for turn in turns),
         "turns": turns,
-        **answer_row(llm, trial, Prepared(whole, whole, method), answers[0]),
+        **first,
     }

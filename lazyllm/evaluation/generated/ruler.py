@@ -12,7 +12,7 @@ from functools import partial
 from itertools import chain, cycle, islice
 
 from lazyllm.evaluation.generated.draws import Draws, codewords, file_text, names, numbers, uuids, vocabulary
-from lazyllm.evaluation.generated.haystack import distinct, noise
+from lazyllm.evaluation.generated.haystack import Haystack, distinct, noise
 from lazyllm.evaluation.generated.kinds import Draft, Kind, Spec
 from lazyllm.evaluation.generated.questions import QA
 
@@ -23,6 +23,13 @@ TURNS = 5
 NEEDLE, ONE_OF_SEVERAL = "The secret code of {} is {}.", "One secret code of {} is {}."
 MIN_WORDS = 30
 NUMBER_FILLER, UUID_FILLER = 48, 160  # this many words of noise have more tokens than one needle
+
+
+def spread(spec: Spec, text: Haystack, needles: Sequence[str]) -> tuple[list[float], Callable[[int], str]]:
+    """Depths of the needles, the first at the item's own, and a context of so many words with them."""
+    depths = [spec.depth, *(depth for depth in spec.draws.depths(len(needles)) if depth != spec.depth)]
+    start = spec.draws.below(len(text.sentences))
+    return depths, lambda words: text.around(zip(depths, needles, strict=False), words, start)
 
 
 def hidden_needles(
@@ -42,21 +49,15 @@ def hidden_needles(
     codes = list(islice(distinct(values(draws.fork("values")), text), keys * each))
     needle = ONE_OF_SEVERAL if each > 1 else NEEDLE
     needles = [needle.format(all_keys[place // each], code) for place, code in enumerate(codes)]
-    depths = [spec.depth, *(depth for depth in draws.depths(len(needles)) if depth != spec.depth)]
-    start = draws.below(len(text.sentences))
+    depths, context = spread(spec, text, needles)
+    draft = Draft(*question(all_keys[:asked], each), codes[: asked * each], context, MIN_WORDS)
+    if not in_turn:
+        return draft
     turns = [
         {"input": question([key], 1)[0], "answers": [code], "depth": depth}
         for key, code, depth in zip(all_keys, codes, depths, strict=False)
     ]
-    asked_for, answer_prefix = question(all_keys[:asked], each)
-    return Draft(
-        asked_for,
-        "" if in_turn else answer_prefix,
-        codes[: asked * each],
-        lambda words: text.around(zip(depths, needles, strict=False), words, start),
-        MIN_WORDS,
-        turns=turns if in_turn else (),
-    )
+    return replace(draft, answer_prefix="", turns=turns)
 
 
 def only_needles(spec: Spec, *, keys: Source, values: Source, filler: int) -> Draft:
@@ -204,7 +205,7 @@ OTHER_PEOPLE = 5
 
 def linked_person(spec: Spec) -> Draft:
     """A text about several people; the question asks for one of them in other words than the text has."""
-    draws, text = spec.draws, spec.prose
+    draws = spec.draws
     fact, asked = draws.chosen(file_text("link").splitlines()).split("|")
     person, *others = draws.fork("people").shuffled(file_text("person").splitlines())[: 1 + OTHER_PEOPLE]
     habits = draws.fork("habits").shuffled(file_text("habit").splitlines())
@@ -212,15 +213,8 @@ def linked_person(spec: Spec) -> Draft:
         f"{person} {fact}.",
         *(f"{name} {habit}." for name, habit in zip(others, habits, strict=False)),
     ]
-    depths = [spec.depth, *(depth for depth in draws.depths(len(needles)) if depth != spec.depth)]
-    start = draws.below(len(text.sentences))
-    return Draft(
-        f"Who {asked}?",
-        f" The person who {asked} is",
-        [person],
-        lambda words: text.around(zip(depths, needles, strict=False), words, start),
-        MIN_WORDS,
-    )
+    _, context = spread(spec, spec.prose, needles)
+    return Draft(f"Who {asked}?", f" The person who {asked} is", [person], context, MIN_WORDS)
 
 
 # ---- the kinds -----------------------------------------------------------------------------------
