@@ -122,7 +122,7 @@ char *at(const lazy_stream *stream, void *rows, int64_t values)
     return (char *)rows + values * (int64_t)lazy_dtype_width(lazy_cuda_of(stream)->type);
 }
 
-/* What the experts make of x, sorted by expert; places are set. */
+/* The outputs of the experts for the rows of x, sorted by expert; places are set. */
 int multiply_sorted(lazy_stream *stream, const void *x, int n, const lazy_experts *experts, lazy_error *err)
 {
     lazy_cuda_stream *s = lazy_cuda_scratch(stream);

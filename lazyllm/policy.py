@@ -293,7 +293,7 @@ class Policy(Scheduled):
         return {**self.schedule.core(), "layers": self.layers, "policy": call}
 
     def _answer(self, view: View, returned: object) -> tuple[np.ndarray, np.ndarray, int]:
-        """What `score` returned as an array, the scores for the core, and the number of tokens that stay of
+        """The array that `score` returned, the scores for the core, and the number of tokens that stay of
         those that may be dropped, or -1 for the stage's own number."""
         positions = view.positions
 

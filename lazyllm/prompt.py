@@ -143,7 +143,7 @@ class Conversation:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """Those of all turns, with the answers."""
+        """The messages of all turns, with the answers."""
         return [
             message
             for turn in self.prompts

@@ -44,7 +44,7 @@ class SamplingParams:
 
     @classmethod
     def of(cls, model: Model) -> SamplingParams:
-        """Those that the checkpoint recommends, in its generation_config.json; greedy where it has none."""
+        """The parameters that the checkpoint's generation_config.json recommends; greedy without any."""
         config = model.checkpoint.generation_config
         names = {"repetition_penalty"}
         if samples := bool(config.get("do_sample")):

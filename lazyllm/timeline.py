@@ -21,7 +21,7 @@ READ = 2  # of `Timeline.kinds`: prompt tokens read, with no pass since
 
 
 class Prefixes(Protocol):
-    """What a first prompt may take its beginning from: a `PrefixCache`."""
+    """The interface of a `PrefixCache`, from which a first prompt may take its beginning."""
 
     def read(self, timeline: Timeline, ids: list[int], n_new: int, progress: bool) -> None: ...
 
@@ -30,7 +30,7 @@ class Timeline:
     """The state of a session, and the steps that change it; each step runs in `exclusive_use`."""
 
     document: Mapping[str, Any] | None = None
-    """What a `Document` is to be made of again, if this is the timeline of one."""
+    """The text and options of the `Document` whose timeline this is, to make it again."""
     unfinished: object = None
     """The interrupted answer that waits to go on; forgotten when anything else changes the context."""
 

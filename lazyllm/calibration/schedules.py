@@ -9,7 +9,7 @@ from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.pruning import Pruning
 
 SHARES = (0.45, 0.55, 0.65, 0.75)
-"""Of the work that a speedup leaves: what the layers below the first stage take in the schedules tried."""
+"""Shares that layers below the first stage take of the work that a speedup leaves, in the schedules tried."""
 FURTHER = ((0.35, 0.85), (0.26, 0.72 / 0.85))
 """The rise and the fall of their second and third stage, near those of the first of SPEEDUP_SHAPES."""
 
@@ -30,7 +30,7 @@ def shape(share: float, speedup: float, further: Iterable[tuple[float, float]]) 
 
 
 def candidates(speedup: float, config: ModelConfig, n_prompt: int) -> Iterator[Pruning]:
-    """Those that a calibration tries; an error if not even the first one, `for_speedup`, is within reach."""
+    """The schedules that a calibration tries; an error if even the first, `for_speedup`, is out of reach."""
     yield Pruning.for_speedup(speedup, config, n_prompt)
     for share in SHARES:
         with suppress(ValueError):  # out of reach

@@ -266,7 +266,7 @@ def read_layers(fields: Fields, family: Family, n_layers: int) -> tuple[tuple[in
 
 
 def read_turns(fields: Fields, n_layers: int) -> list[bool]:
-    """Whether each layer has RoPE, which the field with the opposite name says."""
+    """By layer, True if it has RoPE; so are the values of `no_rope_layers`, despite its name."""
     listed = fields.get("no_rope_layers")
     if listed is None:
         interval = fields.whole("no_rope_layer_interval", MAX_CONTEXT, default=4)

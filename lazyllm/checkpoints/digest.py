@@ -18,7 +18,7 @@ known: Known = {}
 
 
 def weights_digest(checkpoint: Checkpoint, progress: bool) -> str:
-    """Of the files that were opened, whatever their paths lead to now."""
+    """The digest of the files that were opened, whatever their paths lead to now."""
     return digest([*checkpoint.config_files, *checkpoint.shard_files], progress)
 
 

@@ -27,7 +27,7 @@ class Family:
     """q, k and v have biases, or the field of this name says whether."""
     o_bias: str | bool = False
     qk_norm: Literal["none", "heads", "wide", "late"] = "none"
-    """Of each head of q and k before RoPE; of all heads together; of each head behind RoPE."""
+    """Norms of q and k: none; of each head before RoPE; of all heads together; of each head behind RoPE."""
     norms: Literal["pre", "post", "both"] = "pre"
     """Before attention and FFN, behind them, or both."""
     norm_plus_one: bool = False
@@ -43,7 +43,7 @@ class Family:
     theta: float = 10000.0
     """The base frequency of RoPE in files that leave it out."""
     local_theta: tuple[str, float] | None = None
-    """That of layers with a window, if they have one of their own: its field and default."""
+    """The field and the default of another base frequency, in layers with a window."""
     scalings: Mapping[str, str] = field(default_factory=lambda: SCALINGS)
     """The rule that each type of scaling names."""
     partial_rope: bool = False

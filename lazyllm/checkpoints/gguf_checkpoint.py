@@ -108,7 +108,7 @@ LLAMA31_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_p
 
 
 def layer_tensors(arch: str) -> dict[str, str]:
-    """What the core calls the tensors of a layer, by their names in files of a GGUF architecture."""
+    """The core's names of the tensors of a layer, by their names in files of a GGUF architecture."""
     norms = NORMS[FAMILIES[ARCHITECTURES[arch]].norms]
     return LAYER_TENSORS | norms | FAMILY_TENSORS.get(arch, {})
 

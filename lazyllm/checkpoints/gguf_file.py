@@ -156,7 +156,7 @@ class Reader:
         return Tensor(name, dtype, tuple(reversed(shape)), 0, offset, n_bytes)
 
     def other_blocks(self, kind: int) -> tuple[str, int, int]:
-        """Of a format that only the gguf package reads, for `convert`."""
+        """Name, weights and bytes of a block of a format that only the gguf package reads, for `convert`."""
         what = f"{self.path}: {self.place} is in format {kind}; converting it"
         gguf = package("gguf", what, "gguf")
         if kind not in set(gguf.GGMLQuantizationType):

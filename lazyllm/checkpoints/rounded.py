@@ -72,7 +72,7 @@ def rounded(checkpoint: Checkpoint, weights: str, progress: bool = True) -> Stor
 
 
 def source_of(path: Path) -> str | None:
-    """What a whole file was made from; None where there is no such file."""
+    """The source that a whole file names; None where there is no such file."""
     try:
         with safe_open(path, framework="np") as file:
             return (file.metadata() or {}).get("source")

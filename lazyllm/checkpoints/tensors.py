@@ -56,7 +56,7 @@ def renamed(name: str, parts: Mapping[str, str]) -> str:
 
 
 def hub_name(name: str, architecture: str) -> str:
-    """What files of this architecture call the tensor that the core calls so."""
+    """The name, in files of this architecture, of the tensor that has this name in the core."""
     reverse = {ours: theirs for theirs, ours in reversed([*FAMILIES[architecture].renamed.items()])}
     return renamed(name, reverse)
 

@@ -50,7 +50,7 @@ def checked_settings(pruning: Settings) -> dict[str, Method]:
 
 
 def has_names(pruning: Settings) -> TypeGuard[Mapping[str, PruningInput]]:
-    """Whether these are settings by name, and not the stages of one by layer, or its fields."""
+    """True for settings by name, and not the stages of one by layer, or its fields."""
     return (
         isinstance(pruning, Mapping)
         and bool(pruning)

@@ -30,8 +30,9 @@ log = logging.getLogger("lazyllm")
 
 @dataclass(frozen=True)
 class Recipe:
-    """What the trials of a call of `run_items` share. `model` has the arguments of `load`; `expected` are the
-    conditions that a worker must have, and `digests` those of files that need not be read again."""
+    """The model, tasks and measure that the trials of a call of `run_items` share. `model` has the arguments
+    of `load`; `expected` are the conditions that a worker must have, and `digests` those of files that need
+    not be read again."""
 
     model: Mapping[str, Any]
     tasks: Tasks

@@ -22,8 +22,8 @@ def available_bytes() -> int | None:
 
 
 def left_in_groups() -> Iterator[int]:
-    """Of the process's group of cgroups v2 and those around it with a limit; cached pages of files, which are
-    dropped when memory gets scarce, count as left."""
+    """Bytes left in the process's group of cgroups v2 and in those around it with a limit. Cached pages of
+    files count as left: they are dropped when memory gets scarce."""
     entries = system_text(GROUP).splitlines()
     own = next((entry.removeprefix("0::/") for entry in entries if entry.startswith("0::/")), "")
     group = GROUPS if ".." in own else GROUPS / own  # a container does not see where its group lies

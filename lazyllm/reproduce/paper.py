@@ -1,4 +1,4 @@
-"""What the paper compares and reports, and later methods: Fu et al. 2024, arXiv 2407.14057, version 1."""
+"""The methods and figures of the paper, and later methods: Fu et al. 2024, arXiv 2407.14057, version 1."""
 
 from __future__ import annotations
 

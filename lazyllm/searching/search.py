@@ -177,7 +177,7 @@ def divergence(llm: LLM, pruning: Pruning, ids: Sequence[int], reference: DenseA
 
 
 def is_worse(kl: Sequence[float], others: Sequence[Sequence[float]]) -> bool:
-    """Whether a setting diverges more on its prompts so far than the best of `others` on the same ones.
+    """True if a setting diverges more on its prompts so far than the best of `others` on the same ones.
 
     It does so in the mean, and typically by a factor that is above 1 by more than its standard error. The
     factor varies less between prompts than the difference; the mean counts.

@@ -52,7 +52,7 @@ class Space:
         return pruning.speedup(self.config, self.n_prompt)
 
     def holds(self, pruning: Pruning) -> bool:
-        """Whether the counted speedup is within the range, or as near above it as schedules come."""
+        """True if the counted speedup is within the range, or as near above it as schedules come."""
         return self.low <= self.speedup(pruning) <= OVERSHOOT * self.high
 
     def proposed(self, trial: Trial) -> Pruning | None:

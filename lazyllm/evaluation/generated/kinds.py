@@ -17,7 +17,7 @@ Encode = Callable[[str, str], Sequence[int]]
 
 @dataclass(frozen=True)
 class Spec:
-    """What an item is made of. `depth` is in percent; `number` counts the items of a task."""
+    """Random choices, texts and length of an item; `depth` is in percent, `number` counts within a task."""
 
     draws: Draws
     depth: float

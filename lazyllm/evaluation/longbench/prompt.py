@@ -70,7 +70,7 @@ class Templates:
 
 
 def entry(table: Mapping[str, Value], name: str, lack: str) -> Value:
-    """What the table has for a data set, without the ending of LongBench-E: qasper_e is qasper."""
+    """The table's value for a data set, without the ending of LongBench-E: qasper_e is qasper."""
     plain = dataset(name).name.removesuffix("_e")
     if plain not in table:
         raise ValueError(f"{lack} for {plain}; expected one as in {ORIGIN}")
