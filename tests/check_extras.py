@@ -2,7 +2,7 @@
 
     python tests/check_extras.py build/dist [extra …]
 
-`make extras` runs this, with the wheel that `make dist-check` has left. It needs PyPI; lm-eval alone fetches
+`make extras` runs this, with the wheel that `make wheel` has left. It needs PyPI; lm-eval alone fetches
 hundreds of megabytes, and the demonstration model is fetched unless the user's cache has it.
 """
 
