@@ -141,7 +141,7 @@ def test_a_file_that_is_cut_short_after_its_header_was_read(folder: Path) -> Non
     found = Checkpoint(folder)
     os.truncate(folder / WEIGHTS, 300_000)
     with pytest.raises(CheckpointError, match="lie past the end of a file of 300000 bytes"):
-        open_model(found.config, (found.shards, found.tensors), "cpu", 1, "f32", "auto", "f32")
+        open_model(found, "cpu", 1, "f32", "auto", "f32")
 
 
 ELSEWHERE = """

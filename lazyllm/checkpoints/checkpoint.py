@@ -21,7 +21,6 @@ from lazyllm.checkpoints.tensors import Tensor, core_tensors
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.errors import CheckpointError
 from lazyllm.support.files import OpenedFile, user_path
-from lazyllm.support.json_text import json_digest
 from lazyllm.support.optional import fetch
 
 SINGLE_FILE = "model.safetensors"
@@ -151,11 +150,6 @@ class Checkpoint:
         if FAMILIES[self.config.architecture].multimodal:
             tensors = text_model(tensors)
         self.tensors = list(core_tensors(tensors, self.config, self.path))
-
-    @property
-    def state(self) -> str:
-        """Another one when the config or a shard is written to or replaced; their contents are not read."""
-        return json_digest([file.state for file in (*self.config_files, *self.shard_files)])
 
     def changed(self) -> Path | None:
         """A file that has been written to or replaced since it was opened; None if there is none."""
