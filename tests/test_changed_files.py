@@ -96,7 +96,6 @@ def test_identity_is_of_what_was_loaded(folder: Path, other: Path, hashed_before
     with pytest.raises(ValueError, match="is a session with model sha256"):
         new.restore(file)
     assert old.restore(file).length == session.length
-    assert new.checkpoint.state != old.checkpoint.state
 
 
 def test_what_was_written_to_has_no_identity(folder: Path) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from lazyllm import _core
 from lazyllm.checkpoints.checkpoint import Checkpoint
 from lazyllm.checkpoints.config import MAX_HEAD_DIM, MAX_WIDTH, ModelConfig
-from lazyllm.checkpoints.families import BY_TYPE, DEFAULT_WINDOW, FAMILIES, FULL, SLIDING, SOFT_CAPS
+from lazyllm.checkpoints.families import BY_TYPE, FAMILIES, FULL, SLIDING, SOFT_CAPS
 from lazyllm.checkpoints.fields import Fields
 from lazyllm.checkpoints.gguf_file import FORMATS, read_gguf
 from lazyllm.checkpoints.gguf_tokenizer import GgufVocabulary
@@ -209,7 +209,7 @@ class GgufCheckpoint(Checkpoint):
             fields.refuse(name, "a value: every GGUF file has it")
         heads, hidden = fields.whole("num_attention_heads", MAX_WIDTH), fields.whole("hidden_size", MAX_WIDTH)
         head_dim = fields.whole("head_dim", MAX_HEAD_DIM, default=hidden // heads)
-        window = values.get("sliding_window", DEFAULT_WINDOW if self.arch == "gemma2" else None) or None
+        window = values.get("sliding_window", 4096 if self.arch == "gemma2" else None) or None
         config = {
             "architectures": [self.architecture],
             "model_type": family.model_type,
@@ -239,8 +239,8 @@ class GgufCheckpoint(Checkpoint):
             config["norm_topk_prob"] = self.arch != "olmoe"
         else:
             stored.only(f"{self.arch}.expert_count", 0, "mixtures of experts")
-        for bias, tensor in ((family.o_bias, "attn_output"), (family.qkv_bias, "attn_q")):
-            if isinstance(bias, str):
+        for flag, tensor in (("o_bias", "attn_output"), ("qkv_bias", "attn_q")):
+            if isinstance(bias := family.features.get(flag), str):
                 config[bias] = f"blk.0.{tensor}.bias" in self.stored
         return config | self.rope_scaling(config)
 
