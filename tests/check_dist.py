@@ -24,6 +24,7 @@ PACKAGE_FILES = (
     "*.py",
     "py.typed",
     "*.pyi",
+    "families.toml",
     "demo_document.txt",
     "published.csv",
     "heat_map.css",
