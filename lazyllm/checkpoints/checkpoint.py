@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.checkpoints.families import FAMILIES
 from lazyllm.checkpoints.fields import Fields, json_object, optional_fields, read_json
-from lazyllm.checkpoints.tensors import Tensor, core_tensors
+from lazyllm.checkpoints.tensors import Tensor, core_tensors, renamed
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.errors import CheckpointError
 from lazyllm.support.files import OpenedFile, user_path
@@ -147,9 +147,11 @@ class Checkpoint:
                 f"{self.path / INDEX_FILE}: tensor {missing!r} is said to be in {placed[missing]}; "
                 "it is not there"
             )
-        if FAMILIES[self.config.architecture].multimodal:
+        family = FAMILIES[self.config.architecture]
+        if family.multimodal:
             tensors = text_model(tensors)
-        self.tensors = list(core_tensors(tensors, self.config, self.path))
+        named = (tensor._replace(name=renamed(tensor.name, family.renamed)) for tensor in tensors)
+        self.tensors = list(core_tensors(named, self.config, self.path))
 
     def changed(self) -> Path | None:
         """A file that has been written to or replaced since it was opened; None if there is none."""

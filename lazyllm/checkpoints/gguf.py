@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from lazyllm import _core
 from lazyllm.checkpoints.checkpoint import header_bytes
 from lazyllm.checkpoints.gguf_checkpoint import GgufCheckpoint
-from lazyllm.checkpoints.tensors import Tensor
+from lazyllm.checkpoints.tensors import Tensor, hub_name
 from lazyllm.support import checked
 from lazyllm.support.files import user_path
 from lazyllm.support.progress import bar
@@ -64,7 +65,10 @@ def write_json(path: Path, contents: dict[str, Any]) -> None:
 def write_weights(checkpoint: GgufCheckpoint, path: Path, dtype: str, progress: bool) -> None:
     stored, width, _ = DTYPES[dtype]
     tensors = checkpoint.named_tensors
-    entries = {tensor.name: (stored, tensor.shape, math.prod(tensor.shape) * width) for tensor in tensors}
+    entries = {}
+    for tensor in tensors:
+        n_bytes = math.prod(tensor.shape) * width
+        entries[hub_name(tensor.name, checkpoint.architecture)] = (stored, tensor.shape, n_bytes)
     with path.open("wb") as file, bar(len(tensors), "converting", "tensor", progress) as line:
         file.write(header_bytes(entries, {"format": "pt"}))
         for tensor in tensors:
@@ -83,7 +87,7 @@ def hugging_face_values(checkpoint: GgufCheckpoint, tensor: Tensor) -> Iterator[
         rows = f"{tensor.shape[0]} rows; expected {heads} x {config.head_dim}"
         checkpoint.refuse_tensor(tensor.name, f"has {rows}")
     for chunk in checkpoint.chunks(tensor, config.head_dim if paired else 1):
-        values = checkpoint.widened(chunk, tensor.dtype)
+        values = _core.widen(chunk, tensor.dtype)
         if paired:
             columns = math.prod(tensor.shape[1:])
             values = values.reshape(-1, config.head_dim // 2, 2, columns).swapaxes(1, 2).ravel()

@@ -16,10 +16,10 @@ from lazyllm.checkpoints.checkpoint import Checkpoint
 from lazyllm.checkpoints.config import MAX_HEAD_DIM, MAX_WIDTH, ModelConfig
 from lazyllm.checkpoints.families import BY_TYPE, FAMILIES, FULL, SLIDING, SOFT_CAPS
 from lazyllm.checkpoints.fields import Fields
-from lazyllm.checkpoints.gguf_file import FORMATS, read_gguf
+from lazyllm.checkpoints.gguf_file import read_gguf
 from lazyllm.checkpoints.gguf_tokenizer import GgufVocabulary
 from lazyllm.checkpoints.rope import MAX_THETA, frequency_divisors, llama3
-from lazyllm.checkpoints.tensors import Tensor, core_tensors, hub_name, unstacked
+from lazyllm.checkpoints.tensors import Tensor, core_tensors, unstacked
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.errors import CheckpointError
 from lazyllm.support.files import OpenedFile
@@ -116,9 +116,9 @@ def layer_tensors(arch: str) -> dict[str, str]:
 class GgufCheckpoint(Checkpoint):
     """Like `Checkpoint`, from a GGUF file in place of a folder.
 
-    `config_json` and `generation_config` are the contents of the files that a folder would have, and
-    `named_tensors` its tensors. Unlike what these say, Gemma's norms have 1 added, and with `is_paired` the
-    rows of q and k lie by RoPE's pairs.
+    `config_json` and `generation_config` are the contents of the files that a folder would have. The file's
+    `named_tensors` have the core's names. Unlike what the config says, Gemma's norms have 1 added, and with
+    `is_paired` the rows of q and k lie by RoPE's pairs.
     """
 
     def __init__(self, path: str | Path):
@@ -142,7 +142,7 @@ class GgufCheckpoint(Checkpoint):
             self.architecture = "Olmo3ForCausalLM"
         kinds = layer_tensors(self.arch)
         self.named_tensors = [
-            matrix._replace(name=hub_name(matrix.name, self.architecture))
+            matrix
             for tensor in tensors
             if tensor.name not in (ROPE_DIVISORS, *LONGROPE.values())
             for matrix in unstacked(tensor._replace(name=self.core_name(tensor.name, kinds)))
@@ -166,20 +166,8 @@ class GgufCheckpoint(Checkpoint):
     def tokenizer(self) -> Tokenizer | None:
         return Tokenizer.from_gguf(self.vocabulary, self.config) if self.vocabulary else None
 
-    def widened(self, data: bytes, dtype: str) -> np.ndarray:
-        """The values in float32, those of formats that the core lacks by the gguf package."""
-        if dtype in FORMATS:
-            return _core.widen(data, dtype)
-        from gguf import GGMLQuantizationType
-        from gguf.quants import dequantize
-
-        try:
-            return dequantize(np.frombuffer(data, np.uint8), GGMLQuantizationType[dtype]).astype(np.float32)
-        except NotImplementedError:
-            raise CheckpointError(f"{self.path} has weights in {dtype}, which gguf cannot read") from None
-
     def values_of(self, tensor: Tensor) -> np.ndarray:
-        return self.widened(b"".join(self.chunks(tensor)), tensor.dtype)
+        return _core.widen(b"".join(self.chunks(tensor)), tensor.dtype)
 
     def core_name(self, name: str, kinds: dict[str, str]) -> str:
         part = LAYER_TENSOR.fullmatch(name)

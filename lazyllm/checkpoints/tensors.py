@@ -45,16 +45,15 @@ def rounded_bytes(tensors: Iterable[Tensor], weights: str) -> int | None:
 
 
 def core_tensors(tensors: Iterable[Tensor], config: ModelConfig, source: Path) -> Iterator[Tensor]:
-    """The tensors under the names that the core takes; one that holds several matrices is split."""
+    """The core's tensors, one for each matrix that a tensor holds."""
     q, kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
     rows = {
         "self_attn.qkv": {"self_attn.q_proj": q, "self_attn.k_proj": kv, "self_attn.v_proj": kv},
         "mlp.gate_up": {"mlp.gate_proj": config.ffn, "mlp.up_proj": config.ffn},
     }
     for tensor in tensors:
-        name = renamed(tensor.name, FAMILIES[config.architecture].renamed)
-        if not (fused := FUSED.fullmatch(name)):
-            yield from unstacked(tensor._replace(name=name))
+        if not (fused := FUSED.fullmatch(tensor.name)):
+            yield from unstacked(tensor)
             continue
         parts = rows[fused["parts"]]
         if tensor.shape[:1] != (sum(parts.values()),):
