@@ -25,6 +25,7 @@ PACKAGE_FILES = (
     "py.typed",
     "*.pyi",
     "families.toml",
+    "gguf.toml",
     "demo_document.txt",
     "published.csv",
     "heat_map.css",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from array import array
 from dataclasses import replace
 from functools import cached_property
@@ -24,81 +25,12 @@ from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.errors import CheckpointError
 from lazyllm.support.files import OpenedFile
 
-OWN_NAMES = ("llama", "qwen2", "qwen3", "olmoe", "gemma2", "phi3", "smollm3", "granite", "olmo2", "exaone4")
-MODEL_TYPES = {name: name for name in (*OWN_NAMES, "seed_oss", "ernie4_5", "glm4")} | {
-    "qwen3moe": "qwen3_moe",
-    "gemma3": "gemma3_text",
-    "hunyuan-dense": "hunyuan_v1_dense",
-}
-ARCHITECTURES = {name: BY_TYPE[model_type] for name, model_type in MODEL_TYPES.items()}
-PAIRED = ("llama", "smollm3", "granite")
-"""Architectures whose files have the rows of q and k by RoPE's pairs, unlike those of Hugging Face."""
-REQUIRED = {
-    "hidden_size": "embedding_length",
-    "intermediate_size": "feed_forward_length",
-    "num_hidden_layers": "block_count",
-    "num_attention_heads": "attention.head_count",
-    "max_position_embeddings": "context_length",
-    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
-}
-FIELDS = REQUIRED | {
-    "num_key_value_heads": "attention.head_count_kv",
-    "head_dim": "attention.key_length",
-    "rope_theta": "rope.freq_base",
-    "rope_local_base_freq": "rope.freq_base_swa",
-    "sliding_window": "attention.sliding_window",
-    "sliding_window_pattern": "attention.sliding_window_pattern",
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
-    "attention_multiplier": "attention.scale",
-    "embedding_multiplier": "embedding_scale",
-    "residual_multiplier": "residual_scale",
-    "logits_scaling": "logit_scale",
-    "num_experts": "expert_count",
-    "num_experts_per_tok": "expert_used_count",
-    "moe_intermediate_size": "expert_feed_forward_length",
-}
-"""Fields of config.json in the metadata of a GGUF file."""
-ROPE_FIELDS = {
-    "rope_type": "rope.scaling.type",
-    "factor": "rope.scaling.factor",
-    "original_max_position_embeddings": "rope.scaling.original_context_length",
-}
-TOP_TENSORS = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-LAYER_TENSORS = {
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_exps": "mlp.experts.gate_proj",
-    "ffn_up_exps": "mlp.experts.up_proj",
-    "ffn_down_exps": "mlp.experts.down_proj",
-}
-BEHIND = {
-    "post_attention_norm": "post_attention_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-NORMS = {
-    "pre": {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"},
-    "post": BEHIND,
-    "both": BEHIND | {"attn_norm": "input_layernorm", "ffn_norm": "pre_feedforward_layernorm"},
-}
-"""By a family's `norms`."""
-FAMILY_TENSORS = {
-    "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
-    "seed_oss": {"post_attention_norm": "post_attention_layernorm"},
-    "glm4": {"ffn_up": "mlp.gate_up_proj"},
-}
+NAMES = tomllib.loads(Path(__file__).with_name("gguf.toml").read_text())
+FIELDS: dict[str, str] = NAMES["required"] | NAMES["optional"]
+ROPE_FIELDS: dict[str, str] = NAMES["rope"]
+TOP_TENSORS: dict[str, str] = NAMES["top"]
+ARCHITECTURES = {arch: BY_TYPE[model_type] for arch, model_type in NAMES["model_types"].items()}
+PAIRED: list[str] = NAMES["paired"]
 LAYER_TENSOR = re.compile(r"blk\.(?P<layer>[0-9]{1,9})\.(?P<kind>\w+)\.(?P<suffix>weight|bias)")
 SPECIAL_IDS = ("bos_token_id", "eos_token_id")
 EMBEDDING, ROPE_DIVISORS = "token_embd.weight", "rope_freqs.weight"
@@ -109,8 +41,8 @@ LLAMA31_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_p
 
 def layer_tensors(arch: str) -> dict[str, str]:
     """The core's names of the tensors of a layer, by their names in files of a GGUF architecture."""
-    norms = NORMS[FAMILIES[ARCHITECTURES[arch]].norms]
-    return LAYER_TENSORS | norms | FAMILY_TENSORS.get(arch, {})
+    norms = NAMES["norms"][FAMILIES[ARCHITECTURES[arch]].norms]
+    return {**NAMES["layer"], **norms, **NAMES["own"].get(arch, {})}
 
 
 class GgufCheckpoint(Checkpoint):
@@ -193,7 +125,7 @@ class GgufCheckpoint(Checkpoint):
         values |= {name: value for name, key in FIELDS.items() if (value := self.field(key)) is not None}
         values |= {name: values[name] or None for name in SOFT_CAPS if name in values}  # 0: no cap
         fields = Fields(self.path, values, self.names)
-        for name in [name for name in REQUIRED if name not in values]:
+        for name in [name for name in NAMES["required"] if name not in values]:
             fields.refuse(name, "a value: every GGUF file has it")
         heads, hidden = fields.whole("num_attention_heads", MAX_WIDTH), fields.whole("hidden_size", MAX_WIDTH)
         head_dim = fields.whole("head_dim", MAX_HEAD_DIM, default=hidden // heads)
