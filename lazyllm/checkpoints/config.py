@@ -8,19 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lazyllm.checkpoints.families import (
-    ATTENTION,
-    BY_TYPE,
-    FAMILIES,
-    FULL,
-    LAYER_TYPES,
-    RECURRENT,
-    REFUSED,
-    SLIDING,
-    SOFT_CAPS,
-    UNSUPPORTED,
-    Family,
-)
+from lazyllm.checkpoints.families import BY_TYPE, FAMILIES, FULL, LAYER_TYPES, SLIDING, SOFT_CAPS, Family
 from lazyllm.checkpoints.fields import Fields, optional_fields, read_json
 from lazyllm.checkpoints.rope import MAX_CONTEXT, NO_ROPE, read_ropes, rope_table
 
@@ -31,6 +19,23 @@ MAX_VOCAB = 1 << 24
 MAX_QUERY_SCALAR = MAX_CAP = 1e6
 MAX_EXPERTS = 1024
 MULTIPLIERS = 1e-3, 1e3
+RECURRENT = "it has recurrent layers, which cannot take a token later, so that revival has no meaning there"
+ATTENTION = ["attention", FULL]
+REFUSED = {
+    "Mamba Jamba NemotronH Lfm2 RecurrentGemma Rwkv Qwen3Next Qwen3_5 FalconH1 Zamba Bamba": RECURRENT,
+    "DeepseekV2 DeepseekV3 KimiK2": "its layers keep latents in place of keys and values",
+    "Gemma3n Gemma4": "its layers have embeddings of their own",
+}
+"""Parts of architectures' names, and why they do not run."""
+UNSUPPORTED: dict[str, tuple[Any, str]] = {
+    "mlp_bias": (False, "biases in the MLP"),
+    "use_bias": (False, "biases in the MLP"),
+    "use_bidirectional_attention": (False, "passes that are not causal"),
+    "clip_qkv": (None, "clipped queries, keys and values"),
+    "quantization_config": (None, "quantized checkpoints (use one in bf16, f16 or f32)"),
+    "compression_config": (None, "quantized checkpoints (use one in bf16, f16 or f32)"),
+}
+"""Fields with the only value that runs, and what others mean."""
 DESCRIPTION = ("name", "architecture", "bos_token_id", "eos_token_ids")
 
 
@@ -83,10 +88,10 @@ class ModelConfig:
     parallel: bool = False
     post_norms: bool
     gelu: bool
-    n_experts: int
-    experts_per_token: int
-    expert_ffn: int
-    normed_experts: bool
+    n_experts: int = 0
+    experts_per_token: int = 0
+    expert_ffn: int = 0
+    normed_experts: bool = False
     expert_layers: tuple[int, ...]
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
@@ -198,8 +203,8 @@ def model_name(path: Path) -> str:
 def read_architecture(fields: Fields) -> str:
     listed, model_type = fields.get("architectures"), fields.get("model_type")
     for name in listed if isinstance(listed, list) else ():
-        for part, reason in REFUSED.items():
-            if isinstance(name, str) and part in name:
+        for parts, reason in REFUSED.items():
+            if isinstance(name, str) and any(part in name for part in parts.split()):
                 fields.refuse("architectures", f"another architecture: {reason}")
     if listed is None:
         if model_type not in list(BY_TYPE):
@@ -300,8 +305,7 @@ def read_windows(fields: Fields, family: Family, turns: list[bool]) -> tuple[int
 def read_experts(fields: Fields, ffn: str | None, n_layers: int) -> dict[str, Any]:
     """The fields of ModelConfig about experts; `ffn` is the field of their size, if there are any."""
     if ffn is None:
-        none = {"n_experts": 0, "experts_per_token": 0, "expert_ffn": 0, "normed_experts": False}
-        return {**none, "expert_layers": (0,) * n_layers}
+        return {"expert_layers": (0,) * n_layers}
     named = fields.get("num_local_experts") is not None  # by transformers; by the files of some families not
     count = fields.whole("num_local_experts" if named else "num_experts", MAX_EXPERTS)
     step = fields.whole("decoder_sparse_step", MAX_LAYERS, default=1)

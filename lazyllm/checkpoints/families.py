@@ -1,4 +1,4 @@
-"""The model families that run, each a row of features in families.toml, and what is refused."""
+"""The model families that run, each a row of features in families.toml."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Family:
     attention_only: bool = False
     """`layer_types` must name attention in every layer."""
     only: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
-    """More of UNSUPPORTED."""
+    """Fields with the only value that runs, and what others mean, besides those of every family."""
     renamed: Mapping[str, str] = field(default_factory=dict)
     """Parts of tensors' names in files, in the order in which they become those that the core takes."""
 
@@ -83,23 +83,3 @@ def read_families() -> dict[str, Family]:
 FAMILIES = read_families()
 """By architecture."""
 BY_TYPE = {family.model_type: architecture for architecture, family in FAMILIES.items()}
-RECURRENT = "it has recurrent layers, which cannot take a token later, so that revival has no meaning there"
-ATTENTION = ["attention", FULL]
-REFUSED = {
-    **dict.fromkeys(("Mamba", "Jamba", "NemotronH", "Lfm2", "RecurrentGemma", "Rwkv"), RECURRENT),
-    **dict.fromkeys(("Qwen3Next", "Qwen3_5", "FalconH1", "Zamba", "Bamba"), RECURRENT),
-    **dict.fromkeys(
-        ("DeepseekV2", "DeepseekV3", "KimiK2"), "its layers keep latents in place of keys and values"
-    ),
-    **dict.fromkeys(("Gemma3n", "Gemma4"), "its layers have embeddings of their own"),
-}
-"""Parts of architectures' names, and why they do not run."""
-UNSUPPORTED: dict[str, tuple[Any, str]] = {
-    "mlp_bias": (False, "biases in the MLP"),
-    "use_bias": (False, "biases in the MLP"),
-    "use_bidirectional_attention": (False, "passes that are not causal"),
-    "clip_qkv": (None, "clipped queries, keys and values"),
-    "quantization_config": (None, "quantized checkpoints (use one in bf16, f16 or f32)"),
-    "compression_config": (None, "quantized checkpoints (use one in bf16, f16 or f32)"),
-}
-"""Fields with the only value that runs, and what others mean."""

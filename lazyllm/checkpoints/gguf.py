@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,21 +35,16 @@ def convert(
     check_new(target)
     checkpoint = GgufCheckpoint(user_path(gguf_path))
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
+        partial = Path(scratch) / target.name
+        partial.mkdir()
         if checkpoint.tokenizer and (vocabulary := checkpoint.vocabulary):
             vocabulary.backend.save(str(partial / "tokenizer.json"))
             write_json(partial / "tokenizer_config.json", vocabulary.settings)
         write_json(partial / "config.json", checkpoint.config_json | {"torch_dtype": DTYPES[dtype][2]})
         write_json(partial / "generation_config.json", checkpoint.generation_config)
         write_weights(checkpoint, partial / "model.safetensors", dtype, progress)
-        partial.chmod(0o755)
-        if target.exists():
-            target.rmdir()
-        partial.rename(target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return target
+        return partial.rename(target)
 
 
 def check_new(target: Path) -> None:
