@@ -129,7 +129,8 @@ class GgufCheckpoint(Checkpoint):
             fields.refuse(name, "a value: every GGUF file has it")
         heads, hidden = fields.whole("num_attention_heads", MAX_WIDTH), fields.whole("hidden_size", MAX_WIDTH)
         head_dim = fields.whole("head_dim", MAX_HEAD_DIM, default=hidden // heads)
-        window = values.get("sliding_window", 4096 if self.arch == "gemma2" else None) or None
+        assumed = family.nullable["sliding_window"] if self.arch == "gemma2" else None
+        window = values.get("sliding_window", assumed) or None
         config = {
             "architectures": [self.architecture],
             "model_type": family.model_type,
