@@ -10,7 +10,7 @@ from typing import Any, Unpack, overload
 
 from lazyllm.checkpoints.checkpoint import Checkpoint, resolve
 from lazyllm.checkpoints.gguf_checkpoint import open_checkpoint
-from lazyllm.checkpoints.rounded import can_be_rounded, rounded, rounded_bytes
+from lazyllm.checkpoints.tensors import rounded_bytes
 from lazyllm.document import Document, break_even, costs
 from lazyllm.errors import CheckpointError
 from lazyllm.generation import Generation, Options, Request, Stream
@@ -42,7 +42,6 @@ def load(
     compute: str = "f32",
     weights: str = "auto",
     kv: str = "f32",
-    cache_weights: bool = False,
     revision: str | None = None,
     file: str | None = None,
 ) -> LLM:
@@ -54,11 +53,10 @@ def load(
     operands of products, f32, bf16 or int8 where the processor has instructions for it, or fastest: bf16,
     else f32. int8 rounds activations and weights to 8 bits by groups of 32. `weights`: auto (as stored, or q8
     where they are not quantized and compute is int8), q8 (rounded to 8 bits: Q8_0), or q4 (the layers to 4
-    bits: Q4_1; the embedding and the LM head to 8). `cache_weights` keeps the rounded matrices in lazyllm's
-    cache (LAZYLLM_CACHE), where later calls map them. `kv`: the type of keys and values, f32, f16 or bf16.
+    bits: Q4_1; the embedding and the LM head to 8). `kv`: the type of keys and values, f32, f16 or bf16.
     """
     checkpoint = open_checkpoint(resolve(path, revision, file))
-    return open_llm(checkpoint, device, threads, compute, weights, kv, cache_weights)
+    return open_llm(checkpoint, device, threads, compute, weights, kv)
 
 
 def from_transformers(
@@ -85,7 +83,6 @@ def open_llm(
     compute: str,
     weights: str,
     kv: str,
-    cache_weights: bool = False,
 ) -> LLM:
     if threads is not None:
         threads = checked.whole(threads, "threads", 1, MAX_THREADS + 1)
@@ -93,24 +90,20 @@ def open_llm(
     checked.choice(weights, "weights", ("auto", "q8", "q4"))
     checked.choice(kv, "kv", ("f32", "f16", "bf16"))
     compute = chosen_compute(compute, device)
-    can_round = can_be_rounded(checkpoint)
-    if compute == "int8" and weights == "auto" and can_round:
+    n_bytes = rounded_bytes(checkpoint.tensors, weights)
+    if compute == "int8" and weights == "auto" and n_bytes is not None:
         weights = "q8"  # else every pass would round them again
-    if cache_weights and weights == "auto":
-        raise ValueError('cache_weights keeps rounded weights; give weights="q8" or "q4" too')
-    stored, rounding = (checkpoint.shards, checkpoint.tensors), weights
-    if can_round and weights != "auto" and not device.startswith("cuda"):  # the core refuses others by name
-        if cache_weights:
-            stored, rounding = rounded(checkpoint, weights), "auto"
-        else:
-            check_memory(rounded_bytes(checkpoint, weights), f"{checkpoint.path} with weights={weights!r}")
+    if n_bytes is not None and weights != "auto" and not device.startswith("cuda"):
+        check_memory(
+            n_bytes, f"{checkpoint.path} with weights={weights!r}"
+        )  # the core refuses others by name
     try:
-        core = open_model(checkpoint.config, stored, device, threads, compute, rounding, kv)
+        core = open_model(checkpoint, device, threads, compute, weights, kv)
     except CheckpointError as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from None
     if changed := checkpoint.changed():
         raise OSError(f"{changed} was changed while it was loaded; load it again")
-    return LLM(checkpoint, core, compute, weights, kv, cache_weights)
+    return LLM(checkpoint, core, compute, weights, kv)
 
 
 def stored_types(checkpoint: Checkpoint) -> list[str]:

@@ -20,7 +20,6 @@ class Model:
     compute: str = "f32"
     weights: str = "auto"
     kv: str = "f32"
-    cache_weights: bool = False
 
     def __post_init__(self) -> None:
         self.config = self.checkpoint.config

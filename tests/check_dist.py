@@ -24,6 +24,8 @@ PACKAGE_FILES = (
     "*.py",
     "py.typed",
     "*.pyi",
+    "families.toml",
+    "gguf.toml",
     "demo_document.txt",
     "published.csv",
     "heat_map.css",

@@ -23,16 +23,6 @@ TO_FRAME = (
 TRIALS = {
     BARE: (DEMO, "skipped demo.png: a picture needs the package matplotlib"),
     "plots": (f"{DEMO}\n{TO_FRAME}", "wrote demo-output/demo.png"),
-    "gguf": (
-        """
-import pathlib, struct
-from lazyllm.checkpoints.gguf_file import read_gguf
-tensor = struct.pack("<Q", 1) + b"t" + struct.pack("<IQIQ", 1, 256, 35, 0)
-pathlib.Path("a.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + tensor + bytes(128))
-print(read_gguf(pathlib.Path("a.gguf")))
-""",
-        "dtype='TQ2_0'",
-    ),
     "tokenizers": (
         """
 import pathlib, tiktoken, folders, toys

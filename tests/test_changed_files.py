@@ -96,7 +96,6 @@ def test_identity_is_of_what_was_loaded(folder: Path, other: Path, hashed_before
     with pytest.raises(ValueError, match="is a session with model sha256"):
         new.restore(file)
     assert old.restore(file).length == session.length
-    assert new.checkpoint.state != old.checkpoint.state
 
 
 def test_what_was_written_to_has_no_identity(folder: Path) -> None:
@@ -141,7 +140,7 @@ def test_a_file_that_is_cut_short_after_its_header_was_read(folder: Path) -> Non
     found = Checkpoint(folder)
     os.truncate(folder / WEIGHTS, 300_000)
     with pytest.raises(CheckpointError, match="lie past the end of a file of 300000 bytes"):
-        open_model(found.config, (found.shards, found.tensors), "cpu", 1, "f32", "auto", "f32")
+        open_model(found, "cpu", 1, "f32", "auto", "f32")
 
 
 ELSEWHERE = """

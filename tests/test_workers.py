@@ -183,19 +183,16 @@ def test_a_worker_under_other_conditions_is_refused(llm: lazyllm.LLM) -> None:
 
 
 @pytest.mark.parametrize("changed", ["model", "reader"])
-def test_a_worker_keeps_models_while_their_files_are_the_same(
-    changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LAZYLLM_CACHE", str(tmp_path / "cache"))
+def test_a_worker_keeps_models_while_their_files_are_the_same(changed: str, tmp_path: Path) -> None:
     for seed, name in enumerate(("model", "reader", "other")):
         (tmp_path / name).mkdir()
         model_folder(tmp_path / name, replace(SHAPE, ffn=64, seed=seed))
-    options: dict[str, Any] = {"device": "cpu", "threads": 1, "weights": "q4", "cache_weights": True}
+    options: dict[str, Any] = {"device": "cpu", "threads": 1, "weights": "q4"}
     settings = [f"compress:ratio=0.5,model={tmp_path / 'reader'}"]
     recipe, trials = recipe_and_trials(lazyllm.load(tmp_path / "model", **options), 1, settings)
     assert "error" not in run_part(recipe, trials)[0][0]
     kept = model_there(recipe)
-    assert kept.cache_weights
+    assert kept.weights == "q4"
     assert model_there(recipe) is kept
     (tmp_path / "other" / "model.safetensors").rename(tmp_path / changed / "model.safetensors")
     what = {"model": "model sha256", "reader": ".*: sha256 of the model that compresses"}[changed]

@@ -117,8 +117,6 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     add(parser, "--compute", "products on the CPU: f32, bf16, int8 or fastest (never int8); default f32")
     add(parser, "--weights", "on the CPU: auto (as stored), q8 or q4 (rounded on loading); default auto")
     add(parser, "--kv", "keys and values on the CPU: f32, f16 or bf16; default f32")
-    keep = "keep weights that --weights rounds for the next time"
-    add(parser, "--cache-weights", keep, action="store_true")
 
 
 def add_run(parser: argparse.ArgumentParser, kind: type[RunOptions], **defaults: str) -> None:

@@ -59,7 +59,6 @@ class Recipe:
             "compute": llm.compute,
             "weights": llm.weights,
             "kv": llm.kv,
-            "cache_weights": llm.cache_weights,
         }
         return cls(model, tasks, measure, options.wrapper, options.warm_ups)
 

@@ -15,7 +15,7 @@ from lazyllm.machine.device import cuda_facts
 from lazyllm.support.files import system_text, system_values
 
 REQUIRED = ("numpy", "safetensors", "tokenizers", "jinja2", "tqdm")
-OPTIONAL = ("gguf", "tiktoken", "sentencepiece", "huggingface_hub", "matplotlib")
+OPTIONAL = ("tiktoken", "sentencepiece", "huggingface_hub", "matplotlib")
 CPUINFO = Path("/proc/cpuinfo")
 DESIGN = ("CPU implementer", "CPU part", "CPU variant", "CPU revision")  # of a core, on ARM
 BOARDS = (Path("/sys/firmware/devicetree/base/model"), Path("/sys/class/dmi/id/product_name"))
