@@ -100,7 +100,7 @@ static int own(binder *b, void ***slot, size_t bytes, lazy_error *err)
 {
     lazy_model *model = b->model;
     *slot = &model->owned[model->n_owned];
-    int code = lazy_alloc(*slot, bytes, 1, "weights", err);
+    int code = lazy_alloc_bytes(*slot, bytes, 1, NULL, "weights", err);
     if (!code) model->n_owned++;
     return code;
 }
@@ -161,7 +161,7 @@ static int bind_vector(binder *b, float **out, const char *const *names, const i
     }
     void *memory = NULL;
     float *host = NULL; /* (2, total): the second one is for sorting */
-    int code = lazy_alloc((void **)&host, (size_t)total, 2 * sizeof *host, "a weight vector", err);
+    int code = lazy_alloc(&host, 2 * (size_t)total, "a weight vector", err);
     if (!code) code = backend->ops->alloc(backend, &memory, (size_t)total * sizeof *host, "a weight vector", err);
     if (!code) {
         for (int i = 0, at = 0; i < n_names; at += lengths[i++]) {
@@ -297,7 +297,7 @@ static int bind_experts(binder *b, lazy_matrix **out, int l, const char *const *
 {
     int n = b->model->config.n_experts, code = LAZY_OK;
     lazy_matrix *bound = NULL, unused;
-    if (!b->dry) code = lazy_alloc((void **)&bound, (size_t)n, sizeof *bound, "the table of experts", err);
+    if (!b->dry) code = lazy_alloc(&bound, n, "the table of experts", err);
     for (int e = 0; e < n && !code; e++) {
         layer_names names;
         for (int i = 0; i < n_kinds; i++) {
@@ -411,7 +411,7 @@ int lazy_bind(lazy_model *model, const lazy_tensor *tensors, int n_tensors, lazy
 {
     const lazy_ops *ops = model->backend->ops;
     binder b = { .model = model, .n = n_tensors, .weights = weights };
-    int code = lazy_alloc((void **)&b.by_name, (size_t)n_tensors, sizeof *b.by_name, "the tensor table", err);
+    int code = lazy_alloc(&b.by_name, n_tensors, "the tensor table", err);
     if (code) return code;
     for (int i = 0; i < n_tensors; i++) b.by_name[i] = &tensors[i];
     qsort(b.by_name, (size_t)n_tensors, sizeof *b.by_name, compare_names);
@@ -422,9 +422,7 @@ int lazy_bind(lazy_model *model, const lazy_tensor *tensors, int n_tensors, lazy
     if (!code) code = bind_all(&b, watch, err);
     if (!code) code = ops->admit(model->backend, model->bytes, "the weights", err);
     /* at most two for each tensor: sorted, and rounded */
-    if (!code)
-        code = lazy_alloc((void **)&model->owned, (size_t)n_tensors, 2 * sizeof *model->owned, "the table of weights",
-                          err);
+    if (!code) code = lazy_alloc(&model->owned, 2 * (size_t)n_tensors, "the table of weights", err);
     if (!code) code = ops->stream_open(model->backend, &model->config, &b.stream, err);
     if (!code) {
         b.dry = false;

@@ -10,10 +10,9 @@ int lazy_cache_open(lazy_cache *cache, lazy_model *model, const lazy_rules *rule
     const lazy_config *c = &model->config;
     size_t n = (size_t)c->n_layers, logits = (size_t)c->vocab * sizeof(float);
     size_t chunk = (size_t)backend->row_chunk * lazy_activation_bytes(backend);
-    int code = lazy_alloc_zeroed((void **)&cache->kv, n, sizeof *cache->kv, "the cache table", err);
-    if (!code)
-        code = lazy_alloc_zeroed((void **)&cache->remembered, n, sizeof *cache->remembered, "the cache table", err);
-    if (!code) code = lazy_alloc_zeroed((void **)&cache->aux, n, sizeof *cache->aux, "the cache table", err);
+    int code = lazy_alloc_zeroed(&cache->kv, n, "the cache table", err);
+    if (!code) code = lazy_alloc_zeroed(&cache->remembered, n, "the cache table", err);
+    if (!code) code = lazy_alloc_zeroed(&cache->aux, n, "the cache table", err);
     if (!code) code = lazy_buffers_open(cache, rules, err);
     if (!code) code = backend->ops->stream_open(backend, c, &cache->stream, err);
     if (!code) code = backend->ops->alloc(backend, &cache->normed, chunk * (size_t)c->hidden, "normed rows", err);
@@ -64,8 +63,7 @@ uint64_t lazy_cache_bytes(const lazy_cache *cache, int capacity)
 int lazy_cache_reserve(lazy_cache *cache, int capacity, const int32_t *depths, int length, lazy_error *err)
 {
     int32_t *staging;
-    int code = lazy_alloc((void **)&staging, staging_words(&cache->model->config, capacity), sizeof *staging,
-                          "the staging room", err);
+    int code = lazy_alloc(&staging, staging_words(&cache->model->config, capacity), "the staging room", err);
     if (code) return code;
     lazy_free(cache->staging);
     cache->staging = staging;

@@ -42,8 +42,7 @@ static int move_to_shared(lazy_cache *cache, const int32_t *depths, int length, 
 /* Notes that rows of the first n tokens up to these depths are the owner's. */
 static int note_shared(lazy_cache *cache, const int32_t *depths, int n, lazy_error *err)
 {
-    int code =
-        lazy_alloc_copy((void **)&cache->shared_depths, depths, (size_t)n, sizeof *depths, "the shared tokens", err);
+    int code = lazy_alloc_copy(&cache->shared_depths, depths, n, "the shared tokens", err);
     if (!code) cache->n_shared = n;
     return code;
 }
@@ -55,7 +54,7 @@ static int list_parts(const lazy_cache *cache, int length, lazy_stretch **parts,
     size_t n_pieces = 0, context = (size_t)cache->model->config.context;
     for (const lazy_buffer *b = cache->buffers; b < end; b++)
         if (b->has_rows) n_pieces += (size_t)b->pieces;
-    int code = lazy_alloc((void **)parts, n_pieces, sizeof **parts, "the parts of shared memory", err);
+    int code = lazy_alloc(parts, n_pieces, "the parts of shared memory", err);
     *n = 0;
     for (const lazy_buffer *b = cache->buffers; b < end && !code; b++)
         for (size_t i = 0; b->has_rows && i < (size_t)b->pieces; i++) {

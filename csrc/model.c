@@ -128,7 +128,7 @@ int lazy_model_open(lazy_model **out, const lazy_config *config, const char *con
     if (code) return code;
 
     lazy_model *model;
-    code = lazy_alloc_zeroed((void **)&model, 1, sizeof *model, "the model", err);
+    code = lazy_alloc_zeroed(&model, 1, "the model", err);
     if (code) return code;
     model->config = *config;
     lazy_config *own = &model->config;
@@ -144,17 +144,13 @@ int lazy_model_open(lazy_model **out, const lazy_config *config, const char *con
                    { (void **)&own->expert_layers, config->expert_layers, n_layers } }; /* of 4 bytes each */
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) *arrays[i].copy = NULL;
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
-        if ((code = lazy_alloc_copy(arrays[i].copy, arrays[i].array, arrays[i].n, 4, "the config", err))) goto done;
+        if ((code = lazy_alloc_bytes(arrays[i].copy, arrays[i].n, 4, arrays[i].array, "the config", err))) goto done;
 
-    if ((code = lazy_alloc_zeroed((void **)&model->shards, (size_t)n_shards, sizeof *model->shards, "the shard table",
-                                  err)))
-        goto done;
+    if ((code = lazy_alloc_zeroed(&model->shards, n_shards, "the shard table", err))) goto done;
     for (; model->n_shards < n_shards; model->n_shards++)
         if ((code = lazy_mapping_open(&model->shards[model->n_shards], shards[model->n_shards], err))) goto done;
 
-    if ((code = lazy_alloc_zeroed((void **)&model->layers, (size_t)config->n_layers, sizeof *model->layers,
-                                  "the layer table", err)))
-        goto done;
+    if ((code = lazy_alloc_zeroed(&model->layers, (size_t)config->n_layers, "the layer table", err))) goto done;
     if ((code = lazy_device_open(&model->backend, device, lazy_bind_dtype(tensors, n_tensors), err))) goto done;
     code = lazy_bind(model, tensors, n_tensors, weights, watch, err);
     if (!code) code = lazy_model_check(model, err);

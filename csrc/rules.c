@@ -89,13 +89,9 @@ static int check(const lazy_pruning *p, int n_layers, lazy_error *err)
     return p->policy.call ? check_policy(p, err) : LAZY_OK;
 }
 
-static int copy(void *out, const void *from, int n, size_t size, lazy_error *err)
-{
-    return lazy_alloc_copy(out, from, (size_t)n, size, "a pruning setting", err);
-}
-
 int lazy_rules_open(lazy_rules *rules, const lazy_pruning *pruning, int n_layers, lazy_error *err)
 {
+    const char *what = "a pruning setting";
     const lazy_pruning dense = LAZY_PRUNING_DENSE;
     const lazy_pruning *p = pruning ? pruning : &dense;
     *rules = (lazy_rules){ 0 };
@@ -104,10 +100,9 @@ int lazy_rules_open(lazy_rules *rules, const lazy_pruning *pruning, int n_layers
     rules->pruning = *p;
     rules->pruning.stages = rules->pruning.decode_stages = NULL;
     rules->pruning.protect = NULL;
-    code = copy(&rules->pruning.stages, p->stages, p->n_stages, sizeof *p->stages, err);
-    if (!code)
-        code = copy(&rules->pruning.decode_stages, p->decode_stages, p->n_decode_stages, sizeof *p->decode_stages, err);
-    if (!code) code = copy(&rules->pruning.protect, p->protect, p->n_protect, sizeof *p->protect, err);
+    code = lazy_alloc_copy(&rules->pruning.stages, p->stages, p->n_stages, what, err);
+    if (!code) code = lazy_alloc_copy(&rules->pruning.decode_stages, p->decode_stages, p->n_decode_stages, what, err);
+    if (!code) code = lazy_alloc_copy(&rules->pruning.protect, p->protect, p->n_protect, what, err);
     if (code) lazy_rules_close(rules);
     return code;
 }

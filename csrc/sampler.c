@@ -97,7 +97,7 @@ int lazy_sampler_open(lazy_sampler **out, double temperature, double top_p, int 
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, install_handlers);
     if (handlers_failed) return lazy_fail(err, LAZY_MEMORY, "the sampler: %s", strerror(handlers_failed));
-    int code = lazy_alloc_zeroed((void **)out, 1, sizeof **out, "the sampler", err);
+    int code = lazy_alloc_zeroed(out, 1, "the sampler", err);
     if (code) return code;
     (*out)->temperature = temperature;
     (*out)->top_p = top_p;
@@ -130,8 +130,8 @@ static int reserve(lazy_sampler *sampler, int n_vocab, lazy_error *err)
     if (sampler->n_vocab == n_vocab) return LAZY_OK;
     candidate *sorted;
     uint16_t *bucket = NULL;
-    int code = lazy_alloc((void **)&sorted, (size_t)n_vocab, sizeof *sorted, "the sampler's candidates", err);
-    if (!code) code = lazy_alloc((void **)&bucket, (size_t)n_vocab, sizeof *bucket, "the sampler's candidates", err);
+    int code = lazy_alloc(&sorted, n_vocab, "the sampler's candidates", err);
+    if (!code) code = lazy_alloc(&bucket, n_vocab, "the sampler's candidates", err);
     lazy_free(code ? sorted : sampler->sorted);
     if (code) return code;
     lazy_free(sampler->bucket);

@@ -9,8 +9,7 @@
 
 static int open_report(lazy_report *report, int n_layers, lazy_error *err)
 {
-    return lazy_alloc_zeroed((void **)&report->counts, (size_t)n_layers, sizeof *report->counts, "the pass counts",
-                             err);
+    return lazy_alloc_zeroed(&report->counts, n_layers, "the pass counts", err);
 }
 
 static void close_report(lazy_report *report)
@@ -24,16 +23,14 @@ int lazy_session_open(lazy_session **out, lazy_model *model, const lazy_pruning 
     *out = NULL;
     int n_layers = model->config.n_layers;
     lazy_session *s;
-    int code = lazy_alloc_zeroed((void **)&s, 1, sizeof *s, "the session", err);
+    int code = lazy_alloc_zeroed(&s, 1, "the session", err);
     if (code) return code;
     s->model = model;
     code = lazy_rules_open(&s->rules, pruning, n_layers, err);
     if (!code) code = lazy_cache_open(&s->cache, model, &s->rules, err);
     if (!code) code = open_report(&s->last, n_layers, err);
     if (!code) code = open_report(&s->under_way, n_layers, err);
-    if (!code)
-        code =
-            lazy_alloc_zeroed((void **)&s->waiting, (size_t)n_layers + 1, sizeof *s->waiting, "the waiting marks", err);
+    if (!code) code = lazy_alloc_zeroed(&s->waiting, (size_t)n_layers + 1, "the waiting marks", err);
     if (code) lazy_session_close(s);
     else *out = s;
     return code;

@@ -74,7 +74,7 @@ static int move_part(lazy_session *s, lazy_state_part part, int layer, int n, vo
         return lazy_fail(err, LAZY_INVALID, "part %d of layer %d has %d tokens; the session has rows of %d", (int)part,
                          layer, n, mark_rows(s, b, part, s->tokens.length, NULL));
     uint8_t *has;
-    int code = lazy_alloc((void **)&has, (size_t)length + 1, sizeof *has, "marks of tokens", err);
+    int code = lazy_alloc(&has, (size_t)length + 1, "marks of tokens", err);
     if (code) return code;
     mark_rows(s, b, part, length, has);
     code = move_rows(&s->cache, b, has, length, n, data, writes, err);

@@ -35,7 +35,7 @@ static int reserve_run(lazy_trace *trace)
     if (trace->n_runs < trace->capacity) return LAZY_OK;
     int capacity = trace->capacity ? 2 * trace->capacity : 8;
     lazy_trace_run *runs;
-    int code = lazy_alloc((void **)&runs, (size_t)capacity, sizeof *runs, "the trace", NULL);
+    int code = lazy_alloc(&runs, capacity, "the trace", NULL);
     if (code) return code;
     if (trace->n_runs) memcpy(runs, trace->runs, (size_t)trace->n_runs * sizeof *runs);
     lazy_free(trace->runs);
@@ -52,10 +52,9 @@ int lazy_trace_add(lazy_trace *trace, lazy_stream *stream, int first_layer, int 
         .first_layer = first_layer, .last_layer = last_layer, .n_in_play = n_in_play, .n_computed = n_computed
     };
     int code = reserve_run(trace);
-    if (!code) code = lazy_alloc((void **)&run.in_play, (size_t)n_in_play, sizeof *run.in_play, "the trace", NULL);
-    if (!code) code = lazy_alloc((void **)&run.computed, (size_t)n_computed, sizeof *run.computed, "the trace", NULL);
-    if (!code && scores)
-        code = lazy_alloc((void **)&run.scores, (size_t)n_in_play, sizeof *run.scores, "the trace", NULL);
+    if (!code) code = lazy_alloc(&run.in_play, n_in_play, "the trace", NULL);
+    if (!code) code = lazy_alloc(&run.computed, n_computed, "the trace", NULL);
+    if (!code && scores) code = lazy_alloc(&run.scores, n_in_play, "the trace", NULL);
     if (code) {
         free_run(&run);
         drop_runs(trace);

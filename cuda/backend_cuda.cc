@@ -55,7 +55,7 @@ int upload_part(lazy_cuda *cuda, char *to, const lazy_part *part, int cols, lazy
     if (part->dtype == cuda->type)
         return lazy_cuda_check(cudaMemcpy(to, part->data, bytes, cudaMemcpyHostToDevice), "weights", err);
     void *converted;
-    int code = lazy_alloc(&converted, n, lazy_dtype_width(cuda->type), "converted weights", err);
+    int code = lazy_alloc_bytes(&converted, n, lazy_dtype_width(cuda->type), nullptr, "converted weights", err);
     if (code) return code;
     lazy_cuda_convert(converted, cuda->type, part->data, part->dtype, n);
     code = lazy_cuda_check(cudaMemcpy(to, converted, bytes, cudaMemcpyHostToDevice), "weights", err);
@@ -149,7 +149,7 @@ int clear_bad_score(lazy_cuda_stream *s, lazy_error *err)
 int open_stream(lazy_backend *backend, const lazy_config *config, lazy_stream **out, lazy_error *err)
 {
     lazy_cuda_stream *s;
-    int code = lazy_alloc_zeroed((void **)&s, 1, sizeof *s, "a stream", err);
+    int code = lazy_alloc_zeroed(&s, 1, "a stream", err);
     if (code) return code;
     s->base.backend = backend;
     s->base.config = config;
@@ -341,7 +341,7 @@ int lazy_cuda_open(lazy_backend **out, const lazy_cuda_options *options, lazy_er
     if (!code) code = lazy_cublas_load(&cublas, options->libraries, options->n_libraries, err);
     if (code) return code;
     lazy_cuda *cuda;
-    if ((code = lazy_alloc_zeroed((void **)&cuda, 1, sizeof *cuda, "the CUDA backend", err))) return code;
+    if ((code = lazy_alloc_zeroed(&cuda, 1, "the CUDA backend", err))) return code;
     cuda->device = options->device;
     cuda->type = options->type;
     cuda->cublas = cublas;

@@ -155,9 +155,9 @@ int lazy_cpu_share_open(lazy_backend *backend, lazy_shared **out, size_t bytes, 
     *out = NULL;
     pthread_once(&handlers_once, install_handlers);
     if (handlers_failed) return lazy_fail(err, LAZY_MEMORY, "shared memory: %s", strerror(handlers_failed));
-    int code = lazy_alloc_zeroed((void **)&m, 1, sizeof *m, "a mapping", err);
+    int code = lazy_alloc_zeroed(&m, 1, "a mapping", err);
     if (code) return code;
-    code = lazy_alloc_zeroed((void **)&m->file, 1, sizeof *m->file, "a mapping", err);
+    code = lazy_alloc_zeroed(&m->file, 1, "a mapping", err);
     if (!code) {
         *m->file = (memory_file){ .fd = create_file(bytes), .bytes = bytes, .n_mappings = 1 };
         if (m->file->fd < 0 || !map_file(m, MAP_SHARED))
@@ -178,7 +178,7 @@ int lazy_cpu_share_join(lazy_shared **out, const lazy_shared *from, const lazy_s
 {
     mapping *m;
     *out = NULL;
-    int code = lazy_alloc_zeroed((void **)&m, 1, sizeof *m, "a mapping", err);
+    int code = lazy_alloc_zeroed(&m, 1, "a mapping", err);
     if (code) return code;
     m->file = ((const mapping *)from)->file;
     atomic_fetch_add(&m->file->n_mappings, 1);

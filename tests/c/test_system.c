@@ -316,7 +316,7 @@ static void test_shared_by_threads(void)
 static char *allocated(size_t bytes)
 {
     char *memory;
-    if (lazy_alloc((void **)&memory, bytes, 1, "a buffer", NULL)) exit(1);
+    if (lazy_alloc_bytes((void **)&memory, bytes, 1, NULL, "a buffer", NULL)) exit(1);
     return memory;
 }
 
