@@ -1,11 +1,10 @@
-#include "forward.h"
-
 #include <math.h>
 #include <string.h>
 
 #include "error.h"
 #include "numeric.h"
 #include "policy.h"
+#include "session.h"
 
 /* A set of positions on the backend, ascending and without repeats. */
 typedef struct set {
@@ -21,7 +20,9 @@ typedef struct pass {
     const lazy_ops *ops;
     const lazy_config *config;
     lazy_schedule schedule;
-    lazy_outputs outputs;
+    const lazy_pass *request;
+    float *head;   /* (head_rows, vocab) logits of some rows at a time, for surprisal */
+    int head_rows; /* at most row_chunk */
 
     int length;       /* tokens of the context, the new ones included */
     int first_new;    /* position of the first new token */
@@ -80,13 +81,13 @@ static int upload_cleared(pass *p, int32_t *to, size_t n, int32_t first, lazy_er
     return p->ops->upload(p->stream, to, p->cache->staging, n * sizeof *to, err);
 }
 
-static int begin(pass *p, int n_new, lazy_error *err)
+static int begin(pass *p, lazy_error *err)
 {
     lazy_cache *cache = p->cache;
     const lazy_tokens *tokens = &p->session->tokens;
     size_t length = (size_t)p->length;
-    int n_computed = n_new;
-    p->first_new = p->length - n_new;
+    int n_computed = p->request->n;
+    p->first_new = p->length - n_computed;
     p->first_asking = p->is_prompt ? lazy_tokens_prompt_begin(tokens, p->first_new) : p->first_new;
     for (int i = p->first_new; i < p->length; i++) n_computed -= tokens->gone[i];
     p->in_play = (set){ cache->in_play[0], p->length - tokens->n_gone };
@@ -217,7 +218,7 @@ static int run_attention_and_ffn(pass *p, const lazy_layer *w, lazy_kv kv, void 
  * stage on, the rows are those of the whole. */
 static bool computes_part(const pass *p, int l)
 {
-    return (p->outputs.stops_at_first_stage || p->first_asking < p->first_new) &&
+    return (p->request->reads || p->first_asking < p->first_new) &&
            l < lazy_rules_layers_before_pruning(&p->session->rules, p->config->n_layers);
 }
 
@@ -233,7 +234,7 @@ static int run_layer(pass *p, int l, lazy_error *err)
     bool last = l == c->n_layers - 1, is_part = computes_part(p, l);
 
     /* The last layer computes the query token alone, unless the surprisal of every token is wanted. */
-    int skip = last && !p->outputs.surprisal ? n - 1 : 0;
+    int skip = last && !p->request->surprisal ? n - 1 : 0;
 
     for (int first = 0, here; first < n; first += here) {
         here = even_part(n - first, p->session->model->backend->row_chunk);
@@ -448,7 +449,7 @@ static int prune_and_revive(pass *p, int l, lazy_error *err)
     if (code || (!stage && !waiting && !last)) return code;
 
     if (scores && (code = prune(p, stage, scores, err))) return code;
-    code = lazy_trace_add(&session->under_way.trace, p->stream, p->trace_first, l, before.positions, before.n,
+    code = lazy_trace_add(&session->under_way, p->stream, p->trace_first, l, before.positions, before.n,
                           p->computed.positions, p->computed.n, scores, err);
     p->trace_first = l + 1;
     if (code || last) return code;
@@ -463,29 +464,29 @@ static int find_surprisal(pass *p, lazy_error *err)
 {
     lazy_cache *cache = p->cache;
     const lazy_model *model = p->session->model;
-    const lazy_outputs *out = &p->outputs;
+    float *surprisal_out = p->request->surprisal;
     int n = p->computed.n, vocab = p->config->vocab, first_known = cache->has_logits ? 0 : 1, code = LAZY_OK;
     float *surprisal = cache->scores[0]; /* free: no pass that prunes gets here */
     if (cache->has_logits) {
         code = p->ops->copy(p->stream, cache->fresh_logits, cache->logits, (size_t)vocab * sizeof *cache->logits, err);
         if (!code) code = p->ops->surprisal(p->stream, surprisal, cache->fresh_logits, 1, vocab, cache->ids, err);
     }
-    for (int first = 0; first < n - 1 && !code; first += out->head_rows) {
-        int here = min_int(out->head_rows, n - 1 - first);
+    for (int first = 0; first < n - 1 && !code; first += p->head_rows) {
+        int here = min_int(p->head_rows, n - 1 - first);
         const void *x = offset(p, p->x, (size_t)first * (size_t)p->config->hidden);
         code = p->ops->rmsnorm(p->stream, cache->normed, x, here, p->config->hidden, model->final_norm,
                                p->config->norm_eps, false, err);
-        if (!code) code = p->ops->logits(p->stream, out->head, cache->normed, here, &model->head, err);
+        if (!code) code = p->ops->logits(p->stream, p->head, cache->normed, here, &model->head, err);
         if (!code)
-            code = p->ops->surprisal(p->stream, surprisal + first + 1, out->head, here, vocab, cache->ids + first + 1,
-                                     err);
+            code =
+                p->ops->surprisal(p->stream, surprisal + first + 1, p->head, here, vocab, cache->ids + first + 1, err);
     }
-    out->surprisal[0] = NAN;
+    surprisal_out[0] = NAN;
     if (!code && first_known < n)
-        code = p->ops->download(p->stream, out->surprisal + first_known, surprisal + first_known,
+        code = p->ops->download(p->stream, surprisal_out + first_known, surprisal + first_known,
                                 (size_t)(n - first_known) * sizeof *surprisal, err);
     for (int i = first_known; i < n && !code; i++)
-        if (!isfinite(out->surprisal[i]))
+        if (!isfinite(surprisal_out[i]))
             code =
                 lazy_fail(err, LAZY_CHECKPOINT,
                           "the surprisal of token %d is no finite number: the final norm or the LM head is damaged", i);
@@ -503,7 +504,7 @@ static int commit(pass *p, lazy_error *err)
     if (!code && gone) code = p->ops->download(p->stream, gone, cache->gone, bytes, err);
     if (code) return code;
     lazy_tokens_commit(&session->tokens, gone);
-    if (!p->outputs.stops_at_first_stage) lazy_tokens_end_reading(&session->tokens, p->first_new);
+    if (!p->request->reads) lazy_tokens_end_reading(&session->tokens, p->first_new);
     lazy_cache_commit(cache);
     lazy_report outdated = session->last;
     session->last = session->under_way;
@@ -564,10 +565,10 @@ static int finish(pass *p, lazy_error *err)
     const lazy_config *c = p->config;
     const lazy_model *model = session->model;
     const int32_t *notes = cache->staging;
-    float *logits = p->outputs.logits;
-    int32_t *best = p->outputs.best;
+    float *logits = p->request->logits;
+    int32_t *best = p->request->best;
     int code = p->ops->mark(p->stream, cache->depth, p->computed.positions, p->computed.n, c->n_layers, err);
-    if (!code && p->outputs.surprisal) code = find_surprisal(p, err);
+    if (!code && p->request->surprisal) code = find_surprisal(p, err);
     const void *last = offset(p, p->x, (size_t)(p->computed.n - 1) * (size_t)c->hidden);
     if (!code)
         code = p->ops->checked_rmsnorm(p->stream, cache->normed, last, 1, c->hidden, model->final_norm, c->norm_eps,
@@ -591,8 +592,8 @@ static int finish_early(pass *p, int l, lazy_error *err)
     lazy_cache *cache = p->cache;
     const int32_t *rows = p->computed.positions;
     int n = p->computed.n;
-    int code = lazy_trace_add(&session->under_way.trace, p->stream, p->trace_first, l - 1, p->in_play.positions,
-                              p->in_play.n, rows, n, NULL, err);
+    int code = lazy_trace_add(&session->under_way, p->stream, p->trace_first, l - 1, p->in_play.positions, p->in_play.n,
+                              rows, n, NULL, err);
     for (int above = l; above < p->config->n_layers; above++)
         session->under_way.counts[above] = (lazy_layer_count){ 0 };
     if (!code) code = p->ops->mark(p->stream, cache->depth, rows, n, l, err);
@@ -607,38 +608,57 @@ static int finish_early(pass *p, int l, lazy_error *err)
     return LAZY_OK;
 }
 
-int lazy_forward(lazy_session *session, int n, bool generated, lazy_outputs outputs, lazy_error *err)
+/* Room for surprisal's logits: (p->head_rows, vocab). */
+static int open_head(pass *p, lazy_error *err)
+{
+    enum { LOGITS_AT_ONCE = 1 << 24 }; /* 64 MiB of logits */
+    lazy_backend *backend = p->session->model->backend;
+    int vocab = p->config->vocab, most = min_int(backend->row_chunk, LOGITS_AT_ONCE / vocab);
+    p->head_rows = clamp_int(p->request->n, 1, max_int(most, 1));
+    return backend->ops->alloc(backend, (void **)&p->head, (size_t)p->head_rows * (size_t)vocab * sizeof *p->head,
+                               "logits of many rows", err);
+}
+
+static int run_layers(pass *p, lazy_error *err)
+{
+    lazy_session *session = p->session;
+    int code = begin(p, err), all = p->config->n_layers;
+    if (code) return lazy_fail_in(err, code, "before the first layer");
+    int n_layers = p->request->reads ? lazy_rules_layers_before_pruning(&session->rules, all) : all;
+    for (int l = 0; l < n_layers; l++) {
+        session->under_way.counts[l] = (lazy_layer_count){ .in_play = p->in_play.n, .computed = p->computed.n };
+        if ((code = run_layer(p, l, err))) return lazy_fail_in(err, code, "layer %d", l);
+        p->stream->layers_done = l + 1;
+        const lazy_watch *watch = p->stream->watch;
+        if (watch && watch->poll(watch->context, l + 1, all))
+            return lazy_fail(err, LAZY_CANCELLED, "stopped after layer %d", l);
+        bool early = l == n_layers - 1 && n_layers < all;
+        if (!early && (code = prune_and_revive(p, l, err)))
+            return blame_layer(p, lazy_fail_in(err, code, "after layer %d", l), err);
+    }
+    return blame_layer(p, n_layers < all ? finish_early(p, n_layers, err) : finish(p, err), err);
+}
+
+int lazy_forward(lazy_session *session, const lazy_pass *request, lazy_error *err)
 {
     int length = session->tokens.length;
+    lazy_backend *backend = session->model->backend;
     pass p = {
         .session = session,
         .cache = &session->cache,
         .stream = session->cache.stream,
-        .ops = session->model->backend->ops,
+        .ops = backend->ops,
         .config = &session->model->config,
-        .schedule = outputs.stops_at_first_stage ? (lazy_schedule){ 0 }
-                                                 : lazy_rules_schedule(&session->rules, generated, length),
-        .outputs = outputs,
+        .request = request,
         .length = length,
-        .is_prompt = !generated,
+        .is_prompt = !request->generated,
         .n_free = -1,
     };
-    lazy_trace_begin(&session->under_way.trace, session->traces);
-    lazy_cache_begin(p.cache, generated);
-    int code = begin(&p, n, err);
-    if (code) return lazy_fail_in(err, code, "before the first layer");
-    int n_layers = outputs.stops_at_first_stage ? lazy_rules_layers_before_pruning(&session->rules, p.config->n_layers)
-                                                : p.config->n_layers;
-    for (int l = 0; l < n_layers; l++) {
-        session->under_way.counts[l] = (lazy_layer_count){ .in_play = p.in_play.n, .computed = p.computed.n };
-        if ((code = run_layer(&p, l, err))) return lazy_fail_in(err, code, "layer %d", l);
-        p.stream->layers_done = l + 1;
-        const lazy_watch *watch = p.stream->watch;
-        if (watch && watch->poll(watch->context, l + 1, p.config->n_layers))
-            return lazy_fail(err, LAZY_CANCELLED, "stopped after layer %d", l);
-        bool early = l == n_layers - 1 && n_layers < p.config->n_layers;
-        if (!early && (code = prune_and_revive(&p, l, err)))
-            return blame_layer(&p, lazy_fail_in(err, code, "after layer %d", l), err);
-    }
-    return blame_layer(&p, n_layers < p.config->n_layers ? finish_early(&p, n_layers, err) : finish(&p, err), err);
+    if (!request->reads) p.schedule = lazy_rules_schedule(&session->rules, request->generated, length);
+    lazy_trace_begin(&session->under_way, session->traces);
+    lazy_cache_begin(p.cache, request->generated);
+    int code = request->surprisal ? open_head(&p, err) : LAZY_OK;
+    if (!code) code = run_layers(&p, err);
+    backend->ops->free(backend, p.head);
+    return code;
 }

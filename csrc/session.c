@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "error.h"
-#include "forward.h"
 #include "memory.h"
 #include "numeric.h"
 
@@ -15,7 +14,7 @@ static int open_report(lazy_report *report, int n_layers, lazy_error *err)
 static void close_report(lazy_report *report)
 {
     lazy_free(report->counts);
-    lazy_trace_close(&report->trace);
+    lazy_trace_close(report);
 }
 
 int lazy_session_open(lazy_session **out, lazy_model *model, const lazy_pruning *pruning, lazy_error *err)
@@ -151,39 +150,57 @@ int lazy_session_logits(lazy_session *s, float *logits, lazy_error *err)
     return s->model->backend->ops->download(cache->stream, logits, cache->logits, bytes, err);
 }
 
-static int check_ids(const lazy_session *s, const int32_t *ids, int n, lazy_error *err)
+/* Refuses a pass of a kind that cannot come next, before anything changes. */
+static int check_kind(const lazy_session *s, const lazy_pass *pass, lazy_error *err)
 {
-    if (n < 1) return lazy_fail(err, LAZY_INVALID, "no tokens were given; a pass needs at least one");
-    int vocab = s->model->config.vocab;
-    for (int i = 0; i < n; i++)
-        if (ids[i] < 0 || ids[i] >= vocab)
-            return lazy_fail(err, LAZY_INVALID, "token id %d at index %d; ids go from 0 to %d", ids[i], i, vocab - 1);
-    return LAZY_OK;
-}
-
-static int run(lazy_session *s, const int32_t *ids, int n, bool generated, lazy_outputs outputs,
-               const lazy_watch *watch, lazy_error *err)
-{
-    int64_t length = (int64_t)s->tokens.length + n;
-    if (s->tokens.left_out_end > s->tokens.length &&
-        (s->tokens.left_out_end >= length || generated || outputs.surprisal))
+    const lazy_pruning *pruning = &s->rules.pruning;
+    int left_out_end = s->tokens.left_out_end;
+    if (pass->reads && pruning->n_stages && pruning->stages[0].for_good)
+        return lazy_fail(
+            err, LAZY_INVALID,
+            "the first stage, after layer %d, drops tokens for good, so that none can wait there for a later prompt",
+            pruning->stages[0].layer);
+    if (pass->surprisal && lazy_rules_prune(&s->rules))
+        return lazy_fail(err, LAZY_INVALID,
+                         "the session prunes, so that not every token has a surprisal; open one without pruning");
+    if (left_out_end > s->tokens.length &&
+        (left_out_end >= (int64_t)s->tokens.length + pass->n || pass->generated || pass->surprisal))
         return lazy_fail(
             err, LAZY_INVALID,
             "tokens are left out up to position %d; a pass over the user's tokens beyond it must come next",
-            s->tokens.left_out_end - 1);
+            left_out_end - 1);
+    return LAZY_OK;
+}
+
+static int check_ids(const lazy_session *s, const lazy_pass *pass, lazy_error *err)
+{
+    int vocab = s->model->config.vocab;
+    if (pass->n < 1) return lazy_fail(err, LAZY_INVALID, "no tokens were given; a pass needs at least one");
+    for (int i = 0; i < pass->n; i++)
+        if (pass->ids[i] < 0 || pass->ids[i] >= vocab)
+            return lazy_fail(err, LAZY_INVALID, "token id %d at index %d; ids go from 0 to %d", pass->ids[i], i,
+                             vocab - 1);
+    return LAZY_OK;
+}
+
+int lazy_session_run(lazy_session *s, const lazy_pass *pass, lazy_error *err)
+{
     enum { SLACK = 64 }; /* tokens: spare room for decoding; later the capacity doubles */
-    int code = check_ids(s, ids, n, err);
+    int64_t length = (int64_t)s->tokens.length + pass->n;
+    int code = check_kind(s, pass, err);
+    if (code) return code;
+    code = check_ids(s, pass, err);
     if (!code) code = reserve(s, length, s->tokens.length ? 2 * length : length + SLACK, err);
     if (!code) code = lazy_cache_write_from(&s->cache, s->tokens.length, (int)length, s->tokens.depths, err);
     const lazy_tokens before = s->tokens;
     if (!code) {
-        lazy_tokens_append(&s->tokens, ids, n,
-                           outputs.stops_at_first_stage ? LAZY_READ
-                           : generated                  ? LAZY_GENERATED
-                                                        : LAZY_PROMPT);
-        s->cache.stream->watch = watch;
+        lazy_tokens_append(&s->tokens, pass->ids, pass->n,
+                           pass->reads       ? LAZY_READ
+                           : pass->generated ? LAZY_GENERATED
+                                             : LAZY_PROMPT);
+        s->cache.stream->watch = pass->watch;
         s->cache.stream->layers_done = 0;
-        code = lazy_forward(s, n, generated, outputs, err);
+        code = lazy_forward(s, pass, err);
         s->cache.stream->watch = NULL;
     }
     if (!code) return LAZY_OK;
@@ -192,68 +209,6 @@ static int run(lazy_session *s, const int32_t *ids, int n, bool generated, lazy_
     return code;
 }
 
-int lazy_session_forward(lazy_session *s, const int32_t *ids, int n, bool generated, float *logits,
-                         const lazy_watch *watch, lazy_error *err)
-{
-    return run(s, ids, n, generated, (lazy_outputs){ .logits = logits }, watch, err);
-}
-
-int lazy_session_greedy(lazy_session *s, const int32_t *ids, int n, bool generated, int32_t *token,
-                        const lazy_watch *watch, lazy_error *err)
-{
-    return run(s, ids, n, generated, (lazy_outputs){ .best = token }, watch, err);
-}
-
-int lazy_session_read(lazy_session *s, const int32_t *ids, int n, const lazy_watch *watch, lazy_error *err)
-{
-    const lazy_pruning *pruning = &s->rules.pruning;
-    if (pruning->n_stages && pruning->stages[0].for_good)
-        return lazy_fail(
-            err, LAZY_INVALID,
-            "the first stage, after layer %d, drops tokens for good, so that none can wait there for a later prompt",
-            pruning->stages[0].layer);
-    return run(s, ids, n, false, (lazy_outputs){ .stops_at_first_stage = true }, watch, err);
-}
-
-int lazy_session_surprisal(lazy_session *s, const int32_t *ids, int n, float *surprisal, const lazy_watch *watch,
-                           lazy_error *err)
-{
-    enum { LOGITS_AT_ONCE = 1 << 24 }; /* 64 MiB of logits */
-    if (lazy_rules_prune(&s->rules))
-        return lazy_fail(err, LAZY_INVALID,
-                         "the session prunes, so that not every token has a surprisal; open one without pruning");
-    lazy_backend *backend = s->model->backend;
-    int vocab = s->model->config.vocab,
-        rows = max_int(min_int(min_int(LOGITS_AT_ONCE / vocab, backend->row_chunk), n), 1);
-    lazy_outputs outputs = { .surprisal = surprisal, .head_rows = rows };
-    int code = backend->ops->alloc(backend, (void **)&outputs.head, (size_t)rows * (size_t)vocab * sizeof(float),
-                                   "logits of many rows", err);
-    if (!code) code = run(s, ids, n, false, outputs, watch, err);
-    backend->ops->free(backend, outputs.head);
-    return code;
-}
-
-int lazy_session_length(const lazy_session *s) { return s->tokens.length; }
-int lazy_session_n_prompt(const lazy_session *s) { return s->tokens.n_prompt; }
-const int32_t *lazy_session_ids(const lazy_session *s) { return s->tokens.ids; }
-const int32_t *lazy_session_depths(const lazy_session *s) { return s->tokens.depths; }
-const uint8_t *lazy_session_gone(const lazy_session *s) { return s->tokens.gone; }
-const uint8_t *lazy_session_kinds(const lazy_session *s) { return s->tokens.kinds; }
-double lazy_session_computed(const lazy_session *s)
-{
-    return lazy_tokens_computed(&s->tokens, s->model->config.n_layers);
-}
-double lazy_session_reached_top(const lazy_session *s)
-{
-    return lazy_tokens_reached_top(&s->tokens, s->model->config.n_layers);
-}
-const lazy_layer_count *lazy_session_last_pass(const lazy_session *s) { return s->last.counts; }
-bool lazy_session_traces(const lazy_session *s) { return s->traces; }
-void lazy_session_set_trace(lazy_session *s, bool on) { s->traces = on; }
-bool lazy_session_trace_lost(const lazy_session *s) { return s->last.trace.lost; }
-
-const lazy_trace_run *lazy_session_trace(const lazy_session *s, int *n_runs)
-{
-    *n_runs = s->last.trace.n_runs;
-    return s->last.trace.runs;
-}
+const lazy_tokens *lazy_session_tokens(const lazy_session *s) { return &s->tokens; }
+const lazy_report *lazy_session_last_pass(const lazy_session *s) { return &s->last; }
+bool *lazy_session_traces(lazy_session *s) { return &s->traces; }

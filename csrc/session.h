@@ -5,13 +5,6 @@
 #include "cache.h"
 #include "rules.h"
 #include "tokens.h"
-#include "trace.h"
-
-/* The report of a pass. */
-typedef struct lazy_report {
-    lazy_layer_count *counts; /* (n_layers,) */
-    lazy_trace trace;
-} lazy_report;
 
 struct lazy_session {
     lazy_model *model;
@@ -22,5 +15,22 @@ struct lazy_session {
     bool traces;                 /* passes to come are traced */
     uint8_t *waiting;            /* (n_layers + 1,) true where tokens of that depth may be in the Aux cache */
 };
+
+/* ---- forward.c -------------------------------------------------------------------------- */
+
+/* Runs the tokens of a pass, already appended and with room reserved, through the model. Only a pass that succeeds
+ * changes what the session knows of earlier tokens, at its end. */
+int lazy_forward(lazy_session *session, const lazy_pass *request, lazy_error *err);
+
+/* ---- trace.c ---------------------------------------------------------------------------- */
+
+/* Drops the trace of an earlier pass; `traced` starts another. */
+void lazy_trace_begin(lazy_report *report, bool traced);
+void lazy_trace_close(lazy_report *report);
+
+/* Copies the sets of a run of layers from the backend; scores may be NULL. Does nothing where none is wanted or once
+ * the trace is lost. Running out of memory loses the trace and is no error. */
+int lazy_trace_add(lazy_report *report, lazy_stream *stream, int first_layer, int last_layer, const int32_t *in_play,
+                   int n_in_play, const int32_t *computed, int n_computed, const float *scores, lazy_error *err);
 
 #endif

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-core_state *core_state_of(void *object) { return PyType_GetModuleState(Py_TYPE((PyObject *)object)); }
+core_state *core_state_of(const void *object) { return PyType_GetModuleState(Py_TYPE((PyObject *)object)); }
 
 PyObject *core_raise(const core_state *state, const lazy_error *err)
 {
@@ -20,6 +20,11 @@ PyObject *core_raise(const core_state *state, const lazy_error *err)
     }
     PyErr_SetString(exception, err->message);
     return NULL;
+}
+
+PyObject *core_none(const void *object, const lazy_error *err)
+{
+    return err->code ? core_raise(core_state_of(object), err) : Py_NewRef(Py_None);
 }
 
 static PyObject *core_features(PyObject *module, PyObject *unused)
