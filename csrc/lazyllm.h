@@ -112,7 +112,7 @@ typedef struct lazy_tensor {
 /* The device that computes. */
 typedef struct lazy_device {
     const char *name;             /* "cpu", "cuda" or "cuda:N" */
-    int threads;                  /* on the CPU; 0: one per core that this process may use */
+    int threads;                  /* on the CPU; at least 1 */
     const char *compute;          /* "f32", "bf16" or "int8", on the CPU; NULL: f32 */
     const char *kv;               /* type of keys and values: "f32", "f16" or "bf16", on the CPU; NULL: f32 */
     const char *const *libraries; /* for CUDA: paths of cuBLASLt to try, in order */
@@ -380,7 +380,6 @@ const char *const *lazy_cpu_variants(void);
 /* The kernels that a model opened now would use: those of the best instruction set, or of the value of LAZYLLM_CPU.
  * NULL if this machine cannot run that value, or has no instructions for this arithmetic. */
 const char *lazy_cpu_variant_used(lazy_compute compute);
-int lazy_cpu_cores(void); /* physical ones that this process may use */
 /* Describes the CUDA devices, driver and libraries. On failure the error says why CUDA is unavailable. */
 int lazy_cuda_look(char *text, size_t size, const char *const *libraries, int n_libraries, lazy_error *err);
 

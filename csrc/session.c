@@ -55,10 +55,9 @@ int lazy_session_reschedule(lazy_session *s, const lazy_pruning *pruning, lazy_e
     if (code) return code;
     if (s->rules.pruning.policy.call || pruning->policy.call || !lazy_rules_same_caches(&s->rules, &rules, n_layers)) {
         lazy_rules_close(&rules);
-        return lazy_fail(
-            err, LAZY_INVALID,
-            "the session's caches are for stages after other layers, or for memory where there is none, or "
-            "one of the settings has a policy; open another session");
+        return lazy_invalid(
+            err, "the session's caches are for stages after other layers, or for memory where there is none, or "
+                 "one of the settings has a policy; open another session");
     }
     lazy_rules_close(&s->rules);
     s->rules = rules;
@@ -71,8 +70,7 @@ static int reserve(lazy_session *s, int64_t n_tokens, int64_t wish, lazy_error *
 {
     int context = s->model->config.context;
     if (n_tokens > context)
-        return lazy_fail(err, LAZY_INVALID, "%lld tokens are more than the model's context of %d", (long long)n_tokens,
-                         context);
+        return lazy_invalid(err, "%lld tokens are more than the model's context of %d", (long long)n_tokens, context);
     if (n_tokens <= s->cache.capacity) return LAZY_OK;
     int capacity = (int)(wish > context ? context : wish > n_tokens ? wish : n_tokens);
     int code = LAZY_OK;
@@ -99,12 +97,12 @@ uint64_t lazy_session_fork_bytes(const lazy_session *s)
 int lazy_session_leave_out(lazy_session *s, const int32_t *positions, int n, lazy_error *err)
 {
     int length = s->tokens.length, capacity = s->cache.capacity;
-    if (n < 1) return lazy_fail(err, LAZY_INVALID, "no positions were given; there must be one at least");
+    if (n < 1) return lazy_invalid(err, "no positions were given; there must be one at least");
     for (int i = 0; i < n; i++)
         if (positions[i] < (i ? positions[i - 1] + 1 : length) || positions[i] >= capacity)
-            return lazy_fail(err, LAZY_INVALID,
-                             "position %d at index %d; they must rise from %d, and room is reserved for %d tokens",
-                             positions[i], i, length, capacity);
+            return lazy_invalid(err,
+                                "position %d at index %d; they must rise from %d, and room is reserved for %d tokens",
+                                positions[i], i, length, capacity);
     lazy_tokens_leave_out(&s->tokens, positions, n);
     return LAZY_OK;
 }
@@ -112,8 +110,8 @@ int lazy_session_leave_out(lazy_session *s, const int32_t *positions, int n, laz
 int lazy_session_truncate(lazy_session *s, int64_t length, lazy_error *err)
 {
     if (length < 0 || length > s->tokens.length)
-        return lazy_fail(err, LAZY_INVALID, "a context of %d tokens cannot be truncated to %lld; it must be 0 to %d",
-                         s->tokens.length, (long long)length, s->tokens.length);
+        return lazy_invalid(err, "a context of %d tokens cannot be truncated to %lld; it must be 0 to %d",
+                            s->tokens.length, (long long)length, s->tokens.length);
     if (length < s->tokens.length) lazy_cache_truncate(&s->cache, (int)length);
     lazy_tokens_truncate(&s->tokens, (int)length);
     return LAZY_OK;
@@ -144,8 +142,7 @@ int lazy_session_logits(lazy_session *s, float *logits, lazy_error *err)
 {
     const lazy_cache *cache = &s->cache;
     if (!cache->has_logits)
-        return lazy_fail(err, LAZY_INVALID,
-                         "there are no logits: the context is empty, or was truncated after its last pass");
+        return lazy_invalid(err, "there are no logits: the context is empty, or was truncated after its last pass");
     size_t bytes = (size_t)s->model->config.vocab * sizeof *logits;
     return s->model->backend->ops->download(cache->stream, logits, cache->logits, bytes, err);
 }
@@ -156,18 +153,17 @@ static int check_kind(const lazy_session *s, const lazy_pass *pass, lazy_error *
     const lazy_pruning *pruning = &s->rules.pruning;
     int left_out_end = s->tokens.left_out_end;
     if (pass->reads && pruning->n_stages && pruning->stages[0].for_good)
-        return lazy_fail(
-            err, LAZY_INVALID,
+        return lazy_invalid(
+            err,
             "the first stage, after layer %d, drops tokens for good, so that none can wait there for a later prompt",
             pruning->stages[0].layer);
     if (pass->surprisal && lazy_rules_prune(&s->rules))
-        return lazy_fail(err, LAZY_INVALID,
-                         "the session prunes, so that not every token has a surprisal; open one without pruning");
+        return lazy_invalid(err,
+                            "the session prunes, so that not every token has a surprisal; open one without pruning");
     if (left_out_end > s->tokens.length &&
         (left_out_end >= (int64_t)s->tokens.length + pass->n || pass->generated || pass->surprisal))
-        return lazy_fail(
-            err, LAZY_INVALID,
-            "tokens are left out up to position %d; a pass over the user's tokens beyond it must come next",
+        return lazy_invalid(
+            err, "tokens are left out up to position %d; a pass over the user's tokens beyond it must come next",
             left_out_end - 1);
     return LAZY_OK;
 }
@@ -175,11 +171,10 @@ static int check_kind(const lazy_session *s, const lazy_pass *pass, lazy_error *
 static int check_ids(const lazy_session *s, const lazy_pass *pass, lazy_error *err)
 {
     int vocab = s->model->config.vocab;
-    if (pass->n < 1) return lazy_fail(err, LAZY_INVALID, "no tokens were given; a pass needs at least one");
+    if (pass->n < 1) return lazy_invalid(err, "no tokens were given; a pass needs at least one");
     for (int i = 0; i < pass->n; i++)
         if (pass->ids[i] < 0 || pass->ids[i] >= vocab)
-            return lazy_fail(err, LAZY_INVALID, "token id %d at index %d; ids go from 0 to %d", pass->ids[i], i,
-                             vocab - 1);
+            return lazy_invalid(err, "token id %d at index %d; ids go from 0 to %d", pass->ids[i], i, vocab - 1);
     return LAZY_OK;
 }
 

@@ -97,7 +97,6 @@ int lazy_cpu_open(lazy_backend **out, int threads, lazy_compute compute, lazy_dt
                          "compute is %s, which needs the instructions %s; the kernels here are those of %s: use f32",
                          compute == LAZY_COMPUTE_BF16 ? "bf16" : "int8",
                          compute == LAZY_COMPUTE_BF16 ? "AVX512-BF16" : "AVX512-VNNI", in_f32->isa);
-    if (threads == 0) threads = lazy_cpu_cores();
 
     lazy_cpu *cpu;
     int code = lazy_alloc_zeroed(&cpu, 1, "the CPU backend", err);

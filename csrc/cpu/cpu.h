@@ -132,13 +132,6 @@ int lazy_cpu_multiply_router(lazy_stream *, float *y, const float *x, int n, con
  * w: (n_experts,). */
 int lazy_cpu_multiply_experts(lazy_stream *, float *y, const float *x, const lazy_sorted_rows *, const lazy_matrix *w,
                               lazy_error *);
-/* features.c */
-/* Cores that have at least one of the usable processors (n,), by the files cpuN/topology in the folder; the number of
- * usable processors if the files are not all there. */
-int lazy_count_cores(const char *folder, const bool *usable, int n);
-/* The share of CPU time that the control group in the folder grants, of version 2 or 1, in cores rounded up; 0 where
- * there is no limit. */
-int lazy_cgroup_cores(const char *folder);
 /* rows.c */
 int lazy_cpu_refuse_range(const lazy_stream *, lazy_error *); /* a key or value is beyond the range of its type */
 

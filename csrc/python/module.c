@@ -30,21 +30,14 @@ PyObject *core_none(const void *object, const lazy_error *err)
 static PyObject *core_features(PyObject *module, PyObject *unused)
 {
     (void)module, (void)unused;
-    PyObject *sets = PyList_New(0);
-    if (!sets) return NULL;
+    char sets[64] = "";
     for (const char *const *name = lazy_cpu_variants(); *name; name++) {
-        PyObject *text = PyUnicode_FromString(*name);
-        int code = text ? PyList_Append(sets, text) : -1;
-        Py_XDECREF(text);
-        if (code) {
-            Py_DECREF(sets);
-            return NULL;
-        }
+        if (*sets) strcat(sets, " ");
+        strcat(sets, *name);
     }
-    return Py_BuildValue("{s:N,s:s,s:s,s:s,s:i,s:s}", "instruction_sets", sets, "used",
+    return Py_BuildValue("{s:s,s:s,s:s,s:s,s:s}", "instruction_sets", sets, "used",
                          lazy_cpu_variant_used(LAZY_COMPUTE_F32), "bf16", lazy_cpu_variant_used(LAZY_COMPUTE_BF16),
-                         "int8", lazy_cpu_variant_used(LAZY_COMPUTE_INT8), "cores", lazy_cpu_cores(), "compiler",
-                         __VERSION__);
+                         "int8", lazy_cpu_variant_used(LAZY_COMPUTE_INT8), "compiler", __VERSION__);
 }
 
 static PyObject *core_cuda(PyObject *module, PyObject *libraries)

@@ -188,7 +188,7 @@ static PyObject *session_reschedule(SessionObject *self, PyObject *dict)
     lazy_error err = { 0 };
     PyObject *policy;
     if (!session_at_rest(self) || pruning_parse(dict, &pruning, &policy)) return NULL;
-    if (policy) lazy_fail(&err, LAZY_INVALID, "a session cannot take another policy");
+    if (policy) lazy_invalid(&err, "a session cannot take another policy");
     else lazy_session_reschedule(self->session, &pruning, &err);
     pruning_release(&pruning);
     Py_XDECREF(policy);
