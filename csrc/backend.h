@@ -65,6 +65,17 @@ typedef struct lazy_kv {
     int capacity;
 } lazy_kv;
 
+/* Rows that attend to tokens in play, in one layer. */
+typedef struct lazy_attending {
+    const void *qkv;     /* (n, (H + 2G) D), as rotate leaves it */
+    const int32_t *rows; /* (n,) */
+    int n;
+    lazy_kv kv;
+    const int32_t *in_play; /* (m,) */
+    int m;
+    int window; /* at least 1; INT32_MAX: none */
+} lazy_attending;
+
 /* Flags of a token for selection. */
 enum {
     LAZY_PRUNABLE = 1, /* counts as a prompt token, and may be dropped */
@@ -151,9 +162,8 @@ typedef struct lazy_ops {
     int (*rotate)(lazy_stream *, void *qkv, const int32_t *rows, int n, lazy_kv, const float *q_rope,
                   const float *k_rope, const float *q_norm, const float *k_norm, float eps, lazy_error *);
     /* y[r,H*D] = softmax over {j : rows[r] - window < in_play[j] <= rows[r]}, the tokens that row r sees, of q.k_j /
-     * sqrt(query_scalar), capped by config->attention_cap, times v_j. window: at least 1; INT32_MAX: none. */
-    int (*attention)(lazy_stream *, void *y, const void *qkv, const int32_t *rows, int n, lazy_kv,
-                     const int32_t *in_play, int m, int window, lazy_error *);
+     * sqrt(query_scalar), capped by config->attention_cap, times v_j. */
+    int (*attention)(lazy_stream *, void *y, const lazy_attending *, lazy_error *);
     /* y[r, :rows] f32 = x W^T, capped by config->logit_cap: the LM head */
     int (*logits)(lazy_stream *, float *y, const void *x, int n, const lazy_matrix *w, lazy_error *);
     /* surprisal[r] = -ln softmax(logits[r, :vocab])[ids[r]]; overwrites logits */
@@ -166,8 +176,8 @@ typedef struct lazy_ops {
     /* ---- selection ---- */
     /* scores[j] = attention probability of in_play[j], 0 where the row does not see it; mean over the H heads, and mean
      * or largest, by the pooling, of those of the last `queries` rows whose position is at least first_asking */
-    int (*scores)(lazy_stream *, float *scores, const void *qkv, const int32_t *rows, int n, int queries, lazy_pooling,
-                  int first_asking, lazy_kv, const int32_t *in_play, int m, int window, lazy_error *);
+    int (*scores)(lazy_stream *, float *scores, const lazy_attending *, int queries, lazy_pooling, int first_asking,
+                  lazy_error *);
     /* share[in_play[j]] = scores[j] divided by the sum of the scores of all prunable, unforced tokens; 0 for other
      * tokens, and for all if there is no sum. share: (capacity,) by position. */
     int (*share)(lazy_stream *, float *share, const float *scores, const int32_t *in_play, int m, const uint8_t *flags,

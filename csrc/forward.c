@@ -189,16 +189,16 @@ static int add_ffn(pass *p, const lazy_layer *w, void *x, const void *y, int n, 
 }
 
 /* Attention and FFN of n rows, in place: x += o(attention), then x += down(gated(norm(x))), or without norms before
- * x += norm(down(gated(x))); attention alone in parallel layers. x: (n, d), qkv: (n, (H+2G) D). */
-static int run_attention_and_ffn(pass *p, const lazy_layer *w, lazy_kv kv, void *x, const void *qkv,
-                                 const int32_t *rows, int n, bool scored, lazy_error *err)
+ * x += norm(down(gated(x))); attention alone in parallel layers. x: (n, d). */
+static int run_attention_and_ffn(pass *p, const lazy_layer *w, void *x, const lazy_attending *a, bool scored,
+                                 lazy_error *err)
 {
     lazy_cache *cache = p->cache;
     const lazy_config *c = p->config;
     size_t d = (size_t)c->hidden;
+    int n = a->n;
     p->stream->scores_follow = scored;
-    int code = p->ops->attention(p->stream, cache->attention, qkv, rows, n, kv, p->in_play.positions, p->in_play.n,
-                                 w->window, err);
+    int code = p->ops->attention(p->stream, cache->attention, a, err);
     if (code) return lazy_fail_in(err, code, "attention");
     if ((code = add_product(p, x, cache->attention, n, &w->o, w->attention_post_norm, err)))
         return lazy_fail_in(err, code, "output projection");
@@ -212,6 +212,19 @@ static int run_attention_and_ffn(pass *p, const lazy_layer *w, lazy_kv kv, void 
         if ((code = add_ffn(p, w, part, w->ffn_norm ? cache->normed : part, here, err))) return code;
     }
     return LAZY_OK;
+}
+
+/* The attention of the rows of layer l behind the first `skip`. */
+static lazy_attending attending_of(const pass *p, int l, int skip)
+{
+    const lazy_cache *cache = p->cache;
+    return (lazy_attending){ .qkv = offset(p, cache->qkv, (size_t)skip * (size_t)lazy_qkv_width(p->config)),
+                             .rows = p->computed.positions + skip,
+                             .n = p->computed.n - skip,
+                             .kv = cache->kv[l],
+                             .in_play = p->in_play.positions,
+                             .m = p->in_play.n,
+                             .window = p->session->model->layers[l].window };
 }
 
 /* True if layer l computes a part of a prompt that is read in parts: with the sums of the whole prompt. From the first
@@ -261,8 +274,8 @@ static int run_layer(pass *p, int l, lazy_error *err)
         return lazy_fail_in(err, code, "RoPE");
 
     p->stream->many_rows = is_part && !last;
-    return run_attention_and_ffn(p, w, cache->kv[l], offset(p, p->x, (size_t)skip * d),
-                                 offset(p, cache->qkv, (size_t)skip * width), rows + skip, n - skip,
+    const lazy_attending a = attending_of(p, l, skip);
+    return run_attention_and_ffn(p, w, offset(p, p->x, (size_t)skip * d), &a,
                                  scores_layer(p, l) && !p->session->rules.pruning.policy.call, err);
 }
 
@@ -340,9 +353,8 @@ static int score_stage(pass *p, int l, float **out, lazy_error *err)
     if (!scores_layer(p, l)) return LAZY_OK;
     if (pruning->policy.call) return ask_policy(p, l, out, err);
 
-    int code = p->ops->scores(p->stream, scores, cache->qkv, p->computed.positions, p->computed.n, pruning->queries,
-                              pruning->pooling, p->first_asking, cache->kv[l], p->in_play.positions, p->in_play.n,
-                              p->session->model->layers[l].window, err);
+    const lazy_attending a = attending_of(p, l, 0);
+    int code = p->ops->scores(p->stream, scores, &a, pruning->queries, pruning->pooling, p->first_asking, err);
     if (!code) code = pool_layers(p, l, &scores, &spare, err);
     if (code) return lazy_fail_in(err, code, "scores");
     const lazy_stage *stage = lazy_schedule_stage(&p->schedule, l);

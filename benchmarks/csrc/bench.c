@@ -292,18 +292,22 @@ static int prepare_attention(bench *b, lazy_error *err)
     return code;
 }
 
-static int run_attention(bench *b, lazy_error *err)
+static lazy_attending attending_of(const bench *b)
 {
     const bench_shape *s = &b->shape;
-    return b->backend->ops->attention(b->stream, b->y, b->x, b->in_play + (s->m - s->n), s->n, b->kv, b->in_play, s->m,
-                                      window_of(s), err);
+    return (lazy_attending){ b->x, b->in_play + (s->m - s->n), s->n, b->kv, b->in_play, s->m, window_of(s) };
+}
+
+static int run_attention(bench *b, lazy_error *err)
+{
+    const lazy_attending a = attending_of(b);
+    return b->backend->ops->attention(b->stream, b->y, &a, err);
 }
 
 static int run_scores(bench *b, lazy_error *err)
 {
-    const bench_shape *s = &b->shape;
-    return b->backend->ops->scores(b->stream, b->scores, b->x, b->in_play + (s->m - s->n), s->n, s->n,
-                                   LAZY_POOLING_MEAN, 0, b->kv, b->in_play, s->m, window_of(s), err);
+    const lazy_attending a = attending_of(b);
+    return b->backend->ops->scores(b->stream, b->scores, &a, a.n, LAZY_POOLING_MEAN, 0, err);
 }
 
 static int run_select(bench *b, lazy_error *err)

@@ -90,8 +90,8 @@ static inline float *scratch_of(const lazy_stream *stream, int worker)
                   : ((const lazy_cpu_stream *)stream)->scratch;
 }
 
-/* seen[r] = the positions in in_play (m,) that are at or before rows[r] and less than `window` before it */
-void lazy_cpu_see(lazy_seen *seen, const int32_t *rows, int n, const int32_t *in_play, int m, int window);
+/* seen[r] = the positions in in_play that are at or before rows[r] and less than `window` before it */
+void lazy_cpu_see(lazy_seen *seen, const lazy_attending *);
 
 /* The factor on q.k for softmaxes to the base 2. */
 static inline float scale_of(const lazy_config *c)

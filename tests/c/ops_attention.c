@@ -23,10 +23,10 @@ static void test_one_attention(sides s, int n, int m, int length)
           *got = guarded(size), *want = guarded(size);
     float peaked = computing != LAZY_COMPUTE_F32 ? 4 : 3; /* rows; errors of shares grow with the products */
     for (size_t i = 0; i < qkv_size; i++) qkv[i] *= peaked;
-    lazy_kv kv = { k, v, length };
+    const lazy_attending a = { qkv, rows, n, { k, v, length }, in_play, m, window };
     s.fast.stream->scores_follow = random_int(0, 1);
-    RUN(s.fast, attention, got, qkv, rows, n, kv, in_play, m, window, NULL);
-    RUN(s.plain, attention, want, qkv, rows, n, kv, in_play, m, window, NULL);
+    RUN(s.fast, attention, got, &a, NULL);
+    RUN(s.plain, attention, want, &a, NULL);
     double error = error_of(got, want, size);
     check(error < (computing != LAZY_COMPUTE_F32 ? ROUNDED : TOLERANCE),
           "%s attention n %d, m %d, length %d, window %d, head %zu, cap %g: error %.2g", s.fast.name, n, m, length,
@@ -36,9 +36,9 @@ static void test_one_attention(sides s, int n, int m, int length)
     lazy_pooling pooling = random_int(0, 1) ? LAZY_POOLING_MAX : LAZY_POOLING_MEAN;
     bool reads_keys = !s.fast.stream->scores_follow || (queries > 1 && first_asking < rows[n - 1] && n > 1);
     float *scores = guarded((size_t)m), *expected = guarded((size_t)m);
-    RUN(s.plain, scores, expected, qkv, rows, n, queries, pooling, first_asking, kv, in_play, m, window, NULL);
+    RUN(s.plain, scores, expected, &a, queries, pooling, first_asking, NULL);
     if (!reads_keys) memset(k, 0xff, kv_size * sizeof *k);
-    RUN(s.fast, scores, scores, qkv, rows, n, queries, pooling, first_asking, kv, in_play, m, window, NULL);
+    RUN(s.fast, scores, scores, &a, queries, pooling, first_asking, NULL);
     error = error_of(scores, expected, (size_t)m);
     double sum = 0;
     for (int j = 0; j < m; j++) sum += scores[j];
@@ -74,10 +74,11 @@ static float *attended(const char *variant, const lazy_config *c, lazy_dtype typ
     lazy_kv kv = { kept(k, kv_size), kept(v, kv_size), length };
     int32_t *in_play = random_positions(m, length), *rows = random_rows(n, in_play, m);
     int window = random_int(0, 1) ? INT32_MAX : random_int(1, length);
+    const lazy_attending a = { qkv, rows, n, kv, in_play, m, window };
     side s = open_side(variant, c, threads);
     s.stream->scores_follow = n % 2;
-    RUN(s, attention, y, qkv, rows, n, kv, in_play, m, window, NULL);
-    RUN(s, scores, y + size, qkv, rows, n, n / 2 + 1, LAZY_POOLING_MEAN, 0, kv, in_play, m, window, NULL);
+    RUN(s, attention, y, &a, NULL);
+    RUN(s, scores, y + size, &a, n / 2 + 1, LAZY_POOLING_MEAN, 0, NULL);
     close_side(s);
     keeping = LAZY_F32;
     seed = before;
@@ -150,7 +151,8 @@ static float *spoilt_attention(const char *variant, const lazy_config *c, int th
     if (spoilt == 'k') k[(size_t)middle * d] = NAN;
     if (spoilt == 'v') v[(size_t)middle * d] = NAN;
     side s = open_side(variant, c, threads);
-    RUN(s, attention, y, qkv, in_play + length - n, n, (lazy_kv){ k, v, length }, in_play, length, INT32_MAX, NULL);
+    const lazy_attending a = { qkv, in_play + length - n, n, { k, v, length }, in_play, length, INT32_MAX };
+    RUN(s, attention, y, &a, NULL);
     close_side(s);
     seed = before; /* the next one's data are the same */
     return y;

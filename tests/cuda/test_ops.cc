@@ -868,7 +868,10 @@ struct scene {
             std::fill_n(v.begin() + (long)(slot * d), d, NAN);
         }
     }
-    lazy_kv kv() { return { k.data(), v.data(), capacity }; }
+    lazy_attending attending(int window)
+    {
+        return { qkv.data(), rows.data(), n, { k.data(), v.data(), capacity }, in_play.data(), m, window };
+    }
 };
 
 /* A scene in device memory. */
@@ -883,7 +886,11 @@ struct staged_scene {
         char waited; /* waits for the uploads, because other streams read the inputs */
         did(r.gpu, "download", r.gpu.ops->download(r.gpu.stream, &waited, in_play.at(), 1, &r.gpu.err));
     }
-    lazy_kv kv() const { return { const_cast<void *>(k.at()), const_cast<void *>(v.at()), capacity }; }
+    lazy_attending attending(const scene &t, int window) const
+    {
+        lazy_kv kv = { const_cast<void *>(k.at()), const_cast<void *>(v.at()), capacity };
+        return { qkv.at(), rows.as<int32_t>(), t.n, kv, in_play.as<int32_t>(), t.m, window };
+    }
 };
 
 /* Overrides the device's number of multiprocessors, which determines the number of key chunks. */
@@ -909,9 +916,8 @@ static floats attention_of(const rig &r, const scene &t, const staged_scene &sta
     side s =
         stream_of(r.gpu.backend, &r.config, t.n, t.m); /* its scratch has the size for that number of multiprocessors */
     output y(s, (size_t)(t.n * r.config.n_heads * r.config.head_dim) * r.width());
-    did(s, "attention",
-        s.ops->attention(s.stream, y.at(), staged.qkv.at(), staged.rows.as<int32_t>(), t.n, staged.kv(),
-                         staged.in_play.as<int32_t>(), t.m, window, &s.err));
+    const lazy_attending a = staged.attending(t, window);
+    did(s, "attention", s.ops->attention(s.stream, y.at(), &a, &s.err));
     floats got = widened(r.type, y.read());
     s.ops->stream_close(s.stream);
     return got;
@@ -920,8 +926,8 @@ static floats attention_of(const rig &r, const scene &t, const staged_scene &sta
 static floats plain_attention_of(const rig &r, scene &t, int window)
 {
     floats y((size_t)(t.n * r.config.n_heads * r.config.head_dim));
-    r.plain.ops->attention(r.plain.stream, y.data(), t.qkv.data(), t.rows.data(), t.n, t.kv(), t.in_play.data(), t.m,
-                           window, nullptr);
+    const lazy_attending a = t.attending(window);
+    r.plain.ops->attention(r.plain.stream, y.data(), &a, nullptr);
     return y;
 }
 
@@ -935,11 +941,10 @@ static void test_scores(const rig &r, scene &t, const staged_scene &staged, int 
         r.config.attention_cap, queries, pooling, first_asking);
     floats want((size_t)t.m);
     output scores(r.gpu, want.size() * sizeof(float));
+    const lazy_attending on_gpu = staged.attending(t, window), plain = t.attending(window);
     did(r.gpu, "scores",
-        r.gpu.ops->scores(r.gpu.stream, scores.as<float>(), staged.qkv.at(), staged.rows.as<int32_t>(), t.n, queries,
-                          pooling, first_asking, staged.kv(), staged.in_play.as<int32_t>(), t.m, window, &r.gpu.err));
-    r.plain.ops->scores(r.plain.stream, want.data(), t.qkv.data(), t.rows.data(), t.n, queries, pooling, first_asking,
-                        t.kv(), t.in_play.data(), t.m, window, nullptr);
+        r.gpu.ops->scores(r.gpu.stream, scores.as<float>(), &on_gpu, queries, pooling, first_asking, &r.gpu.err));
+    r.plain.ops->scores(r.plain.stream, want.data(), &plain, queries, pooling, first_asking, nullptr);
     floats got = widened(LAZY_F32, scores.read());
     double sum = 0;
     for (float score : got) sum += score;
@@ -1042,12 +1047,12 @@ static void test_other_positions(const rig &r)
         }
         for (int window : { NO_WINDOW, 20 }) {
             now("%s attention after positions changed, set %d, window %d", r.name(), i, window);
-            did(gpu, "attention",
-                gpu.ops->attention(gpu.stream, y.at(), qkv.at(), rows.as<int32_t>(), N, kv, in_play.as<int32_t>(), m,
-                                   window, &gpu.err));
+            const lazy_attending a = { qkv.at(), rows.as<int32_t>(), N, kv, in_play.as<int32_t>(), m, window };
+            did(gpu, "attention", gpu.ops->attention(gpu.stream, y.at(), &a, &gpu.err));
             floats want((size_t)(N * r.config.n_heads * r.config.head_dim));
-            r.plain.ops->attention(r.plain.stream, want.data(), t.qkv.data(), t.rows.data(), N, t.kv(),
-                                   t.in_play.data(), m, window, nullptr);
+            const lazy_attending plain = { t.qkv.data(), t.rows.data(), N, t.attending(window).kv, t.in_play.data(), m,
+                                           window };
+            r.plain.ops->attention(r.plain.stream, want.data(), &plain, nullptr);
             compare(widened(r.type, y.read()), want, precisions[r.type].of_activations);
         }
     }
