@@ -14,8 +14,8 @@
 
 #include "lazyllm.h"
 
-/* Bytes of one activation, or of one value of K or V, of that type. */
-static inline size_t lazy_dtype_width(lazy_dtype dtype) { return dtype == LAZY_F32 ? 4 : 2; }
+/* Bytes of one value of LAZY_F32, LAZY_F16 or LAZY_BF16, which activations, K and V are of. */
+static inline size_t lazy_float_bytes(lazy_dtype dtype) { return dtype == LAZY_F32 ? 4 : 2; }
 
 /* Widths of the projections' outputs: H D, G D and (H + 2G) D. */
 static inline int lazy_q_width(const lazy_config *c) { return c->n_heads * c->head_dim; }
@@ -103,14 +103,14 @@ typedef struct lazy_ops {
     void (*expect_sparse)(lazy_backend *, void *memory, size_t bytes);
     /* Memory that forks share: all four or none, when a session's memory is copied. It takes physical memory where it
      * is written. */
-    int (*share_open)(lazy_backend *, lazy_shared **out, size_t bytes, lazy_error *); /* as its owner */
+    int (*shared_open)(lazy_backend *, lazy_shared **out, size_t bytes, lazy_error *); /* as its owner */
     /* For a fork: it holds what the owner has written in these parts, not what another session has. parts: (n,)
      * ascending */
-    int (*share_join)(lazy_shared **out, const lazy_shared *from, const lazy_stretch *parts, int n, lazy_error *);
+    int (*shared_join)(lazy_shared **out, const lazy_shared *from, const lazy_stretch *parts, int n, lazy_error *);
     /* Before an owner writes anew what it had written: it ceases to be the owner, unless it is alone. In a child
      * process no session is. */
-    int (*share_leave)(lazy_shared *, lazy_error *);
-    void (*share_close)(lazy_shared *);
+    int (*shared_leave)(lazy_shared *, lazy_error *);
+    void (*shared_close)(lazy_shared *);
     /* Fails, with both numbers in the message, if so many bytes cannot fit. */
     int (*admit)(lazy_backend *, uint64_t bytes, const char *what, lazy_error *);
     /* Makes n matrices of one shape in host memory, which outlives them, usable by the ops. bias is in the backend's
@@ -229,7 +229,7 @@ struct lazy_backend {
 /* Bytes of one activation. */
 static inline size_t lazy_activation_bytes(const lazy_backend *backend)
 {
-    return lazy_dtype_width(backend->activations);
+    return lazy_float_bytes(backend->activations);
 }
 
 /* The first member of every backend's stream. */

@@ -36,7 +36,7 @@ int lazy_buffers_open(lazy_cache *cache, const lazy_rules *rules, lazy_error *er
     const lazy_backend *backend = cache->model->backend;
     const lazy_pruning *pruning = &rules->pruning;
     size_t a = lazy_activation_bytes(backend), d = (size_t)c->hidden * a,
-           head = (size_t)c->head_dim * lazy_dtype_width(backend->kv);
+           head = (size_t)c->head_dim * lazy_float_bytes(backend->kv);
     int n = c->n_layers,
         code = lazy_alloc_zeroed(&cache->buffers, MAX_PER_LAYER * (size_t)n + MAX_OTHERS, "the buffer list", err);
     if (code) return code;

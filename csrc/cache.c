@@ -34,7 +34,7 @@ void lazy_cache_close(lazy_cache *cache)
     for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++) backend->ops->free(backend, fixed[i]);
     for (const lazy_buffer *b = cache->buffers; b < cache->buffers + cache->n_buffers; b++)
         if (!(b->has_rows && cache->shared)) backend->ops->free(backend, *b->slot);
-    if (cache->shared) backend->ops->share_close(cache->shared);
+    if (cache->shared) backend->ops->shared_close(cache->shared);
     backend->ops->stream_close(cache->stream);
     void *tables[] = { cache->shared_depths, cache->staging, cache->buffers, cache->kv, cache->remembered, cache->aux };
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) lazy_free(tables[i]);

@@ -21,14 +21,15 @@ static int move_to_shared(lazy_cache *cache, const int32_t *depths, int length, 
     const lazy_ops *ops = cache->model->backend->ops;
     const lazy_buffer *end = cache->buffers + cache->n_buffers;
     lazy_shared *shared;
-    if (cache->shared || !ops->share_open || ops->share_open(cache->model->backend, &shared, cache->shared_bytes, NULL))
+    if (cache->shared || !ops->shared_open ||
+        ops->shared_open(cache->model->backend, &shared, cache->shared_bytes, NULL))
         return LAZY_OK;
     int code = LAZY_OK;
     for (const lazy_buffer *b = cache->buffers; b < end && !code; b++)
         if (b->has_rows)
             code = lazy_buffer_copy(cache, b, shared_room(cache, shared, b), lazy_room_of(b), depths, length, err);
     if (code) {
-        ops->share_close(shared);
+        ops->shared_close(shared);
         return code;
     }
     for (const lazy_buffer *b = cache->buffers; b < end; b++)
@@ -73,7 +74,7 @@ static int join_shared(lazy_cache *to, const lazy_cache *from, const int32_t *de
     lazy_stretch *parts;
     int code = list_parts(to, n, &parts, &n_parts, err);
     if (code) return code;
-    bool joined = to->model->backend->ops->share_join(&to->shared, from->shared, parts, n_parts, NULL) == LAZY_OK;
+    bool joined = to->model->backend->ops->shared_join(&to->shared, from->shared, parts, n_parts, NULL) == LAZY_OK;
     lazy_free(parts);
     if (!joined) return LAZY_OK;
     place_rows(to);
@@ -107,7 +108,7 @@ int lazy_cache_fork(lazy_cache *to, lazy_cache *from, const int32_t *depths, int
 int lazy_cache_write_from(lazy_cache *cache, int first, int end, const int32_t *depths, lazy_error *err)
 {
     if (first < cache->written && cache->shared && cache->shared->owner) {
-        int code = cache->model->backend->ops->share_leave(cache->shared, err);
+        int code = cache->model->backend->ops->shared_leave(cache->shared, err);
         if (!code && !cache->shared->owner) code = note_shared(cache, depths, first, err);
         if (code) return code;
     }

@@ -326,8 +326,8 @@ typedef struct lazy_trace_run {
 /* The report of a pass. */
 typedef struct lazy_report {
     lazy_layer_count *counts; /* (n_layers,) */
-    lazy_trace_run *runs;     /* (n_runs,) */
-    int n_runs, capacity;
+    lazy_trace_run *runs;     /* (n_runs,) of at most n_layers */
+    int n_runs;
     bool traced;
     bool lost; /* memory for the trace ran out; the pass went on without one */
 } lazy_report;

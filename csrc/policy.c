@@ -20,8 +20,8 @@ int lazy_view_copy(const lazy_view *view, lazy_view_part part, int first, int n,
     const lazy_cache *cache = state->cache;
     const lazy_config *c = view->config;
     const lazy_kv *kv = &cache->kv[state->layer];
-    const size_t width = lazy_dtype_width(view->activations),
-                 head_bytes = (size_t)c->head_dim * lazy_dtype_width(view->kv);
+    const size_t width = lazy_float_bytes(view->activations),
+                 head_bytes = (size_t)c->head_dim * lazy_float_bytes(view->kv);
     const size_t qkv_bytes = (size_t)lazy_qkv_width(c) * width;
     const struct {
         const void *data; /* (pieces, kv->capacity, bytes) of which each piece has `size` entries */

@@ -6,17 +6,6 @@
 #include "memory.h"
 #include "numeric.h"
 
-static int open_report(lazy_report *report, int n_layers, lazy_error *err)
-{
-    return lazy_alloc_zeroed(&report->counts, n_layers, "the pass counts", err);
-}
-
-static void close_report(lazy_report *report)
-{
-    lazy_free(report->counts);
-    lazy_trace_close(report);
-}
-
 int lazy_session_open(lazy_session **out, lazy_model *model, const lazy_pruning *pruning, lazy_error *err)
 {
     *out = NULL;
@@ -27,8 +16,8 @@ int lazy_session_open(lazy_session **out, lazy_model *model, const lazy_pruning 
     s->model = model;
     code = lazy_rules_open(&s->rules, pruning, n_layers, err);
     if (!code) code = lazy_cache_open(&s->cache, model, &s->rules, err);
-    if (!code) code = open_report(&s->last, n_layers, err);
-    if (!code) code = open_report(&s->under_way, n_layers, err);
+    if (!code) code = lazy_report_open(&s->last, n_layers, err);
+    if (!code) code = lazy_report_open(&s->under_way, n_layers, err);
     if (!code) code = lazy_alloc_zeroed(&s->waiting, (size_t)n_layers + 1, "the waiting marks", err);
     if (code) lazy_session_close(s);
     else *out = s;
@@ -39,8 +28,8 @@ void lazy_session_close(lazy_session *s)
 {
     if (!s) return;
     lazy_free(s->waiting);
-    close_report(&s->under_way);
-    close_report(&s->last);
+    lazy_report_close(&s->under_way);
+    lazy_report_close(&s->last);
     lazy_cache_close(&s->cache);
     lazy_tokens_close(&s->tokens);
     lazy_rules_close(&s->rules);

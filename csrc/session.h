@@ -24,9 +24,11 @@ int lazy_forward(lazy_session *session, const lazy_pass *request, lazy_error *er
 
 /* ---- trace.c ---------------------------------------------------------------------------- */
 
+int lazy_report_open(lazy_report *report, int n_layers, lazy_error *err);
+void lazy_report_close(lazy_report *report); /* may be zeroed */
+
 /* Drops the trace of an earlier pass; `traced` starts another. */
 void lazy_trace_begin(lazy_report *report, bool traced);
-void lazy_trace_close(lazy_report *report);
 
 /* Copies the sets of a run of layers from the backend; scores may be NULL. Does nothing where none is wanted or once
  * the trace is lost. Running out of memory loses the trace and is no error. */

@@ -1,5 +1,3 @@
-#include <string.h>
-
 #include "memory.h"
 #include "session.h"
 
@@ -23,24 +21,17 @@ void lazy_trace_begin(lazy_report *report, bool traced)
     report->lost = false;
 }
 
-void lazy_trace_close(lazy_report *report)
+int lazy_report_open(lazy_report *report, int n_layers, lazy_error *err)
 {
-    drop_runs(report);
-    lazy_free(report->runs);
+    int code = lazy_alloc_zeroed(&report->counts, n_layers, "the pass counts", err);
+    return code ? code : lazy_alloc(&report->runs, n_layers, "the trace", err);
 }
 
-static int reserve_run(lazy_report *report)
+void lazy_report_close(lazy_report *report)
 {
-    if (report->n_runs < report->capacity) return LAZY_OK;
-    int capacity = report->capacity ? 2 * report->capacity : 8;
-    lazy_trace_run *runs;
-    int code = lazy_alloc(&runs, capacity, "the trace", NULL);
-    if (code) return code;
-    if (report->n_runs) memcpy(runs, report->runs, (size_t)report->n_runs * sizeof *runs);
+    drop_runs(report);
+    lazy_free(report->counts);
     lazy_free(report->runs);
-    report->runs = runs;
-    report->capacity = capacity;
-    return LAZY_OK;
 }
 
 int lazy_trace_add(lazy_report *report, lazy_stream *stream, int first_layer, int last_layer, const int32_t *in_play,
@@ -50,8 +41,7 @@ int lazy_trace_add(lazy_report *report, lazy_stream *stream, int first_layer, in
     lazy_trace_run run = {
         .first_layer = first_layer, .last_layer = last_layer, .n_in_play = n_in_play, .n_computed = n_computed
     };
-    int code = reserve_run(report);
-    if (!code) code = lazy_alloc(&run.in_play, n_in_play, "the trace", NULL);
+    int code = lazy_alloc(&run.in_play, n_in_play, "the trace", NULL);
     if (!code) code = lazy_alloc(&run.computed, n_computed, "the trace", NULL);
     if (!code && scores) code = lazy_alloc(&run.scores, n_in_play, "the trace", NULL);
     if (code) {

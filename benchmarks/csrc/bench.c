@@ -70,7 +70,7 @@ static float next_float(uint32_t *state) { return (float)next_bits(state) * 0x1p
 static int random_buffer(bench *b, void **out, size_t elements, lazy_dtype dtype, float low, lazy_error *err)
 {
     float *host = NULL;
-    size_t width = lazy_dtype_width(dtype);
+    size_t width = lazy_float_bytes(dtype);
     int code = b->backend->ops->alloc(b->backend, out, elements * width, "a benchmark's operands", err);
     if (!code) code = lazy_alloc(&host, elements, "a benchmark's operands", err);
     if (code) return code;
@@ -288,7 +288,7 @@ static int prepare_attention(bench *b, lazy_error *err)
     double pairs = 0; /* row r of n sees the tokens up to its own, m - n + r + 1, or a window of them */
     for (int r = 0; r < s->n; r++) pairs += min_int(s->m - s->n + r + 1, window_of(s));
     b->flops = 4.0 * (double)q_width * pairs;
-    b->bytes = 2.0 * (double)kv_width * s->m * (double)lazy_dtype_width(b->backend->kv);
+    b->bytes = 2.0 * (double)kv_width * s->m * (double)lazy_float_bytes(b->backend->kv);
     return code;
 }
 

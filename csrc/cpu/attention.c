@@ -40,10 +40,10 @@ typedef struct attending {
     const lazy_seen *seen; /* (n,) tokens of in_play that each row sees */
     int first_key, n_keys; /* those that any row sees: in_play[first_key … first_key+n_keys-1] */
     float *partial;        /* (n, H, chunks, D + 2) output, maximum, sum; unused if chunks is 1 */
-    float *products;       /* (H, m) scaled and capped q k^T of the last row, for its scores; NULL if there are none */
+    float *raw_scores;     /* (H, m) scaled and capped q k^T of the last row, for its scores; NULL if there are none */
     float scale, cap;
     int width;                 /* (H + 2G) D */
-    int group;                 /* query heads that share a key head */
+    int heads_per_key;         /* query heads that read the same key head */
     int heads, head_blocks;    /* query heads in one task; tasks for each key head */
     int row_block, row_blocks; /* rows in one task; number of such blocks */
     int chunk, chunks;         /* keys in one task; number of chunks */
@@ -61,8 +61,8 @@ static void write_output(const attending *t, int row, int head, int chunk, const
 {
     int d = t->c->head_dim;
     if (t->chunks == 1) {
-        float *y = t->y + ((int64_t)row * t->c->n_heads + head) * d, share = 1.0f / sum;
-        for (int i = 0; i < d; i++) y[i] = o[i] * share;
+        float *y = t->y + ((int64_t)row * t->c->n_heads + head) * d, factor = 1.0f / sum;
+        for (int i = 0; i < d; i++) y[i] = o[i] * factor;
         return;
     }
     float *partial = partial_of(t, row, head, chunk);
@@ -118,8 +118,8 @@ static sweep begin_sweep(const attending *t, float *scratch, int first, int g, i
     sweep w = { .first = first,
                 .rows = min_int(t->row_block, t->a.n - first),
                 .g = g,
-                .head = g * t->group + head_block * t->heads };
-    w.heads = min_int(t->heads, (g + 1) * t->group - w.head);
+                .head = g * t->heads_per_key + head_block * t->heads };
+    w.heads = min_int(t->heads, (g + 1) * t->heads_per_key - w.head);
     w.n = w.rows * w.heads;
     int padded = t->by_rows ? w.n : ceil_div(w.n, cols) * cols;
     w.s = scratch;
@@ -144,7 +144,7 @@ static sweep begin_sweep(const attending *t, float *scratch, int first, int g, i
  * f32; in bf16 two tokens share an operand. */
 static bool are_operands(const attending *t, const int32_t *slot, int n)
 {
-    return t->kv_type == (t->kernels->products.group == 1 ? LAZY_F32 : LAZY_BF16) && slot[n - 1] - slot[0] == n - 1;
+    return t->kv_type == (t->kernels->products.unit == 1 ? LAZY_F32 : LAZY_BF16) && slot[n - 1] - slot[0] == n - 1;
 }
 
 /* Copies run in several streams, which the hardware prefetches. */
@@ -166,7 +166,7 @@ static const float *key_operands(const attending *t, int g, const int32_t *slot,
 /* n values of key head g as operands of neighbouring tokens, rows of value_stride. */
 static const float *value_operands(const attending *t, int g, const int32_t *slot, int n, float *room)
 {
-    int d = t->c->head_dim, stride = value_stride(t), per = t->kernels->products.group, rows = ceil_div(n, per),
+    int d = t->c->head_dim, stride = value_stride(t), per = t->kernels->products.unit, rows = ceil_div(n, per),
         stream = ceil_div(rows, COPY_STREAMS);
     if (per == 1 && stride == d && are_operands(t, slot, n))
         return (const float *)kv_row(t->stream, t->a.kv, t->a.kv.v, g, slot[0]);
@@ -180,10 +180,10 @@ static const float *value_operands(const attending *t, int g, const int32_t *slo
 }
 
 /* (m,) room for a query's products with the keys; NULL unless it is of the last row and scores follow. */
-static float *room_for_products(const attending *t, const sweep *w, int query)
+static float *room_for_raw_scores(const attending *t, const sweep *w, int query)
 {
-    if (!t->products || w->first + query / w->heads < t->a.n - 1) return NULL;
-    return t->products + (int64_t)(w->head + query % w->heads) * t->a.m;
+    if (!t->raw_scores || w->first + query / w->heads < t->a.n - 1) return NULL;
+    return t->raw_scores + (int64_t)(w->head + query % w->heads) * t->a.m;
 }
 
 /* One block of keys for the panel that begins at query `top`. */
@@ -195,7 +195,7 @@ static void sweep_panel(const attending *t, const sweep *w, int key, int n_keys,
     const lazy_seen *first = &t->seen[w->first + top / w->heads],
                     *last = &t->seen[w->first + (top + cols - 1) / w->heads];
     int begin = clamp_int(first->begin - key, 0, n_keys);
-    begin -= begin % kernels->products.group;
+    begin -= begin % kernels->products.unit;
     int n = clamp_int(last->end - key, 0, n_keys) - begin;
     if (n <= 0) return;
     int32_t hidden[MAX_TILE_COLS], visible[MAX_TILE_COLS];
@@ -205,12 +205,12 @@ static void sweep_panel(const attending *t, const sweep *w, int key, int n_keys,
         visible[c] = seen->end - key - begin;
     }
     const float *keys = w->keys + begin * (int)lazy_row_operands(&t->kernels->products, d),
-                *values = w->values + begin / kernels->products.group * value_stride(t);
+                *values = w->values + begin / kernels->products.unit * value_stride(t);
     kernels->key_columns(w->s, width, keys, w->q + top * d, values, n, d);
     if (t->cap) kernels->rows->cap_row(w->s, n * width, t->cap);
     for (int c = 0; c < cols; c++) {
-        float *products = room_for_products(t, w, top + c);
-        for (int j = 0; j < n && products; j++) products[key + begin + j] = w->s[j * width + c];
+        float *raw = room_for_raw_scores(t, w, top + c);
+        for (int j = 0; j < n && raw; j++) raw[key + begin + j] = w->s[j * width + c];
     }
     kernels->rows->online_softmax_columns(w->s, width, n, hidden, visible, w->max + top, w->sum + top, w->factor);
     for (int c = 0; c < cols; c++)
@@ -227,9 +227,9 @@ static void sweep_rows(const attending *t, const sweep *w, int key, int n_keys)
                *values = kv_row(t->stream, t->a.kv, t->a.kv.v, w->g, 0);
     kernels->rows->key_dots(w->s, t->key_block, w->q, w->n, keys, t->kv_type, t->a.in_play + key, n_keys, d);
     for (int i = 0; i < w->n; i++) {
-        float *s = w->s + i * t->key_block, *products = room_for_products(t, w, i);
+        float *s = w->s + i * t->key_block, *raw = room_for_raw_scores(t, w, i);
         if (t->cap) kernels->rows->cap_row(s, n_keys, t->cap);
-        if (products) memcpy(products + key, s, (size_t)n_keys * sizeof *s);
+        if (raw) memcpy(raw + key, s, (size_t)n_keys * sizeof *s);
         const lazy_seen *seen = &t->seen[w->first + i / w->heads];
         int begin = clamp_int(seen->begin - key, 0, n_keys), end = clamp_int(seen->end - key, 0, n_keys);
         memset(s, 0, (size_t)begin * sizeof *s);
@@ -250,7 +250,7 @@ static void attend(void *job, int task, int worker)
     sweep w = begin_sweep(t, scratch_of(t->stream, worker), first, block / t->head_blocks, block % t->head_blocks);
     int end = min_int(t->first_key + (chunk + 1) * t->chunk, t->seen[first + w.rows - 1].end);
     int key = max_int(t->first_key + chunk * t->chunk, t->seen[first].begin), n_keys;
-    for (key -= key % t->kernels->products.group; key < end; key += n_keys) {
+    for (key -= key % t->kernels->products.unit; key < end; key += n_keys) {
         n_keys =
             min_int(t->key_block - key % t->key_block, end - key); /* the same blocks whichever rows share a task */
         if (t->by_rows) {
@@ -294,7 +294,7 @@ static void divide(attending *t)
     int d = t->c->head_dim, cols = t->kernels->products.tile_cols, per_key = d + value_stride(t) + cols,
         per_head = 2 * d + 2, max_queries = TASK_QUERIES;
     bool many_rows = t->stream->many_rows || t->a.n > SPLIT_KEYS_ROWS;
-    t->by_rows = !many_rows && (t->a.n == 1 || t->a.n * t->group <= t->kernels->lanes / 2);
+    t->by_rows = !many_rows && (t->a.n == 1 || t->a.n * t->heads_per_key <= t->kernels->lanes / 2);
     if (t->by_rows) {
         t->key_block = 1024;
         max_queries = min_int(max_queries, WORKER_SCRATCH / (per_head + t->key_block));
@@ -303,8 +303,8 @@ static void divide(attending *t)
         while (t->key_block * per_key > WORKER_SCRATCH / 2) t->key_block /= 2;
         max_queries = min_int(max_queries, (WORKER_SCRATCH - cols - t->key_block * per_key) / (cols * per_head) * cols);
     }
-    t->head_blocks = ceil_div(t->group, max_queries);
-    t->heads = ceil_div(t->group, t->head_blocks);
+    t->head_blocks = ceil_div(t->heads_per_key, max_queries);
+    t->heads = ceil_div(t->heads_per_key, t->head_blocks);
     t->row_block = max_queries / t->heads;
     t->row_blocks = ceil_div(t->a.n, t->row_block);
     t->row_block = ceil_div(t->a.n, t->row_blocks);
@@ -330,17 +330,17 @@ int lazy_cpu_attention(lazy_stream *stream, void *y, const lazy_attending *a, la
         .kv_type = stream->backend->kv,
         .seen = scratch->seen,
         .partial = scratch->partial,
-        .products = stream->scores_follow ? scratch->shares : NULL,
+        .raw_scores = stream->scores_follow ? scratch->probabilities : NULL,
         .scale = scale_of(c),
         .cap = cap_of(c),
         .width = lazy_qkv_width(c),
-        .group = c->n_heads / c->n_kv_heads,
+        .heads_per_key = c->n_heads / c->n_kv_heads,
     };
     lazy_cpu_see(scratch->seen, a);
-    t.first_key = t.seen[0].begin - t.seen[0].begin % t.kernels->products.group; /* values come in whole operands */
+    t.first_key = t.seen[0].begin - t.seen[0].begin % t.kernels->products.unit; /* values come in whole operands */
     t.n_keys = a->m - t.first_key;
     divide(&t);
-    scratch->has_products = t.products;
+    scratch->has_raw_scores = t.raw_scores;
     int code = lazy_cpu_run(stream, attend, &t, t.row_blocks * c->n_kv_heads * t.head_blocks * t.chunks, err);
     if (code || t.chunks == 1) return code;
     return lazy_cpu_run(stream, merge_row, &t, a->n, err);

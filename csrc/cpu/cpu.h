@@ -43,10 +43,11 @@ typedef struct lazy_cpu_stream {
                         sum */
     float *gate_up;  /* (min(rows, UNPACKED_ROWS_LIMIT), 2 F) */
     float *operands; /* of as many rows of x as are converted at a time, see operand_stride */
-    float *shares;   /* (H, tokens) attention of one query row */
-    bool has_products;  /* shares holds the last row's products with the keys that it sees, left there by attention */
-    uint32_t *order;    /* (tokens,) scores as integers, for selection */
-    double *block_sums; /* (tokens,) for smoothing */
+    float *probabilities; /* (H, tokens) attention of one query row */
+    bool has_raw_scores;  /* probabilities holds the last row's scaled and capped q.k with the keys that it sees, left
+                             there by attention */
+    uint32_t *order;      /* (tokens,) scores as integers, for selection */
+    double *block_sums;   /* (tokens,) for smoothing */
 
     /* of models with experts; chunk: min(rows, ROW_CHUNK), k: experts_per_token, F: expert_ffn */
     float *router_logits; /* (chunk, n_experts) */
@@ -61,7 +62,7 @@ typedef struct lazy_cpu_stream {
 static inline char *kv_row(const lazy_stream *stream, lazy_kv kv, void *k_or_v, int head, int slot)
 {
     int64_t row = (int64_t)head * kv.capacity + slot;
-    return (char *)k_or_v + row * stream->config->head_dim * (int64_t)lazy_dtype_width(stream->backend->kv);
+    return (char *)k_or_v + row * stream->config->head_dim * (int64_t)lazy_float_bytes(stream->backend->kv);
 }
 
 static inline lazy_cpu *cpu_of(const lazy_stream *stream) { return (lazy_cpu *)stream->backend; }
@@ -75,7 +76,7 @@ static inline const lazy_products *products_of(const lazy_stream *stream)
  * the same few sets of the L1 cache; these are copied, with operand_stride operands from one to the next. */
 static inline bool is_converted(const lazy_stream *stream, int k)
 {
-    return products_of(stream)->group > 1 || k % 1024 == 0;
+    return products_of(stream)->unit > 1 || k % 1024 == 0;
 }
 
 static inline int64_t operand_stride(const lazy_products *products, int k)
@@ -112,7 +113,7 @@ static inline float cap_of(const lazy_config *c) { return (float)M_LOG2E * c->at
 
 /* The ops that the files of this folder define, as lazy_cpu_NAME. */
 #define LAZY_CPU_OPS(work)                                                                                             \
-    work(share_open) work(share_join) work(share_leave) work(share_close) work(stream_open) work(stream_close)         \
+    work(shared_open) work(shared_join) work(shared_leave) work(shared_close) work(stream_open) work(stream_close)     \
         work(reserve) work(scratch_bytes) work(quantize) work(embed) work(matmul) work(gated) work(mix_experts)        \
             work(logits) work(rmsnorm) work(checked_rmsnorm) work(rotate) work(surprisal) work(argmax) work(attention) \
                 work(scores) work(share) work(largest) work(remember) work(average) work(smooth) work(mass)            \

@@ -10,17 +10,17 @@ typedef struct scoring {
     const lazy_kernels *kernels;
     const float *q; /* one query row: (H, D) */
     lazy_attending a;
-    lazy_seen seen; /* those that the row sees */
-    float *shares;  /* (H, m) */
-    float *scores;  /* (m,) */
+    lazy_seen seen;       /* those that the row sees */
+    float *probabilities; /* (H, m) */
+    float *scores;        /* (m,) */
     int row, n_rows;
     lazy_pooling pooling; /* of the rows */
 } scoring;
 
 enum { TOKENS_PER_TASK = 512 };
 
-/* shares = scaled and capped q k^T for the query heads of one key head and TOKENS_PER_TASK of the tokens that the row
- * sees. */
+/* probabilities = scaled and capped q k^T for the query heads of one key head and TOKENS_PER_TASK of the tokens that
+ * the row sees. */
 static void multiply_keys(void *job, int task, int worker)
 {
     const scoring *t = job;
@@ -33,21 +33,21 @@ static void multiply_keys(void *job, int task, int worker)
     float *scaled = scratch_of(t->stream, worker), scale = scale_of(c);
     for (int i = 0; i < group * d; i++) scaled[i] = q[i] * scale;
     first += t->seen.begin;
-    t->kernels->rows->key_dots(t->shares + (int64_t)g * group * t->a.m + first, t->a.m, scaled, group,
+    t->kernels->rows->key_dots(t->probabilities + (int64_t)g * group * t->a.m + first, t->a.m, scaled, group,
                                kv_row(t->stream, t->a.kv, t->a.kv.k, g, 0), t->stream->backend->kv,
                                t->a.in_play + first, n, d);
     for (int h = 0; h < group && c->attention_cap > 0; h++)
-        t->kernels->rows->cap_row(t->shares + (int64_t)(g * group + h) * t->a.m + first, n, cap_of(c));
+        t->kernels->rows->cap_row(t->probabilities + (int64_t)(g * group + h) * t->a.m + first, n, cap_of(c));
 }
 
 static void normalise_head(void *job, int head, int worker)
 {
     (void)worker;
     const scoring *t = job;
-    float *shares = t->shares + (int64_t)head * t->a.m + t->seen.begin, max = -INFINITY, sum = 0.0f;
+    float *probabilities = t->probabilities + (int64_t)head * t->a.m + t->seen.begin, max = -INFINITY, sum = 0.0f;
     int visible = t->seen.end - t->seen.begin;
-    t->kernels->rows->online_softmax(shares, visible, &max, &sum);
-    t->kernels->rows->scale_row(shares, visible, 1.0f / sum);
+    t->kernels->rows->online_softmax(probabilities, visible, &max, &sum);
+    t->kernels->rows->scale_row(probabilities, visible, 1.0f / sum);
 }
 
 static void pool_heads(void *job, int task, int worker)
@@ -60,7 +60,7 @@ static void pool_heads(void *job, int task, int worker)
     bool largest = t->pooling == LAZY_POOLING_MAX;
     double sums[TOKENS_PER_TASK] = { 0 }, n = (double)n_heads * (largest ? 1 : t->n_rows);
     for (int h = 0; h < n_heads; h++)
-        for (int j = first; j < last; j++) sums[j - begin] += t->shares[(int64_t)h * t->a.m + j];
+        for (int j = first; j < last; j++) sums[j - begin] += t->probabilities[(int64_t)h * t->a.m + j];
     for (int j = begin; j < end; j++) {
         float share = (float)(sums[j - begin] / n), earlier = t->scores[j];
         if (!t->row || (largest && (share > earlier || isnan(share)))) t->scores[j] = share;
@@ -78,17 +78,17 @@ int lazy_cpu_scores(lazy_stream *stream, float *scores, const lazy_attending *a,
     scoring t = { .stream = stream,
                   .kernels = kernels_of(stream),
                   .a = *a,
-                  .shares = scratch->shares,
+                  .probabilities = scratch->probabilities,
                   .scores = scores,
                   .n_rows = a->n - first,
                   .pooling = pooling };
     lazy_cpu_see(scratch->seen, a);
-    bool has_products = scratch->has_products && t.n_rows == 1;
-    scratch->has_products = false; /* overwritten below */
+    bool has_raw_scores = scratch->has_raw_scores && t.n_rows == 1;
+    scratch->has_raw_scores = false; /* overwritten below */
     for (t.row = 0; t.row < t.n_rows && !code; t.row++) {
         t.q = (const float *)a->qkv + (int64_t)(first + t.row) * lazy_qkv_width(c);
         t.seen = scratch->seen[first + t.row];
-        int tasks = has_products ? 0 : c->n_kv_heads * ceil_div(t.seen.end - t.seen.begin, TOKENS_PER_TASK);
+        int tasks = has_raw_scores ? 0 : c->n_kv_heads * ceil_div(t.seen.end - t.seen.begin, TOKENS_PER_TASK);
         code = lazy_cpu_run(stream, multiply_keys, &t, tasks, err);
         if (!code) code = lazy_cpu_run(stream, normalise_head, &t, c->n_heads, err);
         if (!code) code = lazy_cpu_run(stream, pool_heads, &t, ceil_div(a->m, TOKENS_PER_TASK), err);

@@ -135,7 +135,7 @@ static void drop_file(memory_file *file)
     lazy_free(file);
 }
 
-void lazy_cpu_share_close(lazy_shared *shared)
+void lazy_cpu_shared_close(lazy_shared *shared)
 {
     if (!shared) return;
     mapping *m = (mapping *)shared;
@@ -148,7 +148,7 @@ void lazy_cpu_share_close(lazy_shared *shared)
     lazy_free(m);
 }
 
-int lazy_cpu_share_open(lazy_backend *backend, lazy_shared **out, size_t bytes, lazy_error *err)
+int lazy_cpu_shared_open(lazy_backend *backend, lazy_shared **out, size_t bytes, lazy_error *err)
 {
     (void)backend;
     mapping *m;
@@ -164,7 +164,7 @@ int lazy_cpu_share_open(lazy_backend *backend, lazy_shared **out, size_t bytes, 
             code = lazy_fail(err, LAZY_MEMORY, "shared memory: could not get %zu bytes: %s", bytes, strerror(errno));
     }
     if (code) {
-        lazy_cpu_share_close(&m->base);
+        lazy_cpu_shared_close(&m->base);
         return code;
     }
     pthread_mutex_lock(&owners_lock);
@@ -174,7 +174,7 @@ int lazy_cpu_share_open(lazy_backend *backend, lazy_shared **out, size_t bytes, 
     return LAZY_OK;
 }
 
-int lazy_cpu_share_join(lazy_shared **out, const lazy_shared *from, const lazy_stretch *parts, int n, lazy_error *err)
+int lazy_cpu_shared_join(lazy_shared **out, const lazy_shared *from, const lazy_stretch *parts, int n, lazy_error *err)
 {
     mapping *m;
     *out = NULL;
@@ -186,12 +186,12 @@ int lazy_cpu_share_join(lazy_shared **out, const lazy_shared *from, const lazy_s
     else {
         code =
             lazy_fail(err, LAZY_MEMORY, "shared memory: could not get %zu bytes: %s", m->file->bytes, strerror(errno));
-        lazy_cpu_share_close(&m->base);
+        lazy_cpu_shared_close(&m->base);
     }
     return code;
 }
 
-int lazy_cpu_share_leave(lazy_shared *shared, lazy_error *err)
+int lazy_cpu_shared_leave(lazy_shared *shared, lazy_error *err)
 {
     mapping *m = (mapping *)shared;
     if (!shared->owner || (atomic_load(&m->file->n_mappings) == 1 && !atomic_load(&m->file->foreign))) return LAZY_OK;

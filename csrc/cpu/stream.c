@@ -49,7 +49,7 @@ static void list_buffers(lazy_cpu_stream *s, int n_rows, int n_tokens, buffer li
         BUFFER(partial, split_rows * heads * MAX_CHUNKS * (d + 2)),
         BUFFER(gate_up, unpacked_rows * 2 * (size_t)c->ffn),
         BUFFER(operands, operands),
-        BUFFER(shares, heads * tokens),
+        BUFFER(probabilities, heads * tokens),
         BUFFER(order, tokens),
         BUFFER(block_sums, tokens),
         BUFFER(router_logits, chunk * (size_t)c->n_experts),

@@ -361,7 +361,7 @@ static int reference_attention(lazy_stream *stream, void *y, const lazy_attendin
     lazy_cpu_see(scratch->seen, a);
     for (int r = 0; r < a->n; r++) {
         for (int h = 0; h < c->n_heads; h++) {
-            float *p = scratch->shares, *out = (float *)y + ((int64_t)r * c->n_heads + h) * d;
+            float *p = scratch->probabilities, *out = (float *)y + ((int64_t)r * c->n_heads + h) * d;
             lazy_seen seen = scratch->seen[r];
             int g = h / (c->n_heads / c->n_kv_heads);
             attend_row(stream, p, a, r, h);
@@ -392,8 +392,8 @@ static int reference_scores(lazy_stream *stream, float *scores, const lazy_atten
         memset(sums, 0, (size_t)m * sizeof *sums);
         for (int h = 0; h < c->n_heads; h++) {
             lazy_seen seen = scratch->seen[r];
-            attend_row(stream, scratch->shares, a, r, h);
-            for (int j = seen.begin; j < seen.end; j++) sums[j] += scratch->shares[j];
+            attend_row(stream, scratch->probabilities, a, r, h);
+            for (int j = seen.begin; j < seen.end; j++) sums[j] += scratch->probabilities[j];
         }
         for (int j = 0; j < m; j++) {
             float score = (float)(sums[j] / c->n_heads);

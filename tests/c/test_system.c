@@ -184,7 +184,7 @@ static lazy_shared *joined_parts(const lazy_shared *from, const lazy_stretch *pa
 {
     lazy_shared *shared;
     lazy_error err = { 0 };
-    if (lazy_cpu_share_join(&shared, from, parts, n, &err) == LAZY_OK) return shared;
+    if (lazy_cpu_shared_join(&shared, from, parts, n, &err) == LAZY_OK) return shared;
     printf("%s\n", err.message);
     exit(1);
 }
@@ -198,7 +198,7 @@ static lazy_shared *opened_shared(void)
 {
     lazy_shared *shared;
     lazy_error err = { 0 };
-    if (lazy_cpu_share_open(NULL, &shared, SHARED_BYTES, &err) == LAZY_OK) return shared;
+    if (lazy_cpu_shared_open(NULL, &shared, SHARED_BYTES, &err) == LAZY_OK) return shared;
     printf("%s\n", err.message);
     exit(1);
 }
@@ -207,7 +207,7 @@ static void test_shared(void)
 {
     lazy_shared *owner = opened_shared();
     put(owner, "ab ");
-    check(owner->owner && lazy_cpu_share_leave(owner, NULL) == LAZY_OK && owner->owner,
+    check(owner->owner && lazy_cpu_shared_leave(owner, NULL) == LAZY_OK && owner->owner,
           "shared memory: an owner that is alone stays");
     lazy_shared *fork_a = joined(owner), *fork_b = joined(owner);
     check(!fork_a->owner && holds_text(fork_a, "ab?") && holds_text(fork_b, "ab?"),
@@ -218,16 +218,16 @@ static void test_shared(void)
           "shared memory: forks write for themselves");
     lazy_shared *later = joined(fork_a);
     check(holds_text(later, "abc"), "shared memory: a fork of a fork has what the owner wrote");
-    check(lazy_cpu_share_leave(owner, NULL) == LAZY_OK && !owner->owner && holds_text(owner, "abc"),
+    check(lazy_cpu_shared_leave(owner, NULL) == LAZY_OK && !owner->owner && holds_text(owner, "abc"),
           "shared memory: an owner leaves");
     put(owner, "zzz");
     check(holds_text(owner, "zzz") && holds_text(fork_b, "abc") && holds_text(later, "abc"),
           "shared memory: one that left shows nowhere");
-    lazy_cpu_share_close(owner);
-    lazy_cpu_share_close(fork_b);
+    lazy_cpu_shared_close(owner);
+    lazy_cpu_shared_close(fork_b);
     check(holds_text(later, "abc") && holds_text(fork_a, "ax1"), "shared memory: it ends with the last that uses it");
-    lazy_cpu_share_close(fork_a);
-    lazy_cpu_share_close(later);
+    lazy_cpu_shared_close(fork_a);
+    lazy_cpu_shared_close(later);
 }
 
 static void test_shared_in_parts(void)
@@ -243,9 +243,9 @@ static void test_shared_in_parts(void)
           "shared memory: a fork writes for itself in all parts");
     lazy_shared *fork_b = joined_parts(owner, many, TOO_MANY);
     check(holds_text(fork_b, "abc"), "shared memory: too many parts are mapped as a whole");
-    lazy_cpu_share_close(fork_b);
-    lazy_cpu_share_close(fork_a);
-    lazy_cpu_share_close(owner);
+    lazy_cpu_shared_close(fork_b);
+    lazy_cpu_shared_close(fork_a);
+    lazy_cpu_shared_close(owner);
 }
 
 /* A child process, which has left what its parent owns. Returns what `good` gives in the child. */
@@ -267,17 +267,17 @@ static bool writes_for_itself(lazy_shared *shared)
 static void test_shared_in_child(void)
 {
     lazy_shared *others[] = { opened_shared(), opened_shared(), opened_shared() }, *owner = others[1];
-    lazy_cpu_share_close(others[2]);
+    lazy_cpu_shared_close(others[2]);
     for (int round = 0; round < 2; round++) {
         put(owner, "abc");
         check(in_child(writes_for_itself, owner), "shared memory: a child process writes for itself");
         check(holds_text(owner, "abc"), "shared memory: a child process shows nowhere");
     }
-    check(lazy_cpu_share_leave(owner, NULL) == LAZY_OK && !owner->owner,
+    check(lazy_cpu_shared_leave(owner, NULL) == LAZY_OK && !owner->owner,
           "shared memory: whoever shares it with a child is not alone");
-    lazy_cpu_share_close(owner);
+    lazy_cpu_shared_close(owner);
     check(in_child(writes_for_itself, others[0]), "shared memory: a child process with one owner less");
-    lazy_cpu_share_close(others[0]);
+    lazy_cpu_shared_close(others[0]);
 }
 
 static void *share_and_close(void *argument)
@@ -290,11 +290,11 @@ static void *share_and_close(void *argument)
         lazy_shared *fork_a = joined(owner);
         put(fork_a, " x ");
         lazy_shared *later = joined(fork_a);
-        *good = *good && lazy_cpu_share_leave(owner, NULL) == LAZY_OK;
-        lazy_cpu_share_close(owner);
+        *good = *good && lazy_cpu_shared_leave(owner, NULL) == LAZY_OK;
+        lazy_cpu_shared_close(owner);
         *good = *good && holds_text(fork_a, "axc") && holds_text(later, "abc");
-        lazy_cpu_share_close(fork_a);
-        lazy_cpu_share_close(later);
+        lazy_cpu_shared_close(fork_a);
+        lazy_cpu_shared_close(later);
     }
     return NULL;
 }
