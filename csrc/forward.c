@@ -148,44 +148,33 @@ static bool scores_layer(const pass *p, int l) { return scores_from(p, l, l); }
 
 /* ---- one layer -------------------------------------------------------------------------- */
 
-/* x += norm(product) */
-static int add_normed(pass *p, void *x, const void *product, int n, const float *norm, lazy_error *err)
+/* y (+)= the norm of x. x, y: (n, d) */
+static int norm_rows(pass *p, void *y, const void *x, int n, const float *weight, bool accumulate, lazy_error *err)
 {
-    return p->ops->rmsnorm(p->stream, x, product, n, p->config->hidden, norm, p->config->norm_eps, true, err);
+    return p->ops->rmsnorm(p->stream, y, x, n, p->config->hidden, weight, p->config->norm_eps, accumulate, err);
 }
 
-/* x += y W^T, or with a norm behind the product x += norm(y W^T). x: (n, d), y: (n, w->cols). */
-static int add_product(pass *p, void *x, const void *y, int n, const lazy_matrix *w, const float *post_norm,
-                       lazy_error *err)
+/* x += y W^T, or without w what the experts make of y; with a norm behind, x += the norm of that. x: (n, d), y: (n,
+ * w->cols) or (n, d). */
+static int add_product(pass *p, void *x, const void *y, int n, const lazy_matrix *w, const lazy_experts *experts,
+                       const float *post_norm, lazy_error *err)
 {
-    void *product = p->x_next; /* (capacity, d), free within a layer */
-    if (!post_norm) return p->ops->matmul(p->stream, x, y, n, w, true, err);
-    int code = p->ops->matmul(p->stream, product, y, n, w, false, err);
-    return code ? code : add_normed(p, x, product, n, post_norm, err);
-}
-
-/* The same with the sum of what each row's experts make of y. y: (n, d). */
-static int add_mixture(pass *p, void *x, const void *y, int n, const lazy_experts *experts, const float *post_norm,
-                       lazy_error *err)
-{
-    void *product = p->x_next;
-    if (!post_norm) return p->ops->mix_experts(p->stream, x, y, n, experts, true, err);
-    int code = p->ops->mix_experts(p->stream, product, y, n, experts, false, err);
-    return code ? code : add_normed(p, x, product, n, post_norm, err);
+    void *to = post_norm ? p->x_next : x; /* (capacity, d), free within a layer */
+    int code = w ? p->ops->matmul(p->stream, to, y, n, w, !post_norm, err)
+                 : p->ops->mix_experts(p->stream, to, y, n, experts, !post_norm, err);
+    return code || !post_norm ? code : norm_rows(p, x, to, n, post_norm, true, err);
 }
 
 /* x += down(gated(y)), or what experts make of y, or the norm of either with a norm behind. x, y: (n, d), n <=
  * row_chunk. */
 static int add_ffn(pass *p, const lazy_layer *w, void *x, const void *y, int n, lazy_error *err)
 {
-    if (w->experts.gate_up) {
-        int code = add_mixture(p, x, y, n, &w->experts, w->ffn_post_norm, err);
-        return code ? lazy_fail_in(err, code, "experts") : LAZY_OK;
-    }
-    int code = p->ops->gated(p->stream, p->cache->ffn, y, n, &w->gate_up, err);
+    void *gated = p->cache->ffn;
+    if (w->experts.gate_up)
+        return lazy_fail_in(err, add_product(p, x, y, n, NULL, &w->experts, w->ffn_post_norm, err), "experts");
+    int code = p->ops->gated(p->stream, gated, y, n, &w->gate_up, err);
     if (code) return lazy_fail_in(err, code, "gate and up projection");
-    code = add_product(p, x, p->cache->ffn, n, &w->down, w->ffn_post_norm, err);
-    return code ? lazy_fail_in(err, code, "down projection") : LAZY_OK;
+    return lazy_fail_in(err, add_product(p, x, gated, n, &w->down, NULL, w->ffn_post_norm, err), "down projection");
 }
 
 /* Attention and FFN of n rows, in place: x += o(attention), then x += down(gated(norm(x))), or without norms before
@@ -200,14 +189,13 @@ static int run_attention_and_ffn(pass *p, const lazy_layer *w, void *x, const la
     p->stream->scores_follow = scored;
     int code = p->ops->attention(p->stream, cache->attention, a, err);
     if (code) return lazy_fail_in(err, code, "attention");
-    if ((code = add_product(p, x, cache->attention, n, &w->o, w->attention_post_norm, err)))
+    if ((code = add_product(p, x, cache->attention, n, &w->o, NULL, w->attention_post_norm, err)))
         return lazy_fail_in(err, code, "output projection");
 
     for (int first = 0, here; first < n && !c->parallel; first += here) {
         here = even_part(n - first, p->session->model->backend->row_chunk);
         void *part = offset(p, x, (size_t)first * d);
-        if (w->ffn_norm && (code = p->ops->rmsnorm(p->stream, cache->normed, part, here, c->hidden, w->ffn_norm,
-                                                   c->norm_eps, false, err)))
+        if (w->ffn_norm && (code = norm_rows(p, cache->normed, part, here, w->ffn_norm, false, err)))
             return lazy_fail_in(err, code, "FFN norm");
         if ((code = add_ffn(p, w, part, w->ffn_norm ? cache->normed : part, here, err))) return code;
     }
@@ -375,7 +363,7 @@ static int score_stage(pass *p, int l, float **out, lazy_error *err)
                                     p->in_play.positions, p->in_play.n, err);
         known->n_fresh = p->length;
     }
-    return code ? lazy_fail_in(err, code, "remembered scores") : LAZY_OK;
+    return lazy_fail_in(err, code, "remembered scores");
 }
 
 /* A[l+1]: the tokens in play that the stage after layer l keeps. */
@@ -403,8 +391,7 @@ static int prune(pass *p, const lazy_stage *stage, const float *scores, lazy_err
         if (!code) code = p->ops->mark(p->stream, gone, kept, p->in_play.n, 0, err);
         p->n_newly_gone += n_dropped;
     }
-    if (code) return lazy_fail_in(err, code, "selection");
-    return LAZY_OK;
+    return lazy_fail_in(err, code, "selection");
 }
 
 /* C[l] = the tokens of A[l] whose K,V layer l does not hold: those that go on from layer l-1, and those that come back
@@ -486,8 +473,7 @@ static int find_surprisal(pass *p, lazy_error *err)
     for (int first = 0; first < n - 1 && !code; first += p->head_rows) {
         int here = min_int(p->head_rows, n - 1 - first);
         const void *x = offset(p, p->x, (size_t)first * (size_t)p->config->hidden);
-        code = p->ops->rmsnorm(p->stream, cache->normed, x, here, p->config->hidden, model->final_norm,
-                               p->config->norm_eps, false, err);
+        code = norm_rows(p, cache->normed, x, here, model->final_norm, false, err);
         if (!code) code = p->ops->logits(p->stream, p->head, cache->normed, here, &model->head, err);
         if (!code)
             code =

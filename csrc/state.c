@@ -102,6 +102,8 @@ int lazy_session_set_state(lazy_session *s, lazy_state_part part, int layer, int
 {
     lazy_cache *cache = &s->cache;
     int code = lazy_cache_write_from(cache, 0, s->tokens.length, s->tokens.depths, err);
+    if (!code && part == LAZY_STATE_LOGITS && !s->tokens.length)
+        code = lazy_invalid(err, "there are no tokens that the logits could be of");
     if (!code && part == LAZY_STATE_LOGITS && n != s->model->config.vocab)
         code = lazy_invalid(err, "%d logits; the model has a vocabulary of %d", n, s->model->config.vocab);
     if (!code && part == LAZY_STATE_LOGITS) code = check_values(data, n, -FLT_MAX, "logit", err);

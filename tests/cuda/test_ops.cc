@@ -1502,14 +1502,13 @@ static bytes pass(const side &s, const rig &r, const layer_weights &w, const pas
     did(s, "rotate",
         ops->rotate(s.stream, qkv.at(), at, n, kv, rope.as<float>(), rope.as<float>(), nullptr, nullptr, 1e-5f,
                     &s.err));
-    did(s, "attention", ops->attention(s.stream, heads.at(), qkv.at(), at, n, kv, play, m, given.window, &s.err));
+    const lazy_attending attending = { qkv.at(), at, n, kv, play, m, given.window };
+    did(s, "attention", ops->attention(s.stream, heads.at(), &attending, &s.err));
     did(s, "matmul", ops->matmul(s.stream, x.at(), heads.at(), n, &w.o.gpu, true, &s.err));
     did(s, "rmsnorm", ops->rmsnorm(s.stream, h.at(), x.at(), n, d, norm.as<float>(), 1e-5f, true, &s.err));
     did(s, "gated", ops->gated(s.stream, gated.at(), h.at(), n, &w.gate_up.gpu, &s.err));
     did(s, "matmul", ops->matmul(s.stream, x.at(), gated.at(), n, &w.down.gpu, true, &s.err));
-    did(s, "scores",
-        ops->scores(s.stream, scores.as<float>(), qkv.at(), at, n, 3, LAZY_POOLING_MAX, 0, kv, play, m, given.window,
-                    &s.err));
+    did(s, "scores", ops->scores(s.stream, scores.as<float>(), &attending, 3, LAZY_POOLING_MAX, 0, &s.err));
     did(s, "smooth", ops->smooth(s.stream, smooth.as<float>(), scores.as<float>(), m, 3, &s.err));
     did(s, "mass", ops->mass(s.stream, &n_free, play, smooth.as<float>(), m, flags.as<uint8_t>(), 0.7, &s.err));
     did(s, "select",
