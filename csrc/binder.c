@@ -1,5 +1,3 @@
-#include "binder.h"
-
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,6 +6,7 @@
 #include "error.h"
 #include "format.h"
 #include "memory.h"
+#include "model.h"
 
 /* The tensor table, sorted by name, and the model that its tensors are bound to. */
 typedef struct binder {

@@ -3,7 +3,6 @@
 
 #include "error.h"
 #include "numeric.h"
-#include "policy.h"
 #include "session.h"
 
 /* A set of positions on the backend, ascending and without repeats. */

@@ -3,7 +3,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "binder.h"
 #include "device.h"
 #include "error.h"
 #include "memory.h"

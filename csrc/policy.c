@@ -1,6 +1,5 @@
-#include "policy.h"
-
 #include "error.h"
+#include "session.h"
 
 int lazy_policy_ask(const lazy_policy *policy, const lazy_view *view, float *scores, int *n_free, lazy_error *err)
 {

@@ -1,5 +1,3 @@
-#include "rope.h"
-
 #include <math.h>
 
 #include "memory.h"

@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "../../csrc/binder.h"
 #include "../../csrc/device.h"
+#include "../../csrc/model.h"
 #include "../../csrc/format.h"
 #include "../../csrc/memory.h"
 
