@@ -128,7 +128,7 @@ build/test_ops$(1) build/test_system$(1): build/test_%$(1): tests/c/test_%.c tes
 	$$(CC) $(CFLAGS_TEST) $$(FLAGS$(1)) $$(filter %.c %.o,$$^) $$(filter %.a,$$^) -lm -o $$@
 
 # The reference is the same in every build: no sanitizer slows it down, and its outputs are in guarded memory.
-build/test_ops$(1): build/core$(1)/reference.o
+build/test_ops$(1): $(wildcard tests/c/ops*) build/core$(1)/reference.o
 build/core$(1)/reference.o: tests/c/reference.c tests/c/reference.h $(filter %.h,$(CORE))
 	@mkdir -p $$(@D)
 	$$(CC) $(CFLAGS_TEST) -O3 -fPIC -c $$< -o $$@

@@ -13,6 +13,7 @@ from typing import Any
 from lazyllm import _core
 from lazyllm.checkpoints.checkpoint import Checkpoint
 from lazyllm.errors import DeviceError
+from lazyllm.machine.cores import cores
 from lazyllm.support import checked
 
 CUBLAS = ("libcublasLt.so.13", "libcublasLt.so.12")
@@ -50,7 +51,7 @@ def open_model(
     checkpoint: Checkpoint, device: str, threads: int | None, compute: str, weights: str, kv: str
 ) -> _core.Model:
     """The model on a device; "auto" takes CUDA where it works, unless `compute` or `kv` ask for the CPU."""
-    options: dict[str, Any] = {"threads": threads or 0, "libraries": libraries()}
+    options: dict[str, Any] = {"threads": threads or cores(), "libraries": libraries()}
     options |= {"compute": compute, "weights": weights, "kv": kv}
     opened = partial(_core.Model, checkpoint.config.core(), checkpoint.shards, checkpoint.tensors, **options)
     if device != "auto" or (compute, kv) != ("f32", "f32"):
