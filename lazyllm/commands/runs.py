@@ -59,7 +59,7 @@ def reproduce(parser: argparse.ArgumentParser) -> Run:
 
         keywords = options.of_run(args, DataOptions, "preset", "speedup", "seeds", "methods")
         result = reproduce(options.loaded(args), args.targets, **keywords)
-        print("\n".join([result.text(), "", *(f"wrote {path}" for path in result.files)]).lstrip())
+        print("\n".join([result.text, "", *(f"wrote {path}" for path in result.files)]).lstrip())
         if result.failed:
             print(f"{result.failed} results failed; items.jsonl of the runs says why", file=sys.stderr)
         return 1 if result.failed else 0

@@ -84,15 +84,15 @@ def attention(llm: LLM, prompts: Sequence[Sequence[int]], model: str, file: Path
 def pareto(comparison: Comparison, model: str, file: Path) -> Path:
     """Figure 5: score against the speedup of the first token, one panel per category, one line per method;
     means over seeds."""
-    dense = {line.category: line.scores()[0] for line in comparison.lines if line.method == BASELINE}
-    figure, panels = panel_grid(len(dense), COLUMNS, 4.2, 3.6)
-    for axes, (category, score) in zip(panels, dense.items(), strict=True):
-        axes.axhline(score, color="black", linewidth=0.8, linestyle=":")
+    figure, panels = panel_grid(len(comparison.groups), COLUMNS, 4.2, 3.6)
+    for axes, (category, names) in zip(panels, comparison.groups, strict=True):
+        dense = comparison.summary.mean(DENSE_LABEL, category).value
+        axes.axhline(dense, color="black", linewidth=0.8, linestyle=":")
         points: dict[str, list[tuple[float, float]]] = {}
-        for line in comparison.lines:
-            if line.category == category and (speeds := line.speedups("ttft")):
-                point = float(np.mean(speeds)), float(np.mean(line.scores()))
-                points.setdefault(line.method, []).append(point)
+        for (_, method), labels in comparison.with_dense:
+            if speeds := comparison.speedups(labels, "ttft", names):
+                point = float(np.mean(speeds)), float(np.mean(comparison.scores(labels, category)))
+                points.setdefault(method, []).append(point)
         draw(axes, points, title=category or ALL, xlabel="speedup of the first token", ylabel="score")
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=COLUMNS - 1)
@@ -116,9 +116,13 @@ def places(comparison: Comparison, model: str, file: Path) -> Path:
 
 def token_use(comparison: Comparison, model: str, file: Path) -> Path:
     """Figure 7: the share of the prompt that each layer has computed, by new token."""
-    shares = token_use_by_setting(comparison.summary.rows)
-    lazy = [label for line in comparison.lines if line.method in (LAZY, RECOMMENDED) for label in line.labels]
-    panels = {label: shares[label] for label in lazy if label in shares}
+    lazy = [
+        label
+        for (_, method), labels in comparison.settings.items()
+        for label in labels
+        if method in (LAZY, RECOMMENDED)
+    ]
+    panels = token_use_by_setting([row for row in comparison.summary.rows if row["setting"] in lazy])
     if not panels:
         raise ValueError("Figure 7 needs an item that the method prunes, and no item here is long enough")
     return plot_token_use(panels, file)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,123 +17,94 @@ ALL = "All"
 POOLED = "scores are means of data sets, shares and speedups are of all items together"
 
 
-@dataclass(frozen=True)
-class Line:
-    """A method on a category, or on all if that is None: a line of a table, a point of a figure. `counted` is
-    its speedup by counted work; `labels` are its settings, which differ by seed."""
-
-    summary: Summary
-    published: Published
-    category: str | None
-    datasets: Sequence[str]
-    counted: str
-    method: str
-    labels: Sequence[str]
-
-    def heading(self) -> str:
-        """The category; beside the paper's results, also how many of its data sets were run."""
-        name = self.category or ALL
-        n_run, n_all = len(self.datasets), len(CATEGORIES.get(name, ()))
-        is_part = self.published and n_run < n_all
-        return f"{name} ({n_run} of {n_all} data sets)" if is_part else name
-
-    def scores(self) -> list[float]:
-        return [self.summary.mean(label, self.category).value for label in self.labels]
-
-    def mean(self) -> str:
-        """The score with its interval or, over seeds, its deviation."""
-        if self.labels[1:]:
-            return spread(self.scores())
-        return cell(self.summary.mean(self.labels[0], self.category))
-
-    def difference(self) -> str:
-        """The paired difference to dense of a method with a single setting."""
-        if self.labels[1:] or self.method == BASELINE:
-            return ""
-        return cell(self.summary.difference(self.labels[0], self.category), "+.2f")
-
-    def speedups(self, timing: str) -> list[float]:
-        """The speedups of the settings that have one."""
-        speeds = (self.summary.speed(label, timing, self.datasets) for label in self.labels)
-        return [speed.of_sums for speed in speeds if speed != NO_SPEED]
-
-    def average(self, field: str) -> str:
-        shares = [self.summary.average(label, field, self.datasets) for label in self.labels]
-        return f"{np.mean(shares):.2%}"
-
-    def paper(self, column: str) -> str:
-        return self.published.get((self.category or ALL, self.method), {}).get(column, "")
-
-
-COLUMNS: dict[str, Callable[[Line], str]] = {
-    "category": Line.heading,
-    "counted speedup": lambda line: line.counted,
-    "method": lambda line: line.method,
-    "score": lambda line: spread(line.scores()),
-    "score [95 %]": Line.mean,
-    "paired difference [95 %]": Line.difference,
-    "TTFT speedup": lambda line: spread(line.speedups("ttft"), "x"),
-    "generation speedup": lambda line: spread(line.speedups("seconds"), "x"),
-    "prompt computed": lambda line: line.average("computed"),
-    "prompt that reached the top": lambda line: line.average("reached_top"),
-    "paper: score": lambda line: line.paper("score"),
-    "paper: TTFT speedup": lambda line: line.paper("first token"),
-    "paper: prompt computed": lambda line: line.paper("computed"),
-    "paper: generation speedup": lambda line: line.paper("whole answer"),
+DIFFERENCE, COMPUTED = "paired difference [95 %]", "prompt computed"
+FIRST, WHOLE = "TTFT speedup", "generation speedup"
+LAYOUTS: Mapping[str, tuple[str, Mapping[str, str], Sequence[str]]] = {
+    "table1": (
+        "Table 1: accuracy and speedup of the first token",
+        {},
+        ["category", "method", "score", DIFFERENCE, FIRST, "paper: score", f"paper: {FIRST}"],
+    ),
+    "table2": (
+        "Table 2: prompt tokens computed, and speedup of whole answers",
+        {"method": LAZY},
+        ["category", COMPUTED, "prompt that reached the top", WHOLE, f"paper: {COMPUTED}", f"paper: {WHOLE}"],
+    ),
+    "figure5": (
+        "Figure 5: score and speedup of every method",
+        {"category": ALL},
+        ["counted speedup", "method", "score [95 %]", DIFFERENCE, FIRST, WHOLE, COMPUTED],
+    ),
 }
+"""Tables by their title, the cells that all their rows have, and their columns."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A run. `settings` are the labels of those that are shown as one, by counted speedup and method, or in
-    Figure 6 by keep and layer. Dense is none of them."""
+    """A run. `settings` are the labels of those that are shown as one, which differ by seed: by counted
+    speedup and method, or in Figure 6 by keep and layer. Dense is none of them."""
 
     summary: Summary
     settings: Mapping[tuple[str, str], Sequence[str]]
     published: Published
 
     @property
-    def lines(self) -> list[Line]:
-        """For each category, and for all of them together: dense, then the other methods."""
-        groups = [*self.summary.categories.items(), (None, self.summary.datasets)]
-        methods = [(("", BASELINE), [DENSE_LABEL]), *self.settings.items()]
-        return [
-            Line(self.summary, self.published, category, names, counted, method, labels)
-            for category, names in groups
-            for (counted, method), labels in methods
-        ]
+    def groups(self) -> list[tuple[str | None, Sequence[str]]]:
+        """Each category with its data sets; None with all of them."""
+        return [*self.summary.categories.items(), (None, self.summary.datasets)]
 
-    def table(self, title: str, heads: Sequence[str], lines: Sequence[Line]) -> Table:
-        """The columns with these heads, without the paper's if it has no results for the model."""
+    @property
+    def with_dense(self) -> list[tuple[tuple[str, str], Sequence[str]]]:
+        return [(("", BASELINE), [DENSE_LABEL]), *self.settings.items()]
+
+    def scores(self, labels: Sequence[str], category: str | None) -> list[float]:
+        return [self.summary.mean(label, category).value for label in labels]
+
+    def speedups(self, labels: Sequence[str], timing: str, datasets: Sequence[str]) -> list[float]:
+        """The speedups of the settings that have one."""
+        speeds = (self.summary.speed(label, timing, datasets) for label in labels)
+        return [speed.of_sums for speed in speeds if speed != NO_SPEED]
+
+    def row(
+        self, category: str | None, datasets: Sequence[str], counted: str, method: str, labels: Sequence[str]
+    ) -> dict[str, str]:
+        """The cells of a method by column. Over seeds, a score has its deviation in place of an interval."""
+        place, summary, (first, *others) = category or ALL, self.summary, labels
+        n_run, n_all = len(datasets), len(CATEGORIES.get(place, ()))
+        is_part = self.published and n_run < n_all
+        score = spread(self.scores(labels, category))
+        difference = "" if others or method == BASELINE else cell(summary.difference(first, category), "+.2f")
+
+        def share(field: str) -> str:
+            return f"{np.mean([summary.average(label, field, datasets) for label in labels]):.2%}"
+
+        row = {
+            "category": f"{place} ({n_run} of {n_all} data sets)" if is_part else place,
+            "counted speedup": counted,
+            "method": method,
+            "score": score,
+            "score [95 %]": score if others else cell(summary.mean(first, category)),
+            DIFFERENCE: difference,
+            FIRST: spread(self.speedups(labels, "ttft", datasets), "x"),
+            WHOLE: spread(self.speedups(labels, "seconds", datasets), "x"),
+            COMPUTED: share("computed"),
+            "prompt that reached the top": share("reached_top"),
+        }
+        paper = self.published.get((place, method), {})
+        return row | {f"paper: {head}": text for head, text in paper.items()}
+
+    def table(self, target: str) -> Table:
+        """The table of a layout, without the paper's columns if it has no results for the model."""
+        title, cells, heads = LAYOUTS[target]
         heads = [head for head in heads if self.published or not head.startswith("paper: ")]
-        rows = [[COLUMNS[head](line) for head in heads] for line in lines]
-        return Table(f"{title} ({POOLED})", heads, rows)
+        rows = [self.row(*group, *name, labels) for group in self.groups for name, labels in self.with_dense]
+        shown = [row for row in rows if cells.items() <= row.items()]
+        return Table(f"{title} ({POOLED})", heads, [[row.get(head, "") for head in heads] for row in shown])
 
 
-def accuracy(comparison: Comparison) -> Table:
-    heads = ["category", "method", "score", "paired difference [95 %]", "TTFT speedup"]
-    heads += ["paper: score", "paper: TTFT speedup"]
-    return comparison.table("Table 1: accuracy and speedup of the first token", heads, comparison.lines)
-
-
-def work(comparison: Comparison) -> Table:
-    heads = ["category", "prompt computed", "prompt that reached the top", "generation speedup"]
-    heads += ["paper: prompt computed", "paper: generation speedup"]
-    lines = [line for line in comparison.lines if line.method == LAZY]
-    return comparison.table("Table 2: prompt tokens computed, and speedup of whole answers", heads, lines)
-
-
-def strengths(comparison: Comparison) -> Table:
-    """Figure 5 as a table: every method at every speedup by counted work."""
-    heads = ["counted speedup", "method", "score [95 %]", "paired difference [95 %]", "TTFT speedup"]
-    heads += ["generation speedup", "prompt computed"]
-    lines = [line for line in comparison.lines if line.category is None]
-    return comparison.table("Figure 5: score and speedup of every method", heads, lines)
-
-
-def first_token(comparison: Comparison) -> Table:
+def first_token(summary: Summary) -> Table:
     """Figure 1: how long the first token takes, in decode steps and as a share of the answer, run densely."""
-    rows = comparison.summary.timed(DENSE_LABEL)
+    rows = summary.timed(DENSE_LABEL)
     first, whole = (sum(row["timing"][name] for row in rows) for name in ("ttft", "seconds"))
     n_steps = sum(row["new_tokens"] - 1 for row in rows)
     step = (whole - first) / n_steps if n_steps else np.nan
