@@ -16,15 +16,15 @@ from folders import SHAPE, model_folder
 import lazyllm
 from lazyllm import LLM, Preset, Pruning
 from lazyllm.calibration import calibrate as module
-from lazyllm.calibration.calibrate import measurements, rank
+from lazyllm.calibration.calibrate import candidates, measurements, rank
 from lazyllm.calibration.prompts import OWN, encoded
-from lazyllm.calibration.schedules import candidates, shape
 from lazyllm.checkpoints import digest
 from lazyllm.commands import main as cli
 from lazyllm.evaluation.intervals import student_t
 from lazyllm.evaluation.results import ITEMS
 from lazyllm.evaluation.summary import DENSE_LABEL, Summary
 from lazyllm.evaluation.trial import Trial
+from lazyllm.schedule import shape
 from lazyllm.scoring import Scoring
 from lazyllm.sweeps.sweep import measure_of
 
@@ -143,11 +143,11 @@ def test_measurements_by_hand() -> None:
             row |= {"score": scores[place]} if scores else {}
             rows.append(row | {"kl": (0.0, *kl)[place]})
     summary = Summary(rows, category=str)
-    assert measurements(summary, DENSE_LABEL) == {"needles": [100.0] * 3}
+    assert measurements(summary, DENSE_LABEL) == {"needles": (100.0,) * 3}
     of_baseline, of_other = (measurements(summary, pruning.label) for pruning in (baseline, other))
     assert of_baseline["needles"] == pytest.approx([25.0, 0.0, 100.0])
     assert of_baseline["needles_to_dense"] == pytest.approx([-75.0, -100.0, 100.0])
-    assert of_other["needles_to_dense"] == [0.0] * 3
+    assert of_other["needles_to_dense"] == (0.0,) * 3
     half = student_t(2) * 0.2 / math.sqrt(3)
     assert of_baseline["kl"] == pytest.approx([0.4, max(0, 0.4 - half), 0.4 + half], abs=1e-5)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import chain, zip_longest
+from itertools import chain
 from math import log10, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,9 +18,19 @@ from lazyllm.evaluation.divergence import TOKENS, DenseAnswer, forced_logits, gr
 from lazyllm.llm import LLM, load
 from lazyllm.prompt import Prompt
 from lazyllm.pruning import Pruning
-from lazyllm.searching.results import Search
 from lazyllm.searching.space import Space
-from lazyllm.searching.study import KL, SETTING, SPEEDUP, opened, optuna_module, states, tried
+from lazyllm.searching.study import (
+    FINISHED,
+    KL,
+    RUNNING,
+    SETTING,
+    SPEEDUP,
+    STOPPED,
+    Search,
+    opened,
+    optuna_module,
+    trials,
+)
 from lazyllm.support import checked
 from lazyllm.support.files import user_path
 from lazyllm.support.json_text import json_digest
@@ -35,6 +45,7 @@ PER_KIND, SEED = 2, 101  # generated prompts of each kind and length
 LEAST_PROMPTS = EVERY = 3  # prompts between two comparisons with the best setting that is as fast
 ATTEMPTS = 100  # to propose a setting that is valid and new
 LEAST_KL, DIGITS = 1e-9, 9
+TRIED = FINISHED, STOPPED, RUNNING
 
 
 def search(
@@ -94,7 +105,7 @@ def prompts_of(llm: LLM, prompts: Sequence[Prompt] | None) -> list[list[int]]:
     the first few are a fair sample."""
     if prompts is None:
         tasks = CalibrationTasks(llm, {}, PER_KIND, SEED)
-        return [ids for ids in chain.from_iterable(zip_longest(*tasks.ids_by_kind(llm))) if ids]
+        return [*chain.from_iterable(zip(*tasks.ids_by_kind(llm), strict=True))]
     own = list(encoded(llm, prompts, TOKENS).values())
     if len(own) < LEAST_PROMPTS:
         raise ValueError(
@@ -107,10 +118,10 @@ def run(
     llm: LLM, prompts: Sequence[Sequence[int]], space: Space, study: Study, budget: int, progress: bool
 ) -> None:
     """Tries settings in this process, until `budget` of them are tried or being tried by all processes."""
+    states, failed = optuna_module().trial.TrialState, 0
     references: list[DenseAnswer] = []
-    failed = 0
     with bar(budget, "settings", "setting", progress) as line:
-        while (n_tried := len(tried(study))) < budget and failed < ATTEMPTS:
+        while (n_tried := len(trials(study, *TRIED))) < budget and failed < ATTEMPTS:
             line.update(n_tried - line.n)
             references = references or [
                 greedy_answer(llm.session(), ids, TOKENS, llm.eos_token_ids) for ids in prompts
@@ -119,14 +130,14 @@ def run(
             pruning = claimed(study, trial, space)
             failed = 0 if pruning else failed + 1
             if pruning is None:
-                study.tell(trial, state=states().FAIL)
+                study.tell(trial, state=states.FAIL)
                 continue
             speedup = round(space.speedup(pruning), 2)  # schedules for the same one differ in the third digit
             kl = divergences(llm, pruning, prompts, references, study, speedup)
             trial.set_user_attr(SPEEDUP, speedup)
             trial.set_user_attr(KL, kl)
             if len(kl) < len(prompts):
-                study.tell(trial, state=states().PRUNED)
+                study.tell(trial, state=states.PRUNED)
             else:  # by its logarithm, halving a small divergence counts as much as halving a large one
                 study.tell(trial, [log10(max(float(np.mean(kl)), LEAST_KL)), speedup])
         line.update(n_tried - line.n)
@@ -147,7 +158,8 @@ def claimed(study: Study, trial: Trial, space: Space) -> Pruning | None:
         return None
     setting = pruning.to_json()
     trial.set_user_attr(SETTING, setting)
-    return pruning if [other.user_attrs[SETTING] for other in tried(study)].count(setting) == 1 else None
+    settings = [other.user_attrs[SETTING] for other in trials(study, *TRIED)]
+    return pruning if settings.count(setting) == 1 else None
 
 
 def divergences(
@@ -162,9 +174,8 @@ def divergences(
     kl: list[float] = []
     for ids, reference in zip(prompts, references, strict=True):
         if kl and len(kl) % EVERY == 0:
-            finished = study.get_trials(deepcopy=False, states=[states().COMPLETE])
-            as_fast = [other.user_attrs for other in finished if other.user_attrs[SPEEDUP] >= speedup]
-            if is_worse(kl, [other[KL] for other in as_fast]):
+            finished = [other.user_attrs for other in trials(study, FINISHED)]
+            if is_worse(kl, [other[KL] for other in finished if other[SPEEDUP] >= speedup]):
                 break
         kl.append(round(divergence(llm, pruning, ids, reference), DIGITS))
     return kl

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lazyllm.calibration.schedules import shape
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.pruning import Pruning
+from lazyllm.schedule import shape
 from lazyllm.scoring import Scoring
 from lazyllm.stages import largest_keep
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 TITLE = "Settings: quality [95 %], speed against dense"
 SPEEDUP_AXES = {"ttft_speedup": MEASURED_AXIS, "counted_speedup": COUNTED_AXIS}
 UNKNOWN = Interval(nan, nan, nan)
-DIGITS = 6
 
 
 @dataclass(frozen=True, repr=False)
@@ -139,11 +138,6 @@ def plot_points(points: Sequence[Point], title: str, file: Path, speedup: str = 
 
     on_front = dots(front(points, speedup))
     return plot_pareto(dots(points), on_front, DENSE_LABEL, scored, SPEEDUP_AXES[speedup], title, file)
-
-
-def plain(value: Interval) -> list[float | None]:
-    """Value, low and high for JSON, which has no NaN."""
-    return [None if isnan(bound) else round(bound, DIGITS) for bound in value]
 
 
 # ---- tables ----------------------------------------------------------------------------------------
