@@ -7,6 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lazyllm.calibration.prompts import CalibrationTasks, encoded
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.evaluation.divergence import TOKENS
@@ -58,7 +60,7 @@ def calibrate(
     model = llm if isinstance(llm, LLM) else load(llm)
     options = RunOptions(warm_ups=0, retry_failed=True, progress=progress)
     tasks = CalibrationTasks(model, encoded(model, prompts or (), TOKENS), PER_KIND, SEED, lengths)
-    n_prompt = tasks.median_tokens(model)
+    n_prompt = int(np.median([len(ids) for kind in tasks.ids_by_kind(model) for ids in kind]))
     prunings = [*dict.fromkeys(candidates(speedup, model.config, n_prompt))]
     settings = checked_settings([Pruning(), *prunings])
     conditions = {"measure": "calibration", "forced tokens": TOKENS}
