@@ -22,11 +22,10 @@ from lazyllm.commands.main import main
 from lazyllm.evaluation.longbench.datasets import CATEGORIES
 from lazyllm.evaluation.results import ITEMS
 from lazyllm.evaluation.summary import Summary
-from lazyllm.reproduce import figures, reproduce
-from lazyllm.reproduce.figures import share_that_holds
+from lazyllm.reproduce import pages, reproduce
+from lazyllm.reproduce.pages import first_token, share_that_holds
 from lazyllm.reproduce.paper import BASELINE, LAZY, METHODS, OTHER, SETUPS, PaperSetup, rivals, setup_of
 from lazyllm.reproduce.reproduction import TARGETS
-from lazyllm.reproduce.tables import first_token
 
 OPTIONS: dict[str, Any] = {"max_length": 120, "max_new_tokens": 3, "seeds": 2, "speedup": 1.4}
 OPTIONS |= {"warm_ups": 0, "progress": False}
@@ -133,15 +132,15 @@ def test_attention_is_drawn_for_every_layer_of_the_dense_model(
     llm: lazyllm.LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[Figure] = []
-    monkeypatch.setattr(figures, "save", lambda figure, file: drawn.append(figure))
+    monkeypatch.setattr(pages, "save", lambda figure, file: drawn.append(figure))
     ids, other = [1, 5, 9, 3, 7, 2, 8, 4, 6, 5, 3], [4, 8, 6, 2]
-    figures.attention(llm, [ids, other], "tiny", tmp_path / "figure2.png")
+    pages.attention(llm, [ids, other], "tiny", tmp_path / "figure2.png")
     image, held, means = drawn[0].axes[:3]
     quantiles = image.images[0].get_array()
     n_stages = llm.config.n_layers - 1
-    assert quantiles.shape == (n_stages, len(figures.QUANTILES))
-    assert [len(line.get_xdata()) for line in held.lines] == [n_stages] * len(figures.MASSES)
-    assert len(means.lines[0].get_xdata()) == len(figures.QUANTILES)
+    assert quantiles.shape == (n_stages, len(pages.QUANTILES))
+    assert [len(line.get_xdata()) for line in held.lines] == [n_stages] * len(pages.MASSES)
+    assert len(means.lines[0].get_xdata()) == len(pages.QUANTILES)
     stage = lazyllm.Pruning({n_stages - 1: 0.5})
     traces = [llm.generate(prompt, stage, max_new_tokens=1, trace=True).trace for prompt in (ids, other)]
     top = [

@@ -159,7 +159,7 @@ class Preset(Method):
             raise ValueError(f"{path}: {error}") from None
         try:
             _ = preset.table
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"{path}: evidence is not as calibrate or search writes it: {error!r}") from None
         return preset
 

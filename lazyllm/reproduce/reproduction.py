@@ -16,9 +16,9 @@ from lazyllm.llm import LLM, checked_llm
 from lazyllm.method import Method
 from lazyllm.pictures.figure import new_figure
 from lazyllm.pruning import Pruning
-from lazyllm.reproduce import figures
+from lazyllm.reproduce import pages
+from lazyllm.reproduce.pages import LAYOUTS, Comparison, first_token
 from lazyllm.reproduce.paper import METHODS, rivals, setup_of
-from lazyllm.reproduce.tables import LAYOUTS, Comparison, first_token
 from lazyllm.support import checked
 from lazyllm.support.files import user_path, write_whole
 
@@ -33,7 +33,7 @@ TARGETS = {
     "figure7": "methods",
 }
 """Tables and figures of the paper, by the run that each needs."""
-PICTURES = {"figure5": figures.pareto, "figure6": figures.places, "figure7": figures.token_use}
+PICTURES = {"figure5": pages.pareto, "figure6": pages.places, "figure7": pages.token_use}
 NOTES = {
     "methods": "; methods at {speedup:g}x by counted work for {n_prompt} prompt tokens",
     "strengths": "; speedups counted for {n_prompt} prompt tokens",
@@ -101,7 +101,7 @@ def reproduce(
         if name == FIGURE_2:
             prompts = [tasks.prompt(llm, of, items[0]).ids for of, items in tasks.items.items()]
             folder.mkdir(parents=True, exist_ok=True)
-            files.append(figures.attention(llm, prompts, model, folder / f"{name}.png"))
+            files.append(pages.attention(llm, prompts, model, folder / f"{name}.png"))
             continue
         run, settings = runs[TARGETS[name]], plans[TARGETS[name]]
         labels = {place: [method.label for method in group] for place, group in settings.items()}
