@@ -26,9 +26,20 @@ from lazyllm.llm import LLM
 from lazyllm.methods.preset import Preset
 from lazyllm.scoring import Scoring
 from lazyllm.searching import search as module
-from lazyllm.searching.search import EVERY, divergence, is_worse, prompts_of
+from lazyllm.searching.search import (
+    EVERY,
+    FACTS,
+    JOURNAL,
+    KL,
+    SETTING,
+    SPEEDUP,
+    Search,
+    created,
+    divergence,
+    is_worse,
+    prompts_of,
+)
 from lazyllm.searching.space import Space
-from lazyllm.searching.study import FACTS, JOURNAL, KL, SETTING, SPEEDUP, Search, created
 
 LOW, HIGH = 1.3, 2.0
 N_PROMPTS, LENGTH, BUDGET = 7, 60, 8
