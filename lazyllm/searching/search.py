@@ -47,7 +47,7 @@ ATTEMPTS = 100  # to propose a setting that is valid and new
 LEAST_KL, DIGITS = 1e-9, 9
 NAME, JOURNAL, WORKERS, PICTURE = "lazyllm", "journal.log", "workers.lock", "search.png"
 FACTS = "search"  # of the study
-SETTING, SPEEDUP, KL = "setting", "speedup", "kl"  # of a trial
+SETTING, KL = "setting", "kl"  # of a trial
 FINISHED, STOPPED, RUNNING = "COMPLETE", "PRUNED", "RUNNING"  # Optuna's states
 
 
@@ -57,7 +57,6 @@ def search(
     speedup: tuple[float, float] = RANGE,
     budget: int = BUDGET,
     *,
-    seed: int = 0,
     out: str | Path | None = None,
     progress: bool = True,
 ) -> Search:
@@ -75,12 +74,10 @@ def search(
     if not 1 < low < high:
         raise ValueError(f"speedup must rise from above 1, such as (1.5, 3.0), not ({low:g}, {high:g})")
     checked.whole(budget, "budget", 1)
-    checked.whole(seed, "seed", 0)
     optuna_module()  # before the model is loaded
     model = llm if isinstance(llm, LLM) else load(llm)
     ids = prompts_of(model, prompts)
     space = Space(model.config, int(np.median([len(prompt) for prompt in ids])), low, high)
-    Pruning.for_speedup(high, model.config, space.n_prompt)  # refuses one out of reach
     starts = {start.to_json(): space.parameters(start) for start in space.starts()}
     facts = {
         "model": model.config.name or model.checkpoint.path.name,
@@ -94,7 +91,7 @@ def search(
         },
     }
     folder = None if out is None else user_path(out)
-    with opened(folder, facts, starts, seed) as study:
+    with opened(folder, facts, starts) as study:
         run(model, ids, space, study, budget, progress)
         found = Search(study, folder)
     if folder is not None:
@@ -118,12 +115,13 @@ def prompts_of(llm: LLM, prompts: Sequence[Prompt] | None) -> list[list[int]]:
 
 
 class Search(Frame):
-    """The settings that were tried, in order; `study` is Optuna's, `folder` None without `out`."""
+    """The settings that ran on all prompts, in order. `study` is Optuna's, which has those that were stopped
+    too; `folder` is None without `out`."""
 
     def __init__(self, study: Study, folder: Path | None) -> None:
         self.study, self.folder = study, folder
         self.facts = study.user_attrs[FACTS]
-        super().__init__([point_of(trial) for trial in trials(study, FINISHED, STOPPED)])
+        super().__init__([point_of(trial) for trial in trials(study, FINISHED)])
 
     @classmethod
     def read(cls, folder: str | Path) -> Search:
@@ -133,14 +131,9 @@ class Search(Frame):
             raise FileNotFoundError(f"{path} holds no search: it has no {JOURNAL}")
         return cls(optuna_module().load_study(study_name=NAME, storage=storage(path)), path)
 
-    @property
-    def finished(self) -> list[Point]:
-        """The settings that ran on all prompts."""
-        return [point for point in self if not point.stopped]
-
     def pareto(self) -> Frame:
-        """The Pareto front in divergence and counted speedup, slowest first; none of it was stopped."""
-        return Frame(front(self.finished, "counted_speedup"))
+        """The Pareto front in divergence and counted speedup, slowest first."""
+        return Frame(front([*self], "counted_speedup"))
 
     def best(self, speedup: float) -> Point:
         """The setting with the least divergence that has at least this counted speedup, to two decimals."""
@@ -162,9 +155,9 @@ class Search(Frame):
 
     @property
     def heading(self) -> str:
-        n_finished = len(self.finished)
-        text = f"{self.facts['model']}: {n_finished} settings on {self.facts['prompts']} prompts"
-        return f"{text}, {len(self) - n_finished} stopped early" if n_finished < len(self) else text
+        text = f"{self.facts['model']}: {len(self)} settings on {self.facts['prompts']} prompts"
+        n_stopped = len(trials(self.study, STOPPED))
+        return f"{text}, {n_stopped} more stopped early" if n_stopped else text
 
     @property
     def table(self) -> Table:
@@ -180,14 +173,13 @@ class Search(Frame):
     def plot(self, file: str | Path | None = None) -> Path:
         """Draws divergence against counted speedup with the Pareto front; needs matplotlib.
 
-        Settings that were stopped early ran on fewer prompts and are left out. The default `file` is
-        search.png in the search's folder, or in the working directory without one.
+        The default `file` is search.png in the search's folder, or in the working directory without one.
         """
         dense = Point(
             DENSE_LABEL, Pruning(), self.facts["prompts"], kl=Interval(0, 0, 0), counted_speedup=1.0
         )
         target = user_path(file) if file else (self.folder or Path()) / PICTURE
-        return plot_points([dense, *self.finished], self.heading, target, "counted_speedup")
+        return plot_points([dense, *self], self.heading, target, "counted_speedup")
 
 
 # ---- the study -------------------------------------------------------------------------------------
@@ -208,14 +200,13 @@ def point_of(trial: FrozenTrial) -> Point:
         prompts=len(kl),
         kl=interval([[kl]], 0.0),
         kl_median=float(np.median(kl)),
-        counted_speedup=trial.user_attrs[SPEEDUP],
-        stopped=trial.state.name == STOPPED,
+        counted_speedup=trial.values[1],
     )
 
 
 @contextmanager
 def opened(
-    folder: Path | None, facts: Mapping[str, Any], starts: Mapping[str, dict[str, Any]], seed: int
+    folder: Path | None, facts: Mapping[str, Any], starts: Mapping[str, dict[str, Any]]
 ) -> Iterator[Study]:
     """The study in the folder, or one in memory, with these facts; refused if it has other conditions. The
     `starts`, parameters by setting, are queued in a new one.
@@ -252,7 +243,7 @@ def opened(
         for setting, point in waiting.items():
             study.enqueue_trial(point, {SETTING: setting})
         own = 0 if alone else secrets.randbits(32)  # each process proposes other settings
-        entropy = np.random.SeedSequence([seed, len(earlier), own])
+        entropy = np.random.SeedSequence([len(earlier), own])
         study.sampler = optuna_module().samplers.TPESampler(
             constant_liar=True,  # what others try now counts as bad, so that it is not proposed again
             seed=int(entropy.generate_state(1)[0]),
@@ -312,7 +303,6 @@ def run(
                 continue
             speedup = round(space.speedup(pruning), 2)  # schedules for the same one differ in the third digit
             kl = divergences(llm, pruning, prompts, references, study, speedup)
-            trial.set_user_attr(SPEEDUP, speedup)
             trial.set_user_attr(KL, kl)
             if len(kl) < len(prompts):
                 study.tell(trial, state=states.PRUNED)
@@ -352,8 +342,8 @@ def divergences(
     kl: list[float] = []
     for ids, reference in zip(prompts, references, strict=True):
         if kl and len(kl) % EVERY == 0:
-            finished = [other.user_attrs for other in trials(study, FINISHED)]
-            if is_worse(kl, [other[KL] for other in finished if other[SPEEDUP] >= speedup]):
+            as_fast = [other for other in trials(study, FINISHED) if other.values[1] >= speedup]
+            if is_worse(kl, [other.user_attrs[KL] for other in as_fast]):
                 break
         kl.append(round(divergence(llm, pruning, ids, reference), DIGITS))
     return kl

@@ -35,8 +35,7 @@ class Point:
     100. `kl`: divergence from dense in nats per token, mean over prompts. `agreement`: share of equal
     argmaxes. `ttft`: mean seconds to the first token. `ttft_speedup`: of the first token against dense, as a
     ratio of summed times; `ttft_speedup_median`: median of the ratios; times are of one environment.
-    `counted_speedup`: by counted operations. `stopped`: left by a search before all prompts had run. `note`:
-    what `best` says of its choice.
+    `counted_speedup`: by counted operations. `note`: what `best` says of its choice.
     """
 
     setting: str
@@ -54,7 +53,6 @@ class Point:
     counted_speedup: float = nan
     computed: float = nan
     reached_top: float = nan
-    stopped: bool = False
     note: str = field(default="", compare=False)
 
     def __repr__(self) -> str:
@@ -190,7 +188,7 @@ class Frame:
             rows.append({**row, "pruning": point.pruning.to_json()})
         frame: pandas.DataFrame = package("pandas", "to_frame", "plots").DataFrame(rows)
         frame = frame.dropna(axis="columns", how="all")
-        may_be_left_out = {"stopped", "note"}.union(*(options_of(point.pruning) for point in self))
+        may_be_left_out = {"note"}.union(*(options_of(point.pruning) for point in self))
         for name in [*frame]:
             if frame[name].dtype == object:
                 frame[name] = frame[name].map(str, na_action="ignore")
