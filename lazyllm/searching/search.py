@@ -78,6 +78,7 @@ def search(
     model = llm if isinstance(llm, LLM) else load(llm)
     ids = prompts_of(model, prompts)
     space = Space(model.config, int(np.median([len(prompt) for prompt in ids])), low, high)
+    Pruning.for_speedup(high, model.config, space.n_prompt)  # refuses one out of reach
     starts = {start.to_json(): space.parameters(start) for start in space.starts()}
     facts = {
         "model": model.config.name or model.checkpoint.path.name,
