@@ -24,7 +24,7 @@ from lazyllm.prefix_cache import PrefixCache as PrefixCache
 from lazyllm.pruning import Pruning as Pruning
 from lazyllm.sampling import SamplingParams as SamplingParams
 from lazyllm.scoring import Scoring as Scoring
-from lazyllm.searching.results import Search as Search
+from lazyllm.searching.search import Search as Search
 from lazyllm.searching.search import search as search
 from lazyllm.session import Session as Session
 from lazyllm.stages import Drop as Drop

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack, overload
 
@@ -164,22 +163,6 @@ class LLM(Model):
         if session.document is None:
             raise ValueError(f"{file} is a session without a document; restore opens it")
         return Document(self, session, **session.document)
-
-    @cached_property
-    def _siblings(self) -> dict[str, LLM]:
-        return {}
-
-    def changed(self) -> Path | None:
-        """A file of this model or of a sibling that has been written to or replaced since it was opened."""
-        changed = (model.checkpoint.changed() for model in (self, *self._siblings.values()))
-        return next(filter(None, changed), None)
-
-    def sibling(self, path: str) -> LLM:
-        """Another model on the same device; opened by the first call and kept."""
-        if path not in self._siblings:
-            threads = self.threads if self.device == "cpu" else None
-            self._siblings[path] = load(path, self.device, threads, self.compute, kv=self.kv)
-        return self._siblings[path]
 
     @overload
     def generate(

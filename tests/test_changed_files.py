@@ -114,15 +114,6 @@ def test_a_tokenizer_that_changes_before_it_is_read(folder: Path) -> None:
     assert llm.generate("hi", max_new_tokens=1).token_ids
 
 
-def test_a_second_model_is_opened_once_for_each_first(folder: Path, other: Path) -> None:
-    llm = lazyllm.load(folder, device="cpu", threads=1)
-    before = llm.sibling(str(folder))
-    replace(folder, WEIGHTS, other)
-    assert llm.sibling(str(folder)) is before
-    now = lazyllm.load(folder, device="cpu", threads=1).sibling(str(folder))
-    assert not np.array_equal(now.session().forward(IDS), before.session().forward(IDS))
-
-
 def test_a_file_that_changes_while_it_is_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, path = llm_module.open_model, folder / WEIGHTS
 

@@ -371,21 +371,6 @@ def test_other_conditions_in_the_same_folder_are_refused(
     assert ((finished / MANIFEST).read_bytes(), (finished / ITEMS).read_bytes()) == before
 
 
-def test_a_model_that_compresses_is_among_the_conditions(
-    llm: lazyllm.LLM, data: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "other").mkdir()
-    other = model_folder(tmp_path / "other")
-    setting = f"compress:ratio=0.5,model={other}"
-    made = run(llm, data, tmp_path / "run", pruning=setting, limit=1)
-    assert [len(value) for value in made.manifest["conditions"]["behind settings"].values()] == [64]
-    change(other / "config.json", {"rms_norm_eps": 1e-4})
-    assert run(llm, data, tmp_path / "run", pruning=setting, limit=1).rows == made.rows  # it has that model
-    llm = lazyllm.load(llm.checkpoint.path, device="cpu", threads=1)
-    with pytest.raises(ValueError, match=r"PromptCompression.*: sha256 of the model that compresses is"):
-        run(llm, data, tmp_path / "run", pruning=setting, limit=1)
-
-
 def test_what_no_item_could_be_run_with_is_refused_before_work(
     llm: lazyllm.LLM, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,7 +59,7 @@ def reproduce(parser: argparse.ArgumentParser) -> Run:
 
         keywords = options.of_run(args, DataOptions, "preset", "speedup", "seeds", "methods")
         result = reproduce(options.loaded(args), args.targets, **keywords)
-        print("\n".join([result.text(), "", *(f"wrote {path}" for path in result.files)]).lstrip())
+        print("\n".join([result.text, "", *(f"wrote {path}" for path in result.files)]).lstrip())
         if result.failed:
             print(f"{result.failed} results failed; items.jsonl of the runs says why", file=sys.stderr)
         return 1 if result.failed else 0
@@ -151,7 +151,6 @@ def search(parser: argparse.ArgumentParser) -> Run:
     options.add(parser, "--budget", budget, "N")
     own = "a prompt of yours (repeatable, at least 3); default: generated ones with needles"
     options.add(parser, "--prompt-file", own, "FILE", action="append")
-    options.add(parser, "--seed", "of the proposals, default 0", "N")
     preset = "write preset.json: the setting that diverges least with a speedup of at least X"
     options.add(parser, "--preset", preset, "X")
     options.add_out(parser, "a search there continues")
@@ -160,7 +159,7 @@ def search(parser: argparse.ArgumentParser) -> Run:
     def run(args: argparse.Namespace) -> int:
         from lazyllm.searching.search import search
 
-        keywords = options.keywords_of(args, "speedup", "budget", "seed", "out")
+        keywords = options.keywords_of(args, "speedup", "budget", "out")
         result = search(options.loaded(args), options.read_prompts(args), **keywords)
         print(f"{result.text()}\n\nwrote {result.folder}")
         if "preset" in args:

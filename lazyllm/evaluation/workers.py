@@ -135,7 +135,7 @@ _lock = Lock()
 def model_there(recipe: Recipe) -> LLM:
     """Loaded once in a worker's process, and again when a file of it has changed."""
     key = tuple(recipe.model.values())
-    if key not in _models or _models[key].changed():
+    if key not in _models or _models[key].checkpoint.changed():
         _models.pop(key, None)  # its memory is free before the next is loaded
         _models[key] = load(**recipe.model)
     return _models[key]

@@ -25,7 +25,6 @@ BUILT_IN: dict[str, type[Method]] = {
 ENTRY_POINTS = "lazyllm.methods"
 """The group of entry points by which installed packages offer classes of methods, each under its name."""
 SPEEDUP = re.compile(r"(\d+\.?\d*)x?")
-TEXT_FIELDS = ("unit", "model")
 FORMS = (
     "a speedup such as 2x, dense, random:keep=0.5,seed=0, static:layer=7,keep=0.5, "
     "compress:ratio=0.5,unit=sentence, "
@@ -116,7 +115,6 @@ def fields_of(options: str, text: str) -> dict[str, Any]:
         if not name or not equals or name in values:
             raise ValueError(f"{text!r} has {part!r}, where a new name=value is wanted; a method is {FORMS}")
         values[name] = value
-        if name not in TEXT_FIELDS:
-            with suppress(ValueError):  # else it is text
-                values[name] = json.loads(value)
+        with suppress(ValueError):  # else it is text
+            values[name] = json.loads(value)
     return values

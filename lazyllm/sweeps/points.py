@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 TITLE = "Settings: quality [95 %], speed against dense"
 SPEEDUP_AXES = {"ttft_speedup": MEASURED_AXIS, "counted_speedup": COUNTED_AXIS}
 UNKNOWN = Interval(nan, nan, nan)
-DIGITS = 6
 
 
 @dataclass(frozen=True, repr=False)
@@ -36,8 +35,7 @@ class Point:
     100. `kl`: divergence from dense in nats per token, mean over prompts. `agreement`: share of equal
     argmaxes. `ttft`: mean seconds to the first token. `ttft_speedup`: of the first token against dense, as a
     ratio of summed times; `ttft_speedup_median`: median of the ratios; times are of one environment.
-    `counted_speedup`: by counted operations. `stopped`: left by a search before all prompts had run. `note`:
-    what `best` says of its choice.
+    `counted_speedup`: by counted operations. `note`: what `best` says of its choice.
     """
 
     setting: str
@@ -55,7 +53,6 @@ class Point:
     counted_speedup: float = nan
     computed: float = nan
     reached_top: float = nan
-    stopped: bool = False
     note: str = field(default="", compare=False)
 
     def __repr__(self) -> str:
@@ -75,18 +72,6 @@ class Point:
     def share(self) -> float:
         """Quality for `best`, from 0 to 1: score / 100, or else the share of equal argmaxes."""
         return self.score.value / 100 if self.scored else self.agreement.value
-
-    def row(self) -> dict[str, Any]:
-        """A row of a table, without what was not measured. An interval takes three columns."""
-        flat: dict[str, Any] = {}
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if isinstance(value, Interval):
-                names = (item.name, f"{item.name}_low", f"{item.name}_high")
-                flat |= zip(names, value, strict=True)
-            else:
-                flat[item.name] = value
-        return {name: value for name, value in flat.items() if value == value}  # NaN is not
 
 
 def points(summary: Summary, methods: Mapping[str, Method]) -> Iterator[Point]:
@@ -113,20 +98,20 @@ def points(summary: Summary, methods: Mapping[str, Method]) -> Iterator[Point]:
         )
 
 
-def front(points: Iterable[Point], speedup: str = "ttft_speedup") -> list[Point]:
+def front(points: Sequence[Point], speedup: str = "ttft_speedup") -> list[Point]:
     """The Pareto front, slowest first: points to which no other is equal or better in quality and speedup
     and better in one of them. `speedup` names the field of it, one of SPEEDUP_AXES."""
 
-    def place(point: Point) -> tuple[float, float]:
-        return point.quality, getattr(point, speedup)
+    def reaches(point: Point, other: Point) -> bool:
+        return point.quality >= other.quality and getattr(point, speedup) >= getattr(other, speedup)
 
-    measured = [point for point in points if not any(map(isnan, place(point)))]
-
-    def beaten(point: Point) -> bool:
-        mine, others = place(point), map(place, measured)
-        return any(other != mine and other[0] >= mine[0] and other[1] >= mine[1] for other in others)
-
-    return sorted((point for point in measured if not beaten(point)), key=lambda point: place(point)[1])
+    measured = [point for point in points if reaches(point, point)]  # NaN reaches nothing
+    unbeaten = [
+        point
+        for point in measured
+        if all(reaches(point, other) for other in measured if reaches(other, point))
+    ]
+    return sorted(unbeaten, key=lambda point: getattr(point, speedup))
 
 
 def plot_points(points: Sequence[Point], title: str, file: Path, speedup: str = "ttft_speedup") -> Path:
@@ -139,11 +124,6 @@ def plot_points(points: Sequence[Point], title: str, file: Path, speedup: str = 
 
     on_front = dots(front(points, speedup))
     return plot_pareto(dots(points), on_front, DENSE_LABEL, scored, SPEEDUP_AXES[speedup], title, file)
-
-
-def plain(value: Interval) -> list[float | None]:
-    """Value, low and high for JSON, which has no NaN."""
-    return [None if isnan(bound) else round(bound, DIGITS) for bound in value]
 
 
 # ---- tables ----------------------------------------------------------------------------------------
@@ -196,19 +176,19 @@ class Frame:
     def to_frame(self) -> pandas.DataFrame:
         """One row per setting, unrounded, with a column for each option that varies; needs pandas.
 
-        Settings are as JSON, which `pruning=` takes, and options that are not all numbers are as text.
+        What was not measured has no column, and an interval three. Settings are as JSON, which `pruning=`
+        takes, and options that are not all numbers are as text.
         """
-        rows = [
-            {
-                "setting": point.setting,
-                **options_of(point.pruning),
-                **point.row(),
-                "pruning": point.pruning.to_json(),
-            }
-            for point in self
-        ]
+        rows: list[dict[str, Any]] = []
+        for point in self:
+            row: dict[str, Any] = {"setting": point.setting, **options_of(point.pruning)}
+            for name, value in vars(point).items():
+                bounds = value if isinstance(value, Interval) else [value]
+                row |= zip((name, f"{name}_low", f"{name}_high"), bounds, strict=False)
+            rows.append({**row, "pruning": point.pruning.to_json()})
         frame: pandas.DataFrame = package("pandas", "to_frame", "plots").DataFrame(rows)
-        may_be_left_out = {"stopped", "note"}.union(*(options_of(point.pruning) for point in self))
+        frame = frame.dropna(axis="columns", how="all")
+        may_be_left_out = {"note"}.union(*(options_of(point.pruning) for point in self))
         for name in [*frame]:
             if frame[name].dtype == object:
                 frame[name] = frame[name].map(str, na_action="ignore")

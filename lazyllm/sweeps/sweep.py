@@ -77,7 +77,7 @@ class Sweep(Frame, Results):
         Quality is the score, or the KL divergence in a sweep without scores. A setting is on the front unless
         another one is equal or better in both and better in one.
         """
-        return Frame(front(self.compared))
+        return Frame(front([*self.compared]))
 
     def best(self, max_drop: float = 0.01) -> Point:
         """The setting with the largest measured speedup whose quality is at most `max_drop` below dense's.
