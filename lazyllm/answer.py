@@ -91,7 +91,7 @@ class Answer:
             finally:
                 self._seconds = time.perf_counter() - started
                 if self._encoded.in_chat and self._holds_prompt:
-                    timeline.conversation.answered(
+                    timeline.answered(
                         self._begins, self._prompt_end, self._encoded.prompt, self._text, request.tools
                     )
 
@@ -119,7 +119,7 @@ class Answer:
 
     def _run_prompt(self, timeline: Timeline, draws: bool = True) -> None:
         request, is_pending = self._request, timeline.core.drawn is not None
-        ids = self._pruning.ids(self._model, self._encoded.ids, len(timeline.conversation.prompts))
+        ids = self._pruning.ids(self._model, self._encoded.ids, len(timeline.prompts))
         if is_pending:
             timeline.core.trace = request.trace
         with timeline.prompt(ids, request.max_new_tokens, request.progress) as begins:

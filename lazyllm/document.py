@@ -35,8 +35,8 @@ class Document:
         self.llm, self.pruning = llm, session.setting
         self.text, self._in_chat, self._session = text, chat, session
         if not session.length:
-            encode, request = session.conversation.encode, Request(chat=chat)
-            prompts = (encode(session.core, self._prompt(question), request) for question in QUESTIONS)
+            request = Request(chat=chat)
+            prompts = (session.encode(self._prompt(question), request) for question in QUESTIONS)
             first, second = (np.array(prompt.ids) for prompt in prompts)
             session.read(first[: shared(first, second)], progress)
             session.document = {"text": text, "chat": chat}

@@ -62,7 +62,7 @@ class PrefixCache:
         ahead = readable(timeline.setting, ids)
         if fork := self._longest((timeline.llm, timeline.setting), ahead):
             timeline.core, timeline.room = fork, 0
-            timeline.conversation.prompts = (PromptPlace(0, fork.length, fork.length),)
+            timeline.prompts = (PromptPlace(0, fork.length, fork.length),)
         timeline.reserve(len(ids) - timeline.length, n_new)
         new = ahead[timeline.length :]
         if len(new) >= LEAST_READ:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Unpack
@@ -55,7 +54,7 @@ class Session(Timeline):
         """A second session in the same state. Nothing that is done to one of them shows in the other."""
         with self.exclusive_use():
             fork = Session(self.llm, self.setting, self.prefixes, core=self.forked_core())
-            fork.room, fork.conversation, fork.pruning = self.room, copy(self.conversation), self.pruning
+            fork.room, fork.prompts, fork.pruning = self.room, self.prompts, self.pruning
             return fork
 
     def truncate(self, n: int) -> None:
@@ -83,8 +82,8 @@ class Session(Timeline):
             if generated:
                 self.reserve(len(new))
                 return self.run_pass(partial(self.core.forward, generated=True), new, None, progress)
-            self.conversation.check_ids_allowed()
-            new = self.setting.ids(self.llm, new, len(self.conversation.prompts))
+            self.check_ids_allowed()
+            new = self.setting.ids(self.llm, new, len(self.prompts))
             with self.prompt(new, 0, progress) as begins:
                 n_read = self.length - begins
                 return self.run_pass(self.core.forward, new[n_read:], n_given - n_read, progress)
@@ -94,7 +93,7 @@ class Session(Timeline):
         decides by its own tokens which of those read are computed further, as if all were one prompt."""
         if not self.setting.reads_in_parts:
             raise ValueError(f"prompts cannot be read in parts with {self.setting}")
-        new = self.conversation.encode(self.core, prompt).ids
+        new = self.encode(prompt).ids
         with self.exclusive_use():
             self.reserve(len(new))
             self.run_pass(self.core.read, new, len(new), progress)
@@ -117,7 +116,7 @@ class Session(Timeline):
     def answer(self, prompt: Prompt | EncodedPrompt, request: Request) -> Stream:
         """Encodes a prompt; iterating over the stream runs it and generates the answer."""
         if not isinstance(prompt, EncodedPrompt):
-            prompt = self.conversation.encode(self.core, prompt, request)
+            prompt = self.encode(prompt, request)
         return Stream(self._begun(prompt, request).run(self))
 
     def answers(self, prompt: EncodedPrompt, request: Request, n: int) -> list[Generation]:
@@ -130,7 +129,7 @@ class Session(Timeline):
     def _begun(self, prompt: EncodedPrompt, request: Request) -> Answer:
         """An answer whose prompt the method has compressed, if it does, and nothing has run."""
         if self.setting.compresses:
-            prompt = self.conversation.compressed(self.core, prompt, request)
+            prompt = self.compressed(prompt, request)
         return Answer(self, prompt, request)
 
     def resume(self) -> Generation:
@@ -143,8 +142,8 @@ class Session(Timeline):
     def checked_prompt(self, prompt: Prompt, request: Request) -> EncodedPrompt:
         """The prompt for `answer`, which will find nothing wrong with it, but for its length where the method
         compresses it; ValueError for one that repeats the whole context, too."""
-        encoded = self.conversation.encode(self.core, prompt, request)
-        if self.conversation.repeats(self.core, encoded):
+        encoded = self.encode(prompt, request)
+        if self.repeats(encoded):
             raise ValueError(
                 "the prompt begins with what the prefix holds, which would stand in the context twice; give "
                 "only what follows it, or whole prompts with prefix=PrefixCache()"

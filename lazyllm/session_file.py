@@ -24,7 +24,7 @@ from lazyllm.prompt import PromptPlace, checked_messages
 from lazyllm.support.files import whole_file
 from lazyllm.timeline import Timeline
 
-FORMAT, VERSION = "lazyllm session", "4"
+FORMAT, VERSION = "lazyllm session", "5"
 DIGEST, DIGEST_BYTES = "sha256", 32
 BLOCK = 1 << 24  # bytes
 TOKENS = ("ids", "kinds", "depths", "gone")
@@ -37,7 +37,7 @@ DESCRIPTION = {
     "document": dict | None,
     "prompts": list,
 }
-PROMPT = {"begins": int, "n_run": int, "n_given": int, "cut": bool} | {
+PROMPT = {"begins": int, "n_run": int, "n_given": int} | {
     "messages": list,
     "text": str,
     "tools": list,
@@ -66,7 +66,7 @@ def write(timeline: Timeline, path: Path, progress: bool) -> None:
         "model": timeline.llm.config.name,
         "drawn": timeline.core.drawn,
         "document": timeline.document,
-        "prompts": [asdict(prompt) for prompt in timeline.conversation.prompts],
+        "prompts": [asdict(prompt) for prompt in timeline.prompts],
         "schedule": timeline.pruning.to_json(),
         **identity(timeline.llm, timeline.setting, progress),
     }
@@ -174,7 +174,7 @@ class SessionFile:
             core.check_state()
             if saved["document"] is not None:
                 timeline.document = typed(saved["document"], DOCUMENT, "its document")
-            timeline.conversation.prompts = checked_prompts(saved["prompts"], core.kinds, timeline.setting)
+            timeline.prompts = checked_prompts(saved["prompts"], core.kinds, timeline.setting)
         except (TypeError, ValueError, OverflowError) as error:
             self.damaged(str(error))
         tensors = {name: (dtype, shape) for name, dtype, shape, *_ in self._tensors.values()}

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NoReturn, Protocol, TypeVar
+from uuid import uuid4
 
 import numpy as np
 
 from lazyllm import _core
+from lazyllm.generation import Request, Tools
 from lazyllm.machine.memory import check_memory, reserve
 from lazyllm.method import Method
 from lazyllm.model import Model
-from lazyllm.prompt import Conversation, PromptPlace
+from lazyllm.prompt import (
+    EMPTY,
+    KINDS,
+    EncodedPrompt,
+    Prompt,
+    PromptPlace,
+    as_messages,
+    checked_ids,
+    is_messages,
+)
 from lazyllm.support.progress import prefill_watch
 
 T = TypeVar("T")
@@ -41,7 +54,7 @@ class Timeline:
         self.core = core
         self.prefixes = prefixes
         self.room = 0  # capacity of the buffers, in tokens
-        self.conversation = Conversation(model, method)
+        self.prompts: tuple[PromptPlace, ...] = ()
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -77,13 +90,15 @@ class Timeline:
 
     def _share_run(self) -> float:
         """Prompt tokens run through the model, as a share of those given."""
-        n_given = sum(prompt.n_given for prompt in self.conversation.prompts)
+        n_given = sum(place.n_given for place in self.prompts)
         return self.core.n_prompt / n_given if n_given else 1.0
 
     @property
     def last_pass(self) -> np.ndarray:
         """The counts of the last pass (layers, 3): tokens in play, computed, revived."""
         return self.core.last_pass
+
+    # ---- passes ------------------------------------------------------------------------------------------
 
     @contextmanager
     def exclusive_use(self) -> Iterator[None]:
@@ -95,13 +110,18 @@ class Timeline:
                 "open one session for each"
             )
         try:
-            self.conversation.truncate(self.length)
+            self.settle_prompts()
             yield
         finally:
             try:
-                self.conversation.truncate(self.length)
+                self.settle_prompts()
             finally:
                 self._lock.release()
+
+    def settle_prompts(self) -> None:
+        """Drops prompts that begin at the context's end or behind it, and cuts one that reaches beyond."""
+        places = (place for place in self.prompts if place.begins < self.length)
+        self.prompts = tuple(place.until(self.length) for place in places)
 
     def check_room(self, n_given: int, n_new: int) -> int:
         """The length with `n_given` and `n_new` more tokens; ValueError if it exceeds the model's context."""
@@ -151,8 +171,8 @@ class Timeline:
 
     def begin_prompt(self, n_given: int, n_new: int) -> None:
         """Counts a prompt and marks its gaps; called when nothing but the pass itself can fail."""
-        gaps = self.pruning.gaps(n_new, len(self.conversation.prompts))
-        self.conversation.prompts += (PromptPlace(self.length, n_new, n_given),)
+        gaps = self.pruning.gaps(n_new, len(self.prompts))
+        self.prompts += (PromptPlace(self.length, n_new, n_given),)
         self.core.truncate(self.length)  # the gaps of a prompt that was interrupted before its pass
         if gaps.size:
             self.core.leave_out(self.length + gaps)
@@ -162,3 +182,109 @@ class Timeline:
         if self.llm.device == "cpu":
             check_memory(self.core.fork_bytes, f"a fork of a session of {self.room} tokens")
         return self.core.fork()
+
+    # ---- prompts -----------------------------------------------------------------------------------------
+
+    def encode(self, prompt: Prompt, request: Request | None = None) -> EncodedPrompt:
+        """A prompt that is to be appended to the context; tools are those that a chat's first prompt has."""
+        start, request = time.perf_counter(), request or Request()
+        chat = request.chat or is_messages(prompt)
+        if (request.tools or request.chat_template_kwargs) and not chat:
+            raise ValueError("tools and chat_template_kwargs are for a chat template: they need chat=True")
+        if not isinstance(prompt, str | Sequence | np.ndarray) or isinstance(prompt, bytes):
+            raise TypeError(f"a prompt must be {KINDS}, not {prompt!r:.80}")
+        if not isinstance(prompt, str) and len(prompt) == 0:
+            raise ValueError(EMPTY)
+        ids: Any = self._rendered(as_messages(prompt), request) if chat else prompt
+        if isinstance(ids, str):
+            ids = self.llm.tokenizer.encode(ids, add_special=self.length == 0 and not chat)
+        else:
+            self.check_ids_allowed()
+        checked = checked_ids(ids, self.llm.config.vocab)
+        return EncodedPrompt(prompt, checked, len(checked), chat, time.perf_counter() - start)
+
+    def check_ids_allowed(self) -> None:
+        if self.setting.compresses:
+            raise TypeError(
+                f"{type(self.setting).__name__} needs a prompt of text or messages, not of token ids"
+            )
+
+    def compressed(self, whole: EncodedPrompt, request: Request) -> EncodedPrompt:
+        """The method's shorter form of a text, or of the users' messages in a chat."""
+        start, compress = time.perf_counter(), self.setting.compress
+        if isinstance(whole.prompt, str):
+            short: Prompt = compress(self.llm, whole.prompt)
+        else:
+            short = as_messages(whole.prompt)
+            for message in short:
+                if message["role"] == "user":
+                    message["content"] = compress(self.llm, message["content"])
+        seconds = time.perf_counter() - start
+        encoded = self.encode(short, request)
+        return replace(encoded, prompt=whole.prompt, n_given=whole.n_given, compress_seconds=seconds)
+
+    def repeats(self, encoded: EncodedPrompt) -> bool:
+        """True if a prompt begins with all text or messages of the context."""
+        prompt, ids = encoded.prompt, encoded.ids
+        if is_messages(prompt):
+            earlier = self.messages
+            return bool(earlier) and list(prompt[: len(earlier)]) == earlier
+        if 2 * len(ids) < self.length:
+            return False
+        if isinstance(prompt, str):  # whose ids may differ where the context ends
+            text = self.llm.tokenizer.decode(self.core.ids.tolist())
+            return bool(text) and self.llm.tokenizer.decode(ids).startswith(text)
+        return self.length > 0 and ids[: self.length] == self.core.ids.tolist()
+
+    # ---- turns of a chat ---------------------------------------------------------------------------------
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The messages of all turns, with the answers."""
+        return [
+            message
+            for turn in self.prompts
+            if turn.messages
+            for message in (*turn.messages, {"role": "assistant", "content": turn.text})
+        ]
+
+    def answered(self, begins: int, answer_begins: int, prompt: Prompt, text: str, tools: Tools) -> None:
+        """Makes a turn of what has been run since `begins`, or renews it: its answer has gone on."""
+        earlier = tuple(place for place in self.prompts if place.begins < begins)
+        n_given = sum(place.n_given for place in self.prompts[len(earlier) :])
+        messages, tools = as_messages(prompt), self._tools(tools)
+        self.prompts = (*earlier, PromptPlace(begins, answer_begins - begins, n_given, messages, text, tools))
+
+    def _tools(self, new: Tools) -> Tools:
+        tools = self.prompts[0].tools if self.messages else new
+        if new and list(new) != list(tools):
+            raise ValueError("tools are those of the whole chat: other ones than its first prompt had")
+        return tools
+
+    def _rendered(self, new: list[dict[str, Any]], request: Request) -> str:
+        """The text that the template renders for new messages after the chat so far: what follows a
+        mark that stands for the last answer, which is in the context already."""
+        if not all(place.messages for place in self.prompts) or (self.length and not self.prompts):
+            raise ValueError(
+                "a chat turn cannot follow part of a turn, or text that was read or run outside the chat; "
+                "truncate the session to where that begins, give the text in a message of the chat's first "
+                "turn (prefix=PrefixCache() reads once what several chats share) or ask without chat=True"
+            )
+        tokenizer = self.llm.tokenizer
+        tools, variables = self._tools(request.tools), request.chat_template_kwargs
+        mark = uuid4().hex  # in no message, whatever they say
+        earlier = [*self.messages[:-1], {"role": "assistant", "content": mark}] if self.prompts else []
+        text = tokenizer.chat_text([*earlier, *new], tools=tools, **variables)
+        if not earlier:
+            return text
+        _, marked, tail = text.rpartition(mark)
+        if not marked:
+            raise ValueError(
+                "the chat template leaves earlier answers out, so a follow-up cannot extend its chat"
+            )
+        last = self.core.drawn  # the answer's end token, in the context or to be run before the prompt
+        if last is None and self.kinds[-1] == 1:
+            last = int(self.core.ids[-1])
+        if last not in self.llm.eos_token_ids:
+            return tail
+        return tail.removeprefix(tokenizer.decode([last], skip_special_tokens=False))
