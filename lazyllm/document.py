@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Unpack, overload
 
@@ -58,21 +57,19 @@ class Document:
     @overload
     def ask(self, question: list[str] | tuple[str, ...], **options: Unpack[Options]) -> list[Generation]: ...
     @takes(Request, "never_first", "chat")
-    def ask(self, question: str | Sequence[str], **options: Unpack[Options]) -> Generation | list[Generation]:
+    def ask(self, question: Any, **options: Unpack[Options]) -> Any:
         """The answer to a question, or answers to a list of them, each as if it were the only one."""
-        if isinstance(question, str):
-            return self.stream(question, **options).finished()
         options["chat"] = self._in_chat
-        prompts = [self._prompt(item) for item in question]
-        answers: list[Generation] = self.llm.generate(prompts, self.pruning, prefix=self._prefixes, **options)
-        return answers
+        single = isinstance(question, str)
+        prompt = self._prompt(question) if single else [self._prompt(item) for item in question]
+        return self.llm.generate(prompt, self.pruning, prefix=self._prefixes, **options)
 
     @takes(Request, "never_first", "chat")
     def stream(self, question: str, **options: Unpack[Options]) -> Stream:
         """Like `ask` for one question: an iterator over the text, which sets `generation` at its end."""
         options["chat"] = self._in_chat
-        prompt, prefix = self._prompt(question), self._prefixes
-        stream: Stream = self.llm.stream(prompt, self.pruning, prefix=prefix, **options)
+        prompt = self._prompt(question)
+        stream: Stream = self.llm.stream(prompt, self.pruning, prefix=self._prefixes, **options)
         return stream
 
     def chat(self) -> DocumentChat:

@@ -35,8 +35,12 @@ Batch = Sequence[str] | Sequence[Sequence[int]] | Sequence[Messages]
 Prefix = Session | PrefixCache | None
 
 
+class PrefixedOptions(Options, total=False):
+    prefix: Prefix
+
+
 def load(
-    path: str | Path,
+    path: str | Path | Checkpoint,
     device: str = "auto",
     threads: int | None = None,
     compute: str = "f32",
@@ -46,7 +50,8 @@ def load(
     revision: str | None = None,
     file: str | None = None,
 ) -> LLM:
-    """Opens a folder in Hugging Face layout, a GGUF file, or a hub id where huggingface_hub is installed.
+    """Opens a folder in Hugging Face layout, a GGUF file, a hub id where huggingface_hub is installed, or a
+    checkpoint that is open already.
 
     `revision`: a branch, tag or commit of a hub id. `file`: the name of a GGUF file in the folder or hub
     repository, which is used in place of safetensors. `device`: auto, cpu, cuda or cuda:N. The others are for
@@ -57,36 +62,7 @@ def load(
     bits: Q4_1; the embedding and the LM head to 8). `cache_weights` keeps the rounded matrices in lazyllm's
     cache (LAZYLLM_CACHE), where later calls map them. `kv`: the type of keys and values, f32, f16 or bf16.
     """
-    checkpoint = open_checkpoint(resolve(path, revision, file))
-    return open_llm(checkpoint, device, threads, compute, weights, kv, cache_weights)
-
-
-def from_transformers(
-    model: Any,
-    tokenizer: Any = None,
-    device: str = "auto",
-    threads: int | None = None,
-    compute: str = "f32",
-    weights: str = "auto",
-    kv: str = "f32",
-) -> LLM:
-    """The LLM of a model of transformers that is in memory, such as a fine-tuned or a merged one.
-
-    Its weights are copied, in memory, as they are now: what happens to `model` later changes nothing here.
-    Without a tokenizer, prompts are token ids. `device` to `kv` are as in `load`.
-    """
-    return open_llm(in_memory(model, tokenizer), device, threads, compute, weights, kv)
-
-
-def open_llm(
-    checkpoint: Checkpoint,
-    device: str,
-    threads: int | None,
-    compute: str,
-    weights: str,
-    kv: str,
-    cache_weights: bool = False,
-) -> LLM:
+    checkpoint = path if isinstance(path, Checkpoint) else open_checkpoint(resolve(path, revision, file))
     if threads is not None:
         threads = checked.whole(threads, "threads", 1, MAX_THREADS + 1)
     check_device(device)
@@ -111,6 +87,23 @@ def open_llm(
     if changed := checkpoint.changed():
         raise OSError(f"{changed} was changed while it was loaded; load it again")
     return LLM(checkpoint, core, compute, weights, kv, cache_weights)
+
+
+def from_transformers(
+    model: Any,
+    tokenizer: Any = None,
+    device: str = "auto",
+    threads: int | None = None,
+    compute: str = "f32",
+    weights: str = "auto",
+    kv: str = "f32",
+) -> LLM:
+    """The LLM of a model of transformers that is in memory, such as a fine-tuned or a merged one.
+
+    Its weights are copied, in memory, as they are now: what happens to `model` later changes nothing here.
+    Without a tokenizer, prompts are token ids. `device` to `kv` are as in `load`.
+    """
+    return load(in_memory(model, tokenizer), device, threads, compute, weights, kv)
 
 
 def stored_types(checkpoint: Checkpoint) -> list[str]:
@@ -190,31 +183,15 @@ class LLM(Model):
 
     @overload
     def generate(
-        self,
-        prompt: Any,
-        pruning: PruningInput = None,
-        *,
-        n: int,
-        prefix: Prefix = None,
-        **options: Unpack[Options],
+        self, prompt: Any, pruning: PruningInput = None, *, n: int, **options: Unpack[PrefixedOptions]
     ) -> Any: ...
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a Sequence[str] too
-        self,
-        prompt: Prompt,
-        pruning: PruningInput = None,
-        *,
-        prefix: Prefix = None,
-        **options: Unpack[Options],
+        self, prompt: Prompt, pruning: PruningInput = None, **options: Unpack[PrefixedOptions]
     ) -> Generation: ...
     @overload
     def generate(
-        self,
-        prompt: Batch,
-        pruning: PruningInput = None,
-        *,
-        prefix: Prefix = None,
-        **options: Unpack[Options],
+        self, prompt: Batch, pruning: PruningInput = None, **options: Unpack[PrefixedOptions]
     ) -> list[Generation]: ...
     @takes(Request, "never_first")
     def generate(
@@ -249,13 +226,9 @@ class LLM(Model):
         if checked.whole(n, "n", 1) > 1 and not sampling.temperature:
             raise ValueError(f"n={n} answers differ only with sampling=SamplingParams(temperature=…) above 0")
         session = self._continued(pruning, prefix, progress)
-
-        def answer(encoded: EncodedPrompt, request: Request, own: Session) -> Any:
-            return own.answers(encoded, request, n) if n > 1 else own.answer(encoded, request).finished()
-
         if not is_batch(prompt):
             encoded_prompt = session.checked_prompt(prompt, request)
-            return answer(encoded_prompt, request, session.fork() if session is prefix else session)
+            return (session.fork() if session is prefix else session).answers(encoded_prompt, request, n)
         encoded: list[EncodedPrompt] = []
         answers: list[Any] = []
         try:
@@ -267,7 +240,7 @@ class LLM(Model):
             with bar(len(prompt), "prompts", "prompt", progress and len(prompt) > 0) as line:
                 for i, item in enumerate(encoded):
                     quiet = replace(request, progress=False, sampling=sampling.for_prompt(i))
-                    answers.append(answer(item, quiet, session.fork()))
+                    answers.append(session.fork().answers(item, quiet, n))
                     line.update()
         except BaseException as error:
             error.finished = answers  # type: ignore[attr-defined]

@@ -119,8 +119,11 @@ class Session(Timeline):
             prompt = self.encode(prompt, request)
         return Stream(self._begun(prompt, request).run(self))
 
-    def answers(self, prompt: EncodedPrompt, request: Request, n: int) -> list[Generation]:
-        """`n` answers to a prompt that runs once; each goes on in a fork, with a seed of its own."""
+    def answers(self, prompt: EncodedPrompt, request: Request, n: int) -> Generation | list[Generation]:
+        """The answer; with `n` above 1 a list of as many, for which the prompt runs once: each goes on in a
+        fork, with a seed of its own."""
+        if n == 1:
+            return self.answer(prompt, request).finished()
         answer = self._begun(prompt, request)
         answer.prefill(self)
         forks = (self.fork() for _ in range(n))
