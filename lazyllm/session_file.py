@@ -33,15 +33,9 @@ WIDTHS = {"F32": 4, "I32": 4, "F16": 2, "BF16": 2, "U8": 1}
 DESCRIPTION = {
     **dict.fromkeys(("lazyllm", "model", "model sha256", "compute", "weights", "activations", "kv"), str),
     **dict.fromkeys(("pruning", "schedule", "source sha256"), str),
-    "drawn": int | None,
-    "document": dict | None,
-    "prompts": list,
+    **{"drawn": int | None, "document": dict | None, "prompts": list},
 }
-PROMPT = {"begins": int, "n_run": int, "n_given": int} | {
-    "messages": list,
-    "text": str,
-    "tools": list,
-}
+PROMPT = {"begins": int, "n_run": int, "n_given": int, "messages": list, "text": str, "tools": list}
 DOCUMENT = {"text": str, "chat": bool}
 """Types by name, of the header's description of the session, of a prompt in it, and of its document."""
 
@@ -84,23 +78,19 @@ def write(timeline: Timeline, path: Path, progress: bool) -> None:
 
 
 def layout(core: _core.Session, model: Model) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
-    """Name, dtype and shape of each tensor of a session; wide types come first."""
+    """Name, dtype and shape of each tensor of a session."""
     length, config = core.length, model.config
-    yield "ids", ("I32", (length,))
-    yield "depths", ("I32", (length,))
-    if n := core.state_length("logits", 0):
-        yield "logits.0", ("F32", (n,))
-    for layer in range(config.n_layers):
-        if n := core.state_length("remembered", layer):
-            yield f"remembered.{layer}", ("F32", (n,))
-    for layer in range(config.n_layers):
-        for part in ("keys", "values"):
+    yield from ((name, ("I32", (length,))) for name in ("ids", "depths"))
+    for part in ("logits", "remembered", "keys", "values", "aux"):
+        for layer in range(1 if part == "logits" else config.n_layers):
             if n := core.state_length(part, layer):
-                yield f"{part}.{layer}", (model.core.kv, (config.n_kv_heads, n, config.head_dim))
-        if n := core.state_length("aux", layer):
-            yield f"aux.{layer}", (model.core.activations, (n, config.hidden))
-    yield "kinds", ("U8", (length,))
-    yield "gone", ("U8", (length,))
+                kind: tuple[str, tuple[int, ...]] = "F32", (n,)
+                if part == "aux":
+                    kind = model.core.activations, (n, config.hidden)
+                elif part in ("keys", "values"):
+                    kind = model.core.kv, (config.n_kv_heads, n, config.head_dim)
+                yield f"{part}.{layer}", kind
+    yield from ((name, ("U8", (length,))) for name in ("kinds", "gone"))
 
 
 def tensor_of(core: _core.Session, name: str) -> Any:
