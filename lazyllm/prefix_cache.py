@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,9 @@ from lazyllm.method import Method
 from lazyllm.model import Model
 from lazyllm.prompt import PromptPlace
 from lazyllm.support import checked
-from lazyllm.timeline import Timeline
+
+if TYPE_CHECKING:
+    from lazyllm.session import Session
 
 LEAST_READ = 192
 """Tokens that are worth a fork, or a pass that reads them. The sums of a shorter prompt may have another
@@ -42,11 +44,11 @@ class PrefixCache:
         self._lock = threading.Lock()
 
     @classmethod
-    def of(cls, timeline: Timeline) -> PrefixCache:
-        """A cache of what this timeline, which nothing runs any more, has read; it takes no more."""
+    def of(cls, session: Session) -> PrefixCache:
+        """A cache of what this session, which nothing runs any more, has read; it takes no more."""
         cache = cls()
         cache.grows = False
-        cache._entries = [_Entry((timeline.llm, timeline.setting), timeline.core, timeline.core.ids)]
+        cache._entries = [_Entry((session.llm, session.setting), session.core, session.core.ids)]
         return cache
 
     def __repr__(self) -> str:
@@ -57,18 +59,18 @@ class PrefixCache:
         """The memory of all beginnings, as if none shared any with another."""
         return sum(entry.core.bytes_for(len(entry.ids)) for entry in self._entries)
 
-    def read(self, timeline: Timeline, ids: list[int], n_new: int, progress: bool) -> None:
-        """Reads of an empty timeline's prompt what may be read ahead, as far as it goes from the cache."""
-        ahead = readable(timeline.setting, ids)
-        if fork := self._longest((timeline.llm, timeline.setting), ahead):
-            timeline.core, timeline.room = fork, 0
-            timeline.prompts = (PromptPlace(0, fork.length, fork.length),)
-        timeline.reserve(len(ids) - timeline.length, n_new)
-        new = ahead[timeline.length :]
+    def read(self, session: Session, ids: list[int], n_new: int, progress: bool) -> None:
+        """Reads of an empty session's prompt what may be read ahead, as far as it goes from the cache."""
+        ahead = readable(session.setting, ids)
+        if fork := self._longest((session.llm, session.setting), ahead):
+            session.core, session.room = fork, 0
+            session.prompts = (PromptPlace(0, fork.length, fork.length),)
+        session.reserve(len(ids) - session.length, n_new)
+        new = ahead[session.length :]
         if len(new) >= LEAST_READ:
-            timeline.run_pass(timeline.core.read, new, len(new), progress)
+            session.run_pass(session.core.read, new, len(new), progress)
             if self.grows:
-                self._keep(timeline)
+                self._keep(session)
 
     def _longest(self, setting: tuple[Model, Method], ids: list[int]) -> _core.Session | None:
         """A context that has read as much of these ids as any before; None if that is not worth a fork."""
@@ -86,18 +88,18 @@ class PrefixCache:
         fork.truncate(n)
         return fork
 
-    def _keep(self, timeline: Timeline) -> None:
-        """Keeps the timeline's context, which goes on in a fork whose memory ends with the answer; without
+    def _keep(self, session: Session) -> None:
+        """Keeps the session's context, which goes on in a fork whose memory ends with the answer; without
         memory for that the context is not kept. It replaces those whose ids it begins with."""
-        core = timeline.core
+        core = session.core
         try:
             if core.bytes_for(core.length) > self.max_bytes:
                 raise MemoryError(f"it needs more than max_bytes, {self.max_bytes}; raise it")
-            timeline.core = timeline.forked_core()
+            session.core = session.forked_core()
         except MemoryError as error:
             warnings.warn(f"the PrefixCache does not keep the beginning of a prompt: {error}", stacklevel=2)
             return
-        new = _Entry((timeline.llm, timeline.setting), core, core.ids)
+        new = _Entry((session.llm, session.setting), core, core.ids)
         with self._lock:
             self._entries = [
                 entry

@@ -16,6 +16,7 @@ Prompt = str | PromptIds | Messages
 
 EMPTY = "the prompt is empty; it must have at least one token"
 KINDS = "text, token ids or a list of messages"
+READ = 2  # of `Session.kinds`: prompt tokens read, with no pass since
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -44,6 +45,14 @@ def is_batch(prompt: Any) -> bool:
     if not isinstance(prompt, Sequence | np.ndarray) or isinstance(prompt, bytes):
         raise TypeError(f"a prompt must be {KINDS}, or a list of those, not {type(prompt).__name__}")
     return len(prompt) == 0 or isinstance(prompt[0], str | Sequence | np.ndarray)
+
+
+def check_form(prompt: Any) -> None:
+    """Raises an error for what is not one prompt, or an empty one."""
+    if not isinstance(prompt, str | Sequence | np.ndarray) or isinstance(prompt, bytes):
+        raise TypeError(f"a prompt must be {KINDS}, not {prompt!r:.80}")
+    if not isinstance(prompt, str) and len(prompt) == 0:
+        raise ValueError(EMPTY)
 
 
 def checked_ids(ids: Any, vocab: int) -> list[int]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from safetensors import safe_open
@@ -22,7 +22,9 @@ from lazyllm.methods.parsing import parse_method
 from lazyllm.model import Model
 from lazyllm.prompt import PromptPlace, checked_messages
 from lazyllm.support.files import whole_file
-from lazyllm.timeline import Timeline
+
+if TYPE_CHECKING:
+    from lazyllm.session import Session
 
 FORMAT, VERSION = "lazyllm session", "5"
 DIGEST, DIGEST_BYTES = "sha256", 32
@@ -53,22 +55,22 @@ def identity(model: Model, method: Method, progress: bool) -> dict[str, str]:
     }
 
 
-def write(timeline: Timeline, path: Path, progress: bool) -> None:
+def write(session: Session, path: Path, progress: bool) -> None:
     """Writes a session whole or not at all; `progress` shows a bar while the model is hashed."""
     description = {
         "lazyllm": __version__,
-        "model": timeline.llm.config.name,
-        "drawn": timeline.core.drawn,
-        "document": timeline.document,
-        "prompts": [asdict(prompt) for prompt in timeline.prompts],
-        "schedule": timeline.pruning.to_json(),
-        **identity(timeline.llm, timeline.setting, progress),
+        "model": session.llm.config.name,
+        "drawn": session.core.drawn,
+        "document": session.document,
+        "prompts": [asdict(prompt) for prompt in session.prompts],
+        "schedule": session.pruning.to_json(),
+        **identity(session.llm, session.setting, progress),
     }
     metadata = {"format": FORMAT, "version": VERSION, "session": json.dumps(description)}
-    entries = dict(layout(timeline.core, timeline.llm))
+    entries = dict(layout(session.core, session.llm))
     sizes = {name: (*kind, math.prod(kind[1]) * WIDTHS[kind[0]]) for name, kind in entries.items()}
     header = header_bytes(sizes | {DIGEST: ("U8", (DIGEST_BYTES,), DIGEST_BYTES)}, metadata)
-    tensors = (tensor_of(timeline.core, name).data.cast("B") for name in entries)
+    tensors = (tensor_of(session.core, name).data.cast("B") for name in entries)
     hasher = hashlib.sha256()
     with whole_file(path) as file:
         for data in chain([header], tensors):
@@ -146,14 +148,14 @@ class SessionFile:
                 )
         return method
 
-    def fill(self, timeline: Timeline) -> None:
-        """Makes an empty timeline, of the same model and setting, what this one was."""
-        core, saved = timeline.core, self.description
-        timeline.reserve(len(self._tensor("kinds")))
+    def fill(self, session: Session) -> None:
+        """Makes an empty session, of the same model and setting, what this one was."""
+        core, saved = session.core, self.description
+        session.reserve(len(self._tensor("kinds")))
         try:
             if saved["schedule"] != saved["pruning"]:
-                timeline.pruning = parse_method(saved["schedule"])
-                core.reschedule(timeline.pruning.core())
+                session.pruning = parse_method(saved["schedule"])
+                core.reschedule(session.pruning.core())
             core.set_tokens(*map(self._tensor, TOKENS))
             for name in self._tensors:
                 if name not in TOKENS:
@@ -163,12 +165,12 @@ class SessionFile:
                 core.drawn = saved["drawn"]
             core.check_state()
             if saved["document"] is not None:
-                timeline.document = typed(saved["document"], DOCUMENT, "its document")
-            timeline.prompts = checked_prompts(saved["prompts"], core.kinds, timeline.setting)
+                session.document = typed(saved["document"], DOCUMENT, "its document")
+            session.prompts = checked_prompts(saved["prompts"], core.kinds, session.setting)
         except (TypeError, ValueError, OverflowError) as error:
             self.damaged(str(error))
         tensors = {name: (dtype, shape) for name, dtype, shape, *_ in self._tensors.values()}
-        if tensors != dict(layout(core, timeline.llm)):
+        if tensors != dict(layout(core, session.llm)):
             self.damaged("its tensors are not those of its tokens")
 
     def _tensor(self, name: str) -> np.ndarray:

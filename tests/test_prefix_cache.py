@@ -198,7 +198,7 @@ def test_a_prompt_that_is_interrupted_leaves_nothing(
         return contextlib.nullcontext()
 
     with monkeypatch.context() as patched:
-        patched.setattr("lazyllm.timeline.prefill_watch", interrupted)
+        patched.setattr("lazyllm.session.prefill_watch", interrupted)
         with pytest.raises(KeyboardInterrupt):
             ask(session, HEAD + TAILS[4])
     assert session.length == 0

@@ -427,7 +427,7 @@ def test_room_grows_in_few_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> N
         rooms.append(memory.reserve(*given))
         return rooms[-1]
 
-    monkeypatch.setattr("lazyllm.timeline.reserve", counted)
+    monkeypatch.setattr("lazyllm.session.reserve", counted)
     session = llm.session()
     for turn in range(50):
         session.ask(IDS[:8], max_new_tokens=2) if turn % 2 else session.forward(IDS[:10])
