@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import numpy as np
 
 from lazyllm.counted_work import bare_flops
 from lazyllm.generation import Generation, Options, Request, Stream
 from lazyllm.method import Method
-from lazyllm.model import Model
 from lazyllm.prefix_cache import PrefixCache, shared
 from lazyllm.pruning import DENSE, Pruning
 from lazyllm.session import Session
 from lazyllm.support.signatures import takes
+
+if TYPE_CHECKING:
+    from lazyllm.llm import LLM
 
 JOINT = "\n\n"  # between the text and a question
 QUESTION_ROWS = 64  # a sentence, the end of a chat template, and as many as it takes to read the weights
@@ -29,7 +31,7 @@ class Document:
     alone, and takes less in all from the number of questions on that `repr` names.
     """
 
-    def __init__(self, llm: Any, session: Session, text: str, chat: bool, progress: bool = True) -> None:
+    def __init__(self, llm: LLM, session: Session, text: str, chat: bool, progress: bool = True) -> None:
         """`session`, of the LLM, is empty or has read the text."""
         self.llm, self.pruning = llm, session.setting
         self.text, self._in_chat, self._session = text, chat, session
@@ -69,8 +71,7 @@ class Document:
         """Like `ask` for one question: an iterator over the text, which sets `generation` at its end."""
         options["chat"] = self._in_chat
         prompt = self._prompt(question)
-        stream: Stream = self.llm.stream(prompt, self.pruning, prefix=self._prefixes, **options)
-        return stream
+        return self.llm.stream(prompt, self.pruning, prefix=self._prefixes, **options)
 
     def chat(self) -> DocumentChat:
         """A chat about the text: each question continues the turns before it."""
@@ -102,7 +103,7 @@ class DocumentChat:
         return self.session.ask(prompt, **options)
 
 
-def costs(model: Model, setting: Method, n: int) -> tuple[float, float, float]:
+def costs(model: LLM, setting: Method, n: int) -> tuple[float, float, float]:
     """Counted work in dense prefills: of reading `n` tokens, of a question, of one behind a dense reading."""
     config, rows, n_layers = model.config, min(n, QUESTION_ROWS), model.config.n_layers
     dense = DENSE.flops(config, n)

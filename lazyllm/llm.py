@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack, overload
 
+from lazyllm import _core
 from lazyllm.checkpoints.checkpoint import Checkpoint, resolve
 from lazyllm.checkpoints.gguf_checkpoint import open_checkpoint
 from lazyllm.checkpoints.rounded import can_be_rounded, rounded, rounded_bytes
+from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.document import Document, break_even, costs
 from lazyllm.errors import CheckpointError
 from lazyllm.generation import Generation, Options, Request, Stream
@@ -18,7 +20,6 @@ from lazyllm.in_memory import in_memory
 from lazyllm.machine.device import check_device, chosen_compute, open_model
 from lazyllm.machine.memory import check_memory
 from lazyllm.methods.parsing import PruningInput, as_method
-from lazyllm.model import Model
 from lazyllm.prefix_cache import PrefixCache
 from lazyllm.prompt import EncodedPrompt, Messages, Prompt, is_batch
 from lazyllm.pruning import DENSE
@@ -117,8 +118,53 @@ def checked_llm(llm: object) -> LLM:
     raise TypeError(f'llm must be an open model such as lazyllm.load("path"), not {llm!r}')
 
 
-class LLM(Model):
-    """A loaded model. It may be shared between threads: each answer is made in a session of its own."""
+@dataclass(eq=False, repr=False)
+class LLM:
+    """A loaded model: configuration, weights and tokenizer of one checkpoint, which never change. It may be
+    shared between threads: each answer is made in a session of its own."""
+
+    checkpoint: Checkpoint
+    core: _core.Model
+    compute: str = "f32"
+    weights: str = "auto"
+    kv: str = "f32"
+    cache_weights: bool = False
+    _siblings: dict[str, LLM] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.config = self.checkpoint.config
+
+    def __repr__(self) -> str:
+        c = self.config
+        threads = f", {self.threads} threads" if self.device == "cpu" else ""
+        weights = f" in {self.weights}" if self.weights != "auto" else ""
+        kv = f", K and V in {self.kv}" if self.core.kv != self.core.activations else ""
+        return (
+            f"<LLM {c.name or c.architecture}: {c.n_layers} layers of {c.hidden}, "
+            f"{c.n_heads} heads ({c.n_kv_heads} KV), vocabulary {c.vocab}, context {c.context}, "
+            f"{self.core.bytes / 2**20:.0f} MiB{weights} on {self.device} ({self.core.isa}{threads}{kv})>"
+        )
+
+    @property
+    def device(self) -> str:
+        return self.core.device
+
+    @property
+    def threads(self) -> int:
+        return self.core.threads
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        if self.checkpoint.tokenizer is None:
+            raise CheckpointError(
+                f"{self.checkpoint.path} has neither tokenizer.json nor tokenizer.model, nor a GGUF file's "
+                "vocabulary; give token ids"
+            )
+        return self.checkpoint.tokenizer
+
+    @cached_property
+    def eos_token_ids(self) -> frozenset[int]:
+        return frozenset((self.checkpoint.tokenizer or self.config).eos_token_ids)
 
     def session(
         self, pruning: PruningInput = None, prefix: PrefixCache | None = None, progress: bool = True
@@ -164,10 +210,6 @@ class LLM(Model):
         if session.document is None:
             raise ValueError(f"{file} is a session without a document; restore opens it")
         return Document(self, session, **session.document)
-
-    @cached_property
-    def _siblings(self) -> dict[str, LLM]:
-        return {}
 
     def changed(self) -> Path | None:
         """A file of this model or of a sibling that has been written to or replaced since it was opened."""

@@ -11,11 +11,11 @@ import numpy as np
 
 from lazyllm import _core
 from lazyllm.method import Method
-from lazyllm.model import Model
 from lazyllm.prompt import PromptPlace
 from lazyllm.support import checked
 
 if TYPE_CHECKING:
+    from lazyllm.llm import LLM
     from lazyllm.session import Session
 
 LEAST_READ = 192
@@ -24,7 +24,7 @@ order than those of a prompt read in parts."""
 
 
 class _Entry(NamedTuple):
-    setting: tuple[Model, Method]
+    setting: tuple[LLM, Method]
     core: _core.Session  # has read `ids` only; nothing runs it any more
     ids: np.ndarray
 
@@ -72,7 +72,7 @@ class PrefixCache:
             if self.grows:
                 self._keep(session)
 
-    def _longest(self, setting: tuple[Model, Method], ids: list[int]) -> _core.Session | None:
+    def _longest(self, setting: tuple[LLM, Method], ids: list[int]) -> _core.Session | None:
         """A context that has read as much of these ids as any before; None if that is not worth a fork."""
         wanted = np.array(ids, np.int32)
         with self._lock:

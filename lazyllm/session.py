@@ -20,7 +20,6 @@ from lazyllm.answer import Answer
 from lazyllm.generation import Generation, Options, Request, Stream, Tools
 from lazyllm.machine.memory import check_memory, reserve
 from lazyllm.method import Method
-from lazyllm.model import Model
 from lazyllm.prompt import (
     READ,
     EncodedPrompt,
@@ -40,6 +39,7 @@ from lazyllm.support.progress import prefill_watch
 from lazyllm.support.signatures import takes
 
 if TYPE_CHECKING:
+    from lazyllm.llm import LLM
     from lazyllm.prefix_cache import PrefixCache
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class Session:
 
     def __init__(
         self,
-        model: Model,
+        model: LLM,
         method: Method,
         prefixes: PrefixCache | None = None,
         progress: bool = True,

@@ -19,11 +19,11 @@ from lazyllm.checkpoints.checkpoint import header_bytes, read_shard
 from lazyllm.checkpoints.digest import weights_digest
 from lazyllm.method import Method, source_digest
 from lazyllm.methods.parsing import parse_method
-from lazyllm.model import Model
 from lazyllm.prompt import PromptPlace, checked_messages
 from lazyllm.support.files import whole_file
 
 if TYPE_CHECKING:
+    from lazyllm.llm import LLM
     from lazyllm.session import Session
 
 FORMAT, VERSION = "lazyllm session", "5"
@@ -42,7 +42,7 @@ DOCUMENT = {"text": str, "chat": bool}
 """Types by name, of the header's description of the session, of a prompt in it, and of its document."""
 
 
-def identity(model: Model, method: Method, progress: bool) -> dict[str, str]:
+def identity(model: LLM, method: Method, progress: bool) -> dict[str, str]:
     """Properties that a saved session must share with the model and the setting that it is restored for."""
     return {
         "model sha256": weights_digest(model.checkpoint, progress),
@@ -79,7 +79,7 @@ def write(session: Session, path: Path, progress: bool) -> None:
         file.write(hasher.digest())
 
 
-def layout(core: _core.Session, model: Model) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
+def layout(core: _core.Session, model: LLM) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
     """Name, dtype and shape of each tensor of a session."""
     length, config = core.length, model.config
     yield from ((name, ("I32", (length,))) for name in ("ids", "depths"))
@@ -131,7 +131,7 @@ class SessionFile:
     def damaged(self, problem: str) -> NoReturn:
         raise ValueError(f"{self.path} is damaged: {problem}")
 
-    def method_for(self, model: Model, pruning: Method | None, progress: bool) -> Method:
+    def method_for(self, model: LLM, pruning: Method | None, progress: bool) -> Method:
         """The setting; ValueError if the session is of another one than `pruning`, or of another model."""
         saved = self.description
         try:
