@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from copy import copy
 from functools import partial
 from secrets import randbits
@@ -17,7 +17,6 @@ from lazyllm.generation import FinishReason, Generation, Request
 from lazyllm.prompt import READ, EncodedPrompt
 from lazyllm.pruning import DENSE
 from lazyllm.sampling import log_softmax
-from lazyllm.stop_finder import StopFinder
 from lazyllm.support.checked import SEED_LIMIT
 from lazyllm.trace import Pass, Trace, table_of
 
@@ -266,3 +265,34 @@ class Answer:
         if self._pruning == DENSE or shortened or any(item.dropped for item in self._passes):
             return ""
         return self._pruning.why_unpruned(self._core.n_prompt, self._core.length)
+
+
+class StopFinder:
+    """Passes pieces of text on; an end that may be the beginning of a stop string is held back."""
+
+    def __init__(self, stops: Iterable[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+        self.stopped = False
+
+    def push(self, piece: str) -> str:
+        """The text that may be shown now; empty after a stop string."""
+        if self.stopped:
+            return ""
+        text = self._held + piece
+        places = [place for place in map(text.find, self._stops) if place >= 0]
+        if places:
+            self.stopped = True
+            return text[: min(places)]
+        held = max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+    def finish(self) -> str:
+        """The text held back, once no more can come."""
+        return "" if self.stopped else self._held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The length of the longest suffix of `text` that is a proper prefix of `stop`."""
+    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

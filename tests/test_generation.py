@@ -17,8 +17,8 @@ from test_pruning import flops_token_by_token
 
 import lazyllm
 from lazyllm import LLM, Drop, Mass, Pruning, SamplingParams, Scoring, _core
+from lazyllm.answer import StopFinder
 from lazyllm.generation import Request
-from lazyllm.stop_finder import StopFinder
 
 STAGES = Pruning({1: 0.6, 3: 0.3})
 IDS = list(range(40, 90))
