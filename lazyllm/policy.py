@@ -17,8 +17,7 @@ from lazyllm import _core
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.counted_work import bare_flops
 from lazyllm.method import source_digest
-from lazyllm.pruning import PAPER, Pruning, Scheduled
-from lazyllm.stages import StagesInput
+from lazyllm.pruning import PAPER, Pruning, Scheduled, StagesInput
 from lazyllm.support import checked
 
 Memo = dict[str, dict[int, Any]]  # values by layer, for all calls of one pass

@@ -10,9 +10,8 @@ import numpy as np
 
 from lazyllm.calibration.schedules import shape
 from lazyllm.checkpoints.config import ModelConfig
-from lazyllm.pruning import Pruning
+from lazyllm.pruning import Pruning, largest_keep
 from lazyllm.scoring import Scoring
-from lazyllm.stages import largest_keep
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
