@@ -41,6 +41,8 @@ class Answer:
     """
 
     def __init__(self, session: Session, encoded: EncodedPrompt, request: Request) -> None:
+        if session.setting.compresses:
+            encoded = session.compressed(encoded, request)
         self._model, self._pruning, self._core = session.llm, session.pruning, session.core
         self._encoded, self._request = encoded, request
         self._prompt_ids: list[int] = []

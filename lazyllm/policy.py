@@ -313,18 +313,16 @@ class Policy(Scheduled):
 
 def _plain(value: Any, name: str) -> Any:
     """A field as JSON holds it; an array by its type, shape and hash."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, np.ndarray) and value.dtype.kind != "O":
-        digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
-        return f"<{value.dtype} {value.shape} sha256 {digest[:16]}>"
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item, name) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item, name) for item in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise TypeError(
-        f"{name} is a {type(value).__name__}; a policy's fields must be numbers, texts, lists, dicts or "
-        "arrays, because they are its setting; begin the names of other attributes with an underscore"
-    )
+
+    def plain(item: Any) -> Any:
+        if isinstance(item, np.generic):
+            return item.item()
+        if isinstance(item, np.ndarray) and item.dtype.kind != "O":
+            digest = hashlib.sha256(np.ascontiguousarray(item).tobytes()).hexdigest()
+            return f"<{item.dtype} {item.shape} sha256 {digest[:16]}>"
+        raise TypeError(
+            f"{name} is a {type(item).__name__}; a policy's fields must be numbers, texts, lists, dicts or "
+            "arrays, because they are its setting; begin the names of other attributes with an underscore"
+        )
+
+    return json.loads(json.dumps(value, default=plain))

@@ -5,18 +5,15 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from lazyllm import _core
 from lazyllm.method import Method
 from lazyllm.prompt import PromptPlace
+from lazyllm.session import Session
 from lazyllm.support import checked
-
-if TYPE_CHECKING:
-    from lazyllm.llm import LLM
-    from lazyllm.session import Session
 
 LEAST_READ = 192
 """Tokens that are worth a fork, or a pass that reads them. The sums of a shorter prompt may have another
@@ -24,7 +21,7 @@ order than those of a prompt read in parts."""
 
 
 class _Entry(NamedTuple):
-    setting: tuple[LLM, Method]
+    setting: tuple[object, Method]  # the model and its setting
     core: _core.Session  # has read `ids` only; nothing runs it any more
     ids: np.ndarray
 
@@ -72,7 +69,7 @@ class PrefixCache:
             if self.grows:
                 self._keep(session)
 
-    def _longest(self, setting: tuple[LLM, Method], ids: list[int]) -> _core.Session | None:
+    def _longest(self, setting: tuple[object, Method], ids: list[int]) -> _core.Session | None:
         """A context that has read as much of these ids as any before; None if that is not worth a fork."""
         wanted = np.array(ids, np.int32)
         with self._lock:

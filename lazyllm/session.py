@@ -192,23 +192,17 @@ class Session:
         """Encodes a prompt; iterating over the stream runs it and generates the answer."""
         if not isinstance(prompt, EncodedPrompt):
             prompt = self.encode(prompt, request)
-        return Stream(self._begun(prompt, request).run(self))
+        return Stream(Answer(self, prompt, request).run(self))
 
     def answers(self, prompt: EncodedPrompt, request: Request, n: int) -> Generation | list[Generation]:
         """The answer; with `n` above 1 a list of as many, for which the prompt runs once: each goes on in a
         fork, with a seed of its own."""
         if n == 1:
             return self.answer(prompt, request).finished()
-        answer = self._begun(prompt, request)
+        answer = Answer(self, prompt, request)
         answer.prefill(self)
         forks = (self.fork() for _ in range(n))
         return [Stream(answer.branch(fork, i).run(fork)).finished() for i, fork in enumerate(forks)]
-
-    def _begun(self, prompt: EncodedPrompt, request: Request) -> Answer:
-        """An answer whose prompt the method has compressed, if it does, and nothing has run."""
-        if self.setting.compresses:
-            prompt = self.compressed(prompt, request)
-        return Answer(self, prompt, request)
 
     def resume(self) -> Generation:
         """The whole of the answer that was interrupted, as if it had not been; only while nothing else has
@@ -388,7 +382,7 @@ class Session:
                 self.prefixes.read(self, ids, n_new, progress)
             if (self.kinds == READ).all():
                 self.pruning = self.setting.for_prompt(self.llm.config, begins + len(ids))
-                if self.pruning is not self.setting:
+                if self.pruning != self.setting:
                     self.core.reschedule(self.pruning.core())
             yield begins
         except BaseException:
