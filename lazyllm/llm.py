@@ -133,6 +133,7 @@ class LLM:
 
     def __post_init__(self) -> None:
         self.config = self.checkpoint.config
+        self.device, self.threads = self.core.device, self.core.threads
 
     def __repr__(self) -> str:
         c = self.config
@@ -144,14 +145,6 @@ class LLM:
             f"{c.n_heads} heads ({c.n_kv_heads} KV), vocabulary {c.vocab}, context {c.context}, "
             f"{self.core.bytes / 2**20:.0f} MiB{weights} on {self.device} ({self.core.isa}{threads}{kv})>"
         )
-
-    @property
-    def device(self) -> str:
-        return self.core.device
-
-    @property
-    def threads(self) -> int:
-        return self.core.threads
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -311,10 +304,8 @@ class LLM:
         """The session that prompts continue: the prefix, or a new one."""
         if prefix is None or isinstance(prefix, PrefixCache):
             return self.session(pruning, prefix, progress)
-        if not isinstance(prefix, Session):
-            raise TypeError(f"prefix must be a session of this model or a PrefixCache, not {prefix!r}")
-        if prefix.llm is not self:
-            raise ValueError(f"prefix must be a session of this model, not {prefix!r}")
+        if not isinstance(prefix, Session) or prefix.llm is not self:
+            raise ValueError(f"prefix must be a session of this model or a PrefixCache, not {prefix!r}")
         if pruning is not None and as_method(pruning) != prefix.setting:
             raise ValueError(f"pruning is {pruning!r}, but the prefix was read with {prefix.setting}")
         return prefix

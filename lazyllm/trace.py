@@ -69,10 +69,6 @@ class Pass:
             if run["scores"] is not None
         ]
 
-    def __repr__(self) -> str:
-        kind = "generated" if self.generated else "prompt"
-        return f"<pass {self.pass_} ({kind}): {', '.join(map(repr, self.stages)) or 'no stage'}>"
-
 
 def table_of(passes: Sequence[Pass]) -> np.ndarray:
     """The counts of passes: one row per pass and layer."""

@@ -174,7 +174,7 @@ def test_what_is_no_prefix(llm: LLM, folder: Path) -> None:
     base = llm.session(STAGES)
     base.forward(IDS)
     with pytest.raises(
-        TypeError, match="prefix must be a session of this model or a PrefixCache, not 'text'"
+        ValueError, match="prefix must be a session of this model or a PrefixCache, not 'text'"
     ):
         llm.generate([5], prefix="text")  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="prefix must be a session of this model"):
