@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
-import numpy as np
-
 from lazyllm.counted_work import bare_flops
 from lazyllm.generation import Generation, Options, Request, Stream
 from lazyllm.method import Method
@@ -37,8 +35,7 @@ class Document:
         self.text, self._in_chat, self._session = text, chat, session
         if not session.length:
             request = Request(chat=chat)
-            prompts = (session.encode(self._prompt(question), request) for question in QUESTIONS)
-            first, second = (np.array(prompt.ids) for prompt in prompts)
+            first, second = (session.encode(self._prompt(question), request).ids for question in QUESTIONS)
             session.read(first[: shared(first, second)], progress)
             session.document = {"text": text, "chat": chat}
         self._prefixes = PrefixCache.of(session)
