@@ -264,7 +264,8 @@ class Answer:
 
     def _unpruned(self) -> str:
         shortened = len(self._prompt_ids) < self._encoded.n_given
-        if self._pruning == DENSE or shortened or any(item.dropped for item in self._passes):
+        dropped = any((item.counts[:, 0] < item.length).any() for item in self._passes)
+        if self._pruning == DENSE or shortened or dropped:
             return ""
         return self._pruning.why_unpruned(self._core.n_prompt, self._core.length)
 
