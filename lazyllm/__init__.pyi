@@ -21,14 +21,14 @@ from lazyllm.methods.rivals import StaticPruning as StaticPruning
 from lazyllm.methods.speedup import Speedup as Speedup
 from lazyllm.policy import Policy as Policy
 from lazyllm.prefix_cache import PrefixCache as PrefixCache
+from lazyllm.pruning import Drop as Drop
+from lazyllm.pruning import Mass as Mass
 from lazyllm.pruning import Pruning as Pruning
 from lazyllm.sampling import SamplingParams as SamplingParams
 from lazyllm.scoring import Scoring as Scoring
 from lazyllm.searching.search import Search as Search
 from lazyllm.searching.search import search as search
 from lazyllm.session import Session as Session
-from lazyllm.stages import Drop as Drop
-from lazyllm.stages import Mass as Mass
 from lazyllm.sweeps.sweep import Sweep as Sweep
 from lazyllm.sweeps.sweep import sweep as sweep
 from lazyllm.trace import Trace as Trace

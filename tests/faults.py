@@ -594,7 +594,7 @@ SESSION = [
             for name, (text, _) in JSON_TEXTS.items()
         ),
         ("weights", header(lambda e: e.pop("__metadata__")), "is no session of lazyllm"),
-        ("another format", metadata(format="x"), "but has format 'x' of version 4"),
+        ("another format", metadata(format="x"), "but has format 'x' of version 5"),
         ("another version", metadata(version="1"), "but has format 'lazyllm session' of version 1"),
         ("a description that is none", metadata(session="3"), "is damaged: its description is 3; it must"),
         ("a value too few", described(lambda d: d.pop("compute")), "is damaged: its description is "),

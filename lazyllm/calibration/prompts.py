@@ -72,7 +72,7 @@ def encoded(llm: LLM, prompts: Sequence[UserPrompt], new_tokens: int) -> dict[st
             if isinstance(prompt, str) and prompt:
                 ids = wrapped_ids(llm.tokenizer, prompt, chat_wrapper(llm.tokenizer))
             else:
-                ids = session.conversation.encode(session.core, prompt).ids
+                ids = session.encode(prompt).ids
         except (TypeError, ValueError) as error:
             raise type(error)(f"{name}: {error}") from None
         if len(ids) + new_tokens > llm.config.context:

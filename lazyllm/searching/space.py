@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lazyllm.checkpoints.config import ModelConfig
-from lazyllm.pruning import Pruning
+from lazyllm.pruning import Pruning, largest_keep
 from lazyllm.schedule import shape
 from lazyllm.scoring import Scoring
-from lazyllm.stages import largest_keep
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
