@@ -18,9 +18,8 @@ from folders import markdown
 import lazyllm
 from lazyllm.commands import main as cli
 from lazyllm.evaluation.divergence import forced_logits, greedy_answer, kl_divergence
-from lazyllm.evaluation.generated.items import TASKS as RULER
-from lazyllm.evaluation.generated.items import generate
-from lazyllm.evaluation.generated.tasks import prompt_encoder
+from lazyllm.evaluation.generated.tasks import TASKS as RULER
+from lazyllm.evaluation.generated.tasks import generate, prompt_encoder
 from lazyllm.evaluation.intervals import Interval
 from lazyllm.evaluation.manifest import MANIFEST, new_manifest
 from lazyllm.evaluation.results import ITEMS, RunFolder

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lazyllm.evaluation.generated.items import TASKS
-from lazyllm.evaluation.generated.tasks import NIAH, GeneratedTasks, needles_found
+from lazyllm.evaluation.generated.tasks import NIAH, TASKS, GeneratedTasks, needles_found
 from lazyllm.evaluation.longbench.datasets import DATA_SETS
 from lazyllm.evaluation.longbench.items import GET
 from lazyllm.evaluation.longbench.tasks import LongBench

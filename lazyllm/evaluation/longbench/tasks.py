@@ -73,5 +73,6 @@ class LongBench(Tasks):
         ends = (*ends, llm.tokenizer.encode("\n", add_special=False)[-1])
         return Stops(ends, never_first=ends)
 
-    def score(self, name: str, prediction: str, item: Mapping[str, Any]) -> float:
-        return score_item(name, prediction, item["answers"], item["all_classes"], self._options.edit_sim)
+    def score(self, name: str, prediction: str, item: Mapping[str, Any]) -> dict[str, float]:
+        edit_sim = self._options.edit_sim
+        return {"score": score_item(name, prediction, item["answers"], item["all_classes"], edit_sim)}
