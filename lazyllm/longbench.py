@@ -2,7 +2,8 @@
 
 from lazyllm.evaluation.longbench.prompt import prompt_ids
 from lazyllm.evaluation.longbench.scoring import score
-from lazyllm.evaluation.merge import merge
-from lazyllm.evaluation.run import Run, run, run_niah, run_ruler
+from lazyllm.evaluation.report import Run
+from lazyllm.evaluation.results import merge
+from lazyllm.evaluation.run import run, run_niah, run_ruler
 
 __all__ = ["Run", "merge", "prompt_ids", "run", "run_niah", "run_ruler", "score"]

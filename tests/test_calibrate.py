@@ -21,9 +21,8 @@ from lazyllm.calibration.prompts import OWN, encoded
 from lazyllm.calibration.schedules import candidates, shape
 from lazyllm.checkpoints import digest
 from lazyllm.commands import main as cli
-from lazyllm.evaluation.intervals import student_t
 from lazyllm.evaluation.results import ITEMS
-from lazyllm.evaluation.summary import DENSE_LABEL, Summary
+from lazyllm.evaluation.summary import DENSE_LABEL, Summary, student_t
 from lazyllm.evaluation.trial import Trial
 from lazyllm.scoring import Scoring
 from lazyllm.sweeps.sweep import measure_of

@@ -22,10 +22,9 @@ from lazyllm import longbench
 from lazyllm.checkpoints import digest
 from lazyllm.evaluation.longbench.prompt import find_templates
 from lazyllm.evaluation.longbench.tasks import LongBench
-from lazyllm.evaluation.manifest import MANIFEST, Manifest, new_manifest
 from lazyllm.evaluation.options import DataOptions, options_of
-from lazyllm.evaluation.results import ITEMS, RunFolder, read_rows
-from lazyllm.evaluation.token_use import token_use_by_setting
+from lazyllm.evaluation.results import ITEMS, MANIFEST, Manifest, RunFolder, new_manifest, read_rows
+from lazyllm.evaluation.summary import token_use_by_setting
 from lazyllm.support.files import OpenedFile
 
 pytestmark = pytest.mark.usefixtures("no_pictures")

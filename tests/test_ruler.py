@@ -34,7 +34,7 @@ from lazyllm.evaluation.generated.tasks import (
 )
 from lazyllm.evaluation.longbench.items import checked_item
 from lazyllm.evaluation.options import NiahOptions, RulerOptions
-from lazyllm.pictures.needle_map import CHARACTERS_PER_INCH, panel_title, plot_needle_map
+from lazyllm.pictures.panels import CHARACTERS_PER_INCH, panel_title, plot_needle_map
 
 NEEDLE = re.compile(r"(?:The|One) secret code of (\S+) is (\S+)\.")
 NEEDLES = [kind.name for kind in OF_RULER if kind.category == "Retrieval"]
@@ -504,8 +504,8 @@ def test_panels_hold_the_means() -> None:
     dense, pruned = panels.values()
     assert dense == {(0, 1024): 75.0, (50, 2048): 25.0}
     assert pruned == {(50, 2048): 0.0}
-    assert panel_title("dense", dense, 3) == ["dense", "mean 50.0"]
-    title = panel_title("Pruning({10: 0.5})", pruned, 1)
+    assert panel_title("dense\nmean 50.0", 3) == ["dense", "mean 50.0"]
+    title = panel_title("Pruning({10: 0.5})\nmean 0.0", 1)
     assert title[-1] == "mean 0.0"
     assert max(map(len, title)) <= CHARACTERS_PER_INCH
 

@@ -20,10 +20,8 @@ from lazyllm.commands import main as cli
 from lazyllm.evaluation.divergence import forced_logits, greedy_answer, kl_divergence
 from lazyllm.evaluation.generated.tasks import TASKS as RULER
 from lazyllm.evaluation.generated.tasks import generate, prompt_encoder
-from lazyllm.evaluation.intervals import Interval
-from lazyllm.evaluation.manifest import MANIFEST, new_manifest
-from lazyllm.evaluation.results import ITEMS, RunFolder
-from lazyllm.evaluation.summary import Summary
+from lazyllm.evaluation.results import ITEMS, MANIFEST, RunFolder, new_manifest
+from lazyllm.evaluation.summary import Interval, Summary
 from lazyllm.pictures.figure import new_figure
 from lazyllm.pictures.quality import Dot, draw_dot, number_dots
 from lazyllm.pruning import Pruning

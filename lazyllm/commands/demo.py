@@ -28,14 +28,12 @@ def demo(parser: argparse.ArgumentParser) -> Run:
     """Answer a question about a long document, dense and pruned, side by side."""
     options.add_model(parser)
     options.add(parser, "--speedup", f"of the first token, by counted work; default {SPEEDUP:g}", "X")
-    out = "for demo.html and demo.png; default demo-output"
-    options.add(parser, "--out", out, "DIR", type=options.out_folder)
+    options.add(parser, "--out", "for demo.html; default demo-output", "DIR", type=options.out_folder)
     return run
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the comparison and writes demo.html and demo.png; 0 if both answers are right, else 1."""
-    from lazyllm.pictures.demo import plot
+    """Prints the comparison and writes demo.html; 0 if both answers are right, else 1."""
     from lazyllm.support.tables import Table
 
     llm, out = options.loaded(args), vars(args).get("out", Path("demo-output"))
@@ -58,12 +56,6 @@ def run(args: argparse.Namespace) -> int:
     subtitle = f"{QUESTION} {'; '.join(facts)}; {pruned.pruning}"
     page = replace(pruned.trace.heatmap(), subtitle=subtitle)
     print(f"wrote {page.save(out / 'demo.html', 'Layers computed for each token of the prompt')}")
-    try:
-        prefills = {name: answer.passes[answer.passes["pass_"] == 0] for name, answer in answers.items()}
-        in_play = {name: prefill["in_play"].tolist() for name, prefill in prefills.items()}
-        print(f"wrote {plot(ttfts, in_play, out / 'demo.png')}")
-    except ImportError as error:
-        print(f"skipped demo.png: {error}")
     return 0 if all(right) else 1
 
 

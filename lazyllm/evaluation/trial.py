@@ -16,7 +16,6 @@ from lazyllm.document import JOINT
 from lazyllm.errors import CheckpointError, DeviceError
 from lazyllm.evaluation.results import Key
 from lazyllm.evaluation.tasks import ItemPrompt, Tasks
-from lazyllm.evaluation.token_use import by_layer, used
 from lazyllm.generation import Generation, Request
 from lazyllm.llm import LLM
 from lazyllm.method import Method
@@ -217,3 +216,22 @@ def scored_turns(llm: LLM, tasks: Tasks, trial: Trial, request: Request) -> dict
         "turns": turns,
         **first,
     }
+
+
+def by_layer(counts: np.ndarray) -> dict[str, Any]:
+    """Counts of layers, without those of a layer that are equal to the layer's below, as plain data."""
+    return {
+        str(layer): own.tolist()
+        for layer, own in enumerate(counts)
+        if layer == 0 or (own != counts[layer - 1]).any()
+    }
+
+
+def used(method: Method, out: Generation, n_layers: int) -> dict[str, list[int]] | None:
+    """By layer: how many prompt tokens it has computed by each new token. None if generated tokens are
+    pruned: revived tokens may then be generated ones."""
+    if (method.core() or {}).get("prune_generated"):
+        return None
+    computed = out.passes["computed"].reshape(-1, n_layers).copy()
+    computed[1:] -= 1  # a decode step computes its own token in every layer
+    return by_layer(computed.cumsum(axis=0).T)

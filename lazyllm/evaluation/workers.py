@@ -17,8 +17,8 @@ from weakref import WeakKeyDictionary
 from lazyllm.checkpoints import digest
 from lazyllm.evaluation.chats import AnyWrapper
 from lazyllm.evaluation.conditions import conditions_behind, conditions_of_model, environment
-from lazyllm.evaluation.manifest import differences
 from lazyllm.evaluation.options import RunOptions
+from lazyllm.evaluation.results import differences
 from lazyllm.evaluation.tasks import Tasks
 from lazyllm.evaluation.trial import Measure, Trial, result_row, warm_up
 from lazyllm.llm import LLM, load

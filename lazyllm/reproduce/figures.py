@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lazyllm.evaluation.summary import DENSE_LABEL
-from lazyllm.evaluation.token_use import token_use_by_setting
+from lazyllm.evaluation.summary import DENSE_LABEL, token_use_by_setting
 from lazyllm.llm import LLM
 from lazyllm.pictures.figure import panel_grid, save, series
-from lazyllm.pictures.token_use import plot_token_use
+from lazyllm.pictures.panels import plot_token_use
 from lazyllm.pruning import Pruning
 from lazyllm.reproduce.paper import BASELINE, LAZY, RECOMMENDED
 from lazyllm.reproduce.tables import ALL, Comparison

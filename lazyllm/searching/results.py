@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lazyllm.evaluation.intervals import Interval, interval
-from lazyllm.evaluation.summary import DENSE_LABEL
+from lazyllm.evaluation.summary import DENSE_LABEL, Interval, interval
 from lazyllm.methods.preset import Preset
 from lazyllm.pruning import Pruning
 from lazyllm.searching.study import FACTS, KL, SETTING, SPEEDUP, states, stored

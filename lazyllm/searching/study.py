@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lazyllm.evaluation.manifest import differences
-from lazyllm.evaluation.results import drop_incomplete_line
+from lazyllm.evaluation.results import differences, drop_incomplete_line
 from lazyllm.support.optional import package
 
 if TYPE_CHECKING:
