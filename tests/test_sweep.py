@@ -161,7 +161,7 @@ def test_a_wrong_space_or_option_is_refused_before_work_starts(llm: lazyllm.LLM,
         (SPACE, {"tokens": 0}, "tokens must be from 1"),
         (SPACE, {"datasets": ["niah_single"]}, "did you mean niah_single"),
         (SPACE, {"limit": 0}, "limit must be from 1"),
-        (SPACE, {"sample": 2, "limit": None}, "sample is for LongBench's own items"),
+        (SPACE, {"prompts": "x"}, "prompts is for LongBench's own items"),
     ):
         with pytest.raises((ValueError, TypeError), match=words):
             sweep(llm, space, out=tmp_path / "sweep", **options)

@@ -78,7 +78,7 @@ def tasks_of(llm: LLM, options: DataOptions) -> Tasks:
     """LongBench from the user's files; without data, generated tasks."""
     if options.data is not None:
         return LongBench(options)
-    for name in ("sample", "min_item_length", "max_item_length", "prompts", "edit_sim"):
+    for name in ("prompts", "edit_sim"):
         if getattr(options, name) != getattr(DataOptions, name):
             raise ValueError(
                 f"{name} is for LongBench's own items and needs data; without data, tasks are generated; "

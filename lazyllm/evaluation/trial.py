@@ -128,16 +128,17 @@ def prepared(llm: LLM, tasks: Tasks, trial: Trial) -> Prepared:
     whole, method = tasks.prompt(llm, trial.key.dataset, trial.item), trial.method
     if not method.compresses:
         return Prepared(whole, whole, method)
-    times = []
+    seconds = 0.0
 
     def shorten(text: str) -> str:
-        times.append(time.perf_counter())
+        nonlocal seconds
+        start = time.perf_counter()
         short = method.compress(llm, text)
-        times.append(time.perf_counter())
+        seconds = time.perf_counter() - start
         return short
 
     prompt = tasks.prompt(llm, trial.key.dataset, trial.item, shorten)
-    return Prepared(prompt, whole, method.without_compression(), times[1] - times[0])
+    return Prepared(prompt, whole, method.without_compression(), seconds)
 
 
 def scored_answer(llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
@@ -188,13 +189,12 @@ def scored_turns(llm: LLM, tasks: Tasks, trial: Trial, request: Request) -> dict
         raise ValueError(f"turns need the wrapper none or template, not {whole.wrapper}")
     request = replace(request, chat=whole.wrapper == "template")
     prefixes = PrefixCache() if alone and method.reads_in_parts else None
-    session = llm.session(method, prefixes)
     turns: list[dict[str, Any]] = []
     first: dict[str, Any] = {}
     for text, question in zip(tasks.turns(name, trial.item), trial.item["turns"], strict=True):
-        if turns and alone:
+        if alone or not turns:
             session = llm.session(method, prefixes)
-        elif turns and not request.chat:
+        elif not request.chat:
             text = JOINT + text
         answer = session.answer(text, request).finished()
         first = first or answer_row(llm, trial, Prepared(whole, whole, method), answer)
