@@ -21,7 +21,6 @@ KNOWN_ANSWER = "Lindau"
 SPEEDUP = 2.0
 MAX_NEW_TOKENS = 40
 TIMED_RUNS = 3
-WARM_UP_TOKENS = 64
 
 
 def demo(parser: argparse.ArgumentParser) -> Run:
@@ -65,21 +64,18 @@ def measure(llm: LLM, speedup: float) -> tuple[dict[str, Generation], dict[str, 
     from lazyllm.pruning import DENSE
     from lazyllm.support.progress import bar
 
-    text = f"{DOCUMENT.read_text(encoding='utf-8')}\n\n{QUESTION}"
-    ids = (
-        llm.tokenizer.apply_chat_template([{"role": "user", "content": text}])
-        if llm.tokenizer.has_chat_template
-        else llm.tokenizer.encode(text)
-    )
+    text, chat = f"{DOCUMENT.read_text(encoding='utf-8')}\n\n{QUESTION}", llm.tokenizer.has_chat_template
     prunings = {"dense": DENSE, "pruned": Speedup(speedup)}
     answers: dict[str, Generation] = {}
     ttfts: dict[str, list[float]] = {name: [] for name in prunings}
-    llm.generate(ids[:WARM_UP_TOKENS], max_new_tokens=1, progress=False)
+    llm.generate(QUESTION, max_new_tokens=1, progress=False)
     with bar(len(prunings) * TIMED_RUNS, "dense and pruned in turn", "run", progress=True) as line:
         for first in [True] + [False] * (TIMED_RUNS - 1):
             for name, pruning in prunings.items():
                 new = MAX_NEW_TOKENS if first else 1
-                answer = llm.generate(ids, pruning, max_new_tokens=new, trace=first, progress=False)
+                answer = llm.generate(
+                    text, pruning, max_new_tokens=new, chat=chat, trace=first, progress=False
+                )
                 answers.setdefault(name, answer)
                 ttfts[name].append(answer.ttft)
                 line.update()
