@@ -20,9 +20,8 @@ from lazyllm.calibration.calibrate import candidates, measurements, rank
 from lazyllm.calibration.prompts import OWN, encoded
 from lazyllm.checkpoints import digest
 from lazyllm.commands import main as cli
-from lazyllm.evaluation.intervals import student_t
 from lazyllm.evaluation.results import ITEMS
-from lazyllm.evaluation.summary import DENSE_LABEL, Summary
+from lazyllm.evaluation.summary import DENSE_LABEL, Summary, student_t
 from lazyllm.evaluation.trial import Trial
 from lazyllm.schedule import shape
 from lazyllm.scoring import Scoring

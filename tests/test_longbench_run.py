@@ -20,12 +20,10 @@ from folders import PROMPTS, benchmark, benchmark_item, model_folder, untimed
 import lazyllm
 from lazyllm import longbench
 from lazyllm.checkpoints import digest
-from lazyllm.evaluation.longbench.prompt import find_templates
-from lazyllm.evaluation.longbench.tasks import LongBench
-from lazyllm.evaluation.manifest import MANIFEST, Manifest, new_manifest
+from lazyllm.evaluation.longbench.tasks import LongBench, find_templates
 from lazyllm.evaluation.options import DataOptions, options_of
-from lazyllm.evaluation.results import ITEMS, RunFolder, read_rows
-from lazyllm.evaluation.token_use import token_use_by_setting
+from lazyllm.evaluation.results import ITEMS, MANIFEST, Manifest, RunFolder, new_manifest, read_rows
+from lazyllm.evaluation.summary import token_use_by_setting
 from lazyllm.support.files import OpenedFile
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -384,9 +382,14 @@ def test_what_no_item_could_be_run_with_is_refused_before_work(
         (run, {"edit_sim": "levenstein"}, ValueError, "edit_sim must be difflib or levenshtein"),
         (run, {"warm_ups": -1}, ValueError, "warm_ups must be from 0"),
         (run, {"wrapper": "loud"}, ValueError, "wrapper must be .*, not 'loud'"),
-        (run, {"min_item_length": 10**9}, ValueError, "no item of .* is within the limits"),
+        (run, {"limit": 0}, ValueError, "limit must be from 1"),
         (run, {"datasets": ["qasper", "musique"]}, FileNotFoundError, "lacks musique; it holds qasper"),
-        (run, {"data": None, "sample": 2}, ValueError, "sample is for LongBench's own items and needs data"),
+        (
+            run,
+            {"data": None, "prompts": "x"},
+            ValueError,
+            "prompts is for LongBench's own items and needs data",
+        ),
         (run, {"data": None, "edit_sim": "levenshtein"}, ValueError, "edit_sim is for LongBench's own items"),
         (run, {"data": None, "datasets": ["hotpotqa"]}, ValueError, "hotpotqa is of LongBench and needs"),
         (run, {"datasets": "trec"}, TypeError, r'datasets must be a list such as \["trec"\], not \'trec\''),

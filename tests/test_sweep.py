@@ -18,13 +18,10 @@ from folders import markdown
 import lazyllm
 from lazyllm.commands import main as cli
 from lazyllm.evaluation.divergence import forced_logits, greedy_answer, kl_divergence
-from lazyllm.evaluation.generated.items import TASKS as RULER
-from lazyllm.evaluation.generated.items import generate
-from lazyllm.evaluation.generated.tasks import prompt_encoder
-from lazyllm.evaluation.intervals import Interval
-from lazyllm.evaluation.manifest import MANIFEST, new_manifest
-from lazyllm.evaluation.results import ITEMS, RunFolder
-from lazyllm.evaluation.summary import Summary
+from lazyllm.evaluation.generated.tasks import TASKS as RULER
+from lazyllm.evaluation.generated.tasks import generate, prompt_encoder
+from lazyllm.evaluation.results import ITEMS, MANIFEST, RunFolder, new_manifest
+from lazyllm.evaluation.summary import Interval, Summary
 from lazyllm.pictures.figure import new_figure
 from lazyllm.pictures.quality import Dot, draw_dot, number_dots
 from lazyllm.pruning import Pruning
@@ -164,7 +161,7 @@ def test_a_wrong_space_or_option_is_refused_before_work_starts(llm: lazyllm.LLM,
         (SPACE, {"tokens": 0}, "tokens must be from 1"),
         (SPACE, {"datasets": ["niah_single"]}, "did you mean niah_single"),
         (SPACE, {"limit": 0}, "limit must be from 1"),
-        (SPACE, {"sample": 2, "limit": None}, "sample is for LongBench's own items"),
+        (SPACE, {"prompts": "x"}, "prompts is for LongBench's own items"),
     ):
         with pytest.raises((ValueError, TypeError), match=words):
             sweep(llm, space, out=tmp_path / "sweep", **options)

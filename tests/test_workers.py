@@ -25,7 +25,7 @@ from lazyllm.evaluation.conditions import conditions_behind, conditions_of_model
 from lazyllm.evaluation.generated.tasks import GeneratedTasks
 from lazyllm.evaluation.options import RulerOptions, RunOptions
 from lazyllm.evaluation.results import read_rows
-from lazyllm.evaluation.runner import checked_settings
+from lazyllm.evaluation.run import checked_settings
 from lazyllm.evaluation.trial import planned, scored_answer
 from lazyllm.evaluation.workers import Recipe, model_there, parts, run_part
 

@@ -12,11 +12,10 @@ import numpy as np
 from lazyllm.calibration.prompts import CalibrationTasks, encoded
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.evaluation.divergence import TOKENS
-from lazyllm.evaluation.intervals import Interval, interval
 from lazyllm.evaluation.options import RunOptions
 from lazyllm.evaluation.results import Key
-from lazyllm.evaluation.runner import checked_settings, run_items
-from lazyllm.evaluation.summary import DENSE_LABEL, Summary, failure
+from lazyllm.evaluation.run import checked_settings, run_items
+from lazyllm.evaluation.summary import DENSE_LABEL, Interval, Summary, failure, interval
 from lazyllm.evaluation.trial import planned
 from lazyllm.llm import LLM, load
 from lazyllm.methods.preset import Preset

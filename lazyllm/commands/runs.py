@@ -102,7 +102,7 @@ def report(parser: argparse.ArgumentParser) -> Run:
     options.add(parser, "--out", out, "DIR", type=options.out_folder)
 
     def run(args: argparse.Namespace) -> int:
-        from lazyllm.evaluation.manifest import SCORE, read_manifest
+        from lazyllm.evaluation.results import SCORE, read_manifest
         from lazyllm.longbench import Run, merge
         from lazyllm.support.files import user_path
         from lazyllm.sweeps.sweep import Sweep

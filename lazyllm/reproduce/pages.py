@@ -11,11 +11,10 @@ import numpy as np
 
 from lazyllm.evaluation.longbench.datasets import CATEGORIES
 from lazyllm.evaluation.report import cell
-from lazyllm.evaluation.summary import DENSE_LABEL, NO_SPEED, Summary
-from lazyllm.evaluation.token_use import token_use_by_setting
+from lazyllm.evaluation.summary import DENSE_LABEL, NO_SPEED, Summary, token_use_by_setting
 from lazyllm.llm import LLM
 from lazyllm.pictures.figure import panel_grid, save, series
-from lazyllm.pictures.token_use import plot_token_use
+from lazyllm.pictures.panels import plot_token_use
 from lazyllm.pruning import Pruning
 from lazyllm.reproduce.paper import BASELINE, FIRST_TOKEN, LAZY, RECOMMENDED, Published
 from lazyllm.support.tables import Table

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.evaluation.options import OF_PRESET, DataOptions, documented
-from lazyllm.evaluation.report import warmth
+from lazyllm.evaluation.report import Run, warmth
 from lazyllm.evaluation.results import ITEMS
-from lazyllm.evaluation.run import Run, completed_run, tasks_of
+from lazyllm.evaluation.run import completed_run, tasks_of
 from lazyllm.llm import LLM, checked_llm
 from lazyllm.method import Method
 from lazyllm.pictures.figure import new_figure

@@ -19,10 +19,8 @@ import numpy as np
 from lazyllm.calibration.prompts import CalibrationTasks, encoded
 from lazyllm.evaluation.conditions import conditions_of_model
 from lazyllm.evaluation.divergence import TOKENS, DenseAnswer, forced_logits, greedy_answer, kl_divergence
-from lazyllm.evaluation.intervals import Interval, interval
-from lazyllm.evaluation.manifest import differences
-from lazyllm.evaluation.results import drop_incomplete_line
-from lazyllm.evaluation.summary import DENSE_LABEL
+from lazyllm.evaluation.results import differences, drop_incomplete_line
+from lazyllm.evaluation.summary import DENSE_LABEL, Interval, interval
 from lazyllm.llm import LLM, load
 from lazyllm.methods.preset import Preset
 from lazyllm.prompt import Prompt

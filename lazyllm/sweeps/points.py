@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
-from lazyllm.evaluation.intervals import Interval, mean
 from lazyllm.evaluation.report import cell
-from lazyllm.evaluation.summary import DENSE_LABEL, Speed, Summary
+from lazyllm.evaluation.summary import DENSE_LABEL, Interval, Speed, Summary, mean
 from lazyllm.method import Method
 from lazyllm.pictures.quality import COUNTED_AXIS, MEASURED_AXIS, Dot, plot_pareto
 from lazyllm.pruning import Pruning

@@ -12,14 +12,11 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.evaluation.divergence import TOKENS, Divergence
-from lazyllm.evaluation.intervals import mean
-from lazyllm.evaluation.manifest import SCORE, read_manifest
 from lazyllm.evaluation.options import DataOptions, documented
 from lazyllm.evaluation.report import Results, category_of, cell, times_table
-from lazyllm.evaluation.results import read_rows
-from lazyllm.evaluation.run import tasks_of
-from lazyllm.evaluation.runner import Settings, checked_settings, has_names, run_items
-from lazyllm.evaluation.summary import DENSE_LABEL, Row, Summary, common
+from lazyllm.evaluation.results import SCORE, read_manifest, read_rows
+from lazyllm.evaluation.run import Settings, checked_settings, has_names, run_items, tasks_of
+from lazyllm.evaluation.summary import DENSE_LABEL, Row, Summary, common, mean
 from lazyllm.evaluation.tasks import Tasks
 from lazyllm.evaluation.trial import Measure, Trial, scored_answer
 from lazyllm.llm import LLM, load
