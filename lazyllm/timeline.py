@@ -134,7 +134,7 @@ class Timeline:
                 self.prefixes.read(self, ids, n_new, progress)
             if (self.kinds == READ).all():
                 self.pruning = self.setting.for_prompt(self.llm.config, begins + len(ids))
-                if self.pruning is not self.setting:
+                if self.pruning != self.setting:
                     self.core.reschedule(self.pruning.core())
             yield begins
         except BaseException:
