@@ -36,6 +36,8 @@ int lazy_view_copy(const lazy_view *view, lazy_view_part part, int first, int n,
         [LAZY_VIEW_HIDDEN] = { state->x, (size_t)c->hidden * width, view->n_rows, 1 },
     };
     if ((size_t)part >= sizeof parts / sizeof *parts) return lazy_invalid(err, "a view has no part %d", (int)part);
+    if (part == LAZY_VIEW_HIDDEN && state->layer == c->n_layers - 1)
+        return lazy_invalid(err, "the last layer has an output for the query token alone");
     if (first < 0 || n < 0 || first > parts[part].size - n)
         return lazy_invalid(err, "%d entries of a view from %d on; this part has %d", n, first, parts[part].size);
     int code = LAZY_OK;

@@ -12,9 +12,10 @@ static int check_stages(const lazy_stage *stages, int n, int n_layers, const cha
     double last_keep = 1.0;
     for (int i = 0; i < n; i++) {
         const lazy_stage *s = &stages[i];
-        if (s->layer < 0 || s->layer >= n_layers - 1)
+        int highest = n_layers - (s->for_good ? 1 : 2); /* above the last layer nothing can wait */
+        if (s->layer < 0 || s->layer > highest)
             return lazy_invalid(err, "%s: stage after layer %d; a model of %d layers can prune after layers 0 to %d",
-                                which, s->layer, n_layers, n_layers - 2);
+                                which, s->layer, n_layers, highest);
         if (i && s->layer <= stages[i - 1].layer)
             return lazy_invalid(err, "%s: layer %d follows layer %d; layers must increase", which, s->layer,
                                 stages[i - 1].layer);

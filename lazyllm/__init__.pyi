@@ -11,6 +11,8 @@ from lazyllm.llm import load as load
 from lazyllm.machine.info import info as info
 from lazyllm.method import Method as Method
 from lazyllm.methods.compression import PromptCompression as PromptCompression
+from lazyllm.methods.eviction import ExpectedAttention as ExpectedAttention
+from lazyllm.methods.eviction import SnapKV as SnapKV
 from lazyllm.methods.parsing import parse_method as parse_method
 from lazyllm.methods.preset import Preset as Preset
 from lazyllm.methods.rivals import CLAA as CLAA

@@ -307,12 +307,12 @@ class Pruning(Scheduled):
         return {**asdict(values.pop("scoring")), **values, "average": False, "policy": None}
 
     def check(self, config: ModelConfig) -> None:
-        """Raises ValueError if a stage is at the last layer of the model or above it."""
+        """Raises ValueError if a stage is above the model's last layer, or at it and no Drop."""
         if not hasattr(config, "n_layers"):
             raise TypeError(f"config must be that of a model, such as llm.config, not {config!r}")
         for what, stages in (("stages", self.stages), ("decode", self.decode_stages)):
-            for layer, _ in stages:
-                if layer >= config.n_layers - 1:
+            for layer, rule in stages:
+                if layer >= config.n_layers - (not isinstance(rule, Drop)):
                     raise ValueError(
                         f"{what}: layer {layer} is out of reach: the model has {config.n_layers} layers, "
                         f"so a stage's layer must be below {config.n_layers - 1}"

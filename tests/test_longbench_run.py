@@ -91,6 +91,7 @@ def test_settings_that_change_nothing_are_marked(llm: lazyllm.LLM, data: Path, t
         lazyllm.Pruning({1: 1.0}): True,
         lazyllm.StaticPruning(1, 0.5): False,
         lazyllm.StaticPruning(1, 1.0): True,
+        lazyllm.SnapKV(0.5): False,  # prefill is dense's here too
         lazyllm.RandomDrop(0.5): False,
         lazyllm.RandomDrop(0.5, original_positions=True): False,
         lazyllm.RandomDrop(1.0): True,

@@ -423,7 +423,7 @@ def test_the_picture_shows_finished_settings_and_dense(
     assert [(dot.speedup, round(dot.value, 6)) for dot in drawn[0][:2]] == [(1.0, 0.0), (1.5, 0.1)]
     assert [dot.speedup for dot in drawn[0]] == [1.0, 1.5, 1.6, 1.8, 2.0, 2.1, 2.4, 2.5]
     assert [dot.speedup for dot in drawn[1]] == [1.0, 1.5, 1.8, 2.1, 2.5]
-    assert drawn[6] == tmp_path / "search.png"
+    assert drawn[5] == tmp_path / "search.png"
 
 
 def test_the_preset_is_a_setting_with_evidence(finished: Search, llm: LLM, tmp_path: Path) -> None:

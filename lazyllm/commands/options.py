@@ -145,8 +145,8 @@ def add_pruning(parser: argparse.ArgumentParser, action: str = "append") -> None
     add(parser, "--speedup", speedup, "X", action=action, dest="pruning")
     setting = (
         '2x, dense (default), stages such as {"10": 0.7}, random:keep=0.5, static:layer=7,keep=0.5, '
-        "compress:ratio=0.5, fastkv:layer=14,keep=0.2, claa:layer=14,keep=0.2, gemfilter:layer=12,keep=0.1 "
-        "or the file of a preset"
+        "compress:ratio=0.5, fastkv:layer=14,keep=0.2, claa:layer=14,keep=0.2, gemfilter:layer=12,keep=0.1, "
+        "snapkv:keep=0.5, expected:keep=0.5 or the file of a preset"
     )
     add(parser, "--pruning", setting + more, "SETTING", action=action)
 

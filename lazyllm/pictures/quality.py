@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.transforms import Bbox
 
 SCORE_AXIS = "score, mean of the categories (95 % interval)"
+RECALL_AXIS = "recall of the attention of dense's answer (95 % interval)"
 KL_AXIS = "KL divergence from dense, nats per token (95 % interval)"
 MEASURED_AXIS = "speedup of the first token against dense (measured, ratio of sums)"
 COUNTED_AXIS = "counted speedup of prefill"
@@ -52,15 +53,14 @@ def plot_pareto(
     dots: Sequence[Dot],
     front: Sequence[Dot],
     baseline: str,
-    scored: bool,
-    speedup_axis: str,
+    axis_names: tuple[str, str],
     title: str,
     file: Path,
 ) -> Path:
     """Numbers the dots of the front, slowest first, and names them in a legend. Writes `file`.
 
-    `baseline` is the label of the dense setting. Quality is a score if `scored`, or else a divergence, whose
-    axis is logarithmic, includes 0 and points down.
+    `baseline` is the label of the dense setting. The axis of quality, the second one, is logarithmic,
+    includes 0 and points down if it is of a divergence.
     """
     measured = [dot for dot in dots if not isnan(dot.speedup)]
     figure = new_figure(WIDTH, HEIGHT + LINE_HEIGHT * (len(front) + 1))
@@ -74,8 +74,8 @@ def plot_pareto(
     axes.plot([dot.speedup for dot in front], [dot.value for dot in front], color=FRONT, zorder=1)
     for number, dot in enumerate(front, 1):
         axes.plot([], [], " ", label=f"{number}  {dot.label}")
-    axes.set(xlabel=speedup_axis, ylabel=SCORE_AXIS if scored else KL_AXIS, title=title)
-    if measured and not scored:
+    axes.set(xlabel=axis_names[0], ylabel=axis_names[1], title=title)
+    if measured and axis_names[1] == KL_AXIS:
         smallest = min((end for dot in measured for end in (dot.low, dot.value) if end > 0), default=1.0)
         # linear below a power of ten, where the first tick beside 0 is
         axes.set_yscale("symlog", linthresh=10 ** floor(log10(smallest)), linscale=0.5)

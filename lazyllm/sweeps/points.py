@@ -13,7 +13,15 @@ import numpy as np
 from lazyllm.evaluation.report import cell
 from lazyllm.evaluation.summary import DENSE_LABEL, Interval, Speed, Summary, mean
 from lazyllm.method import Method
-from lazyllm.pictures.quality import COUNTED_AXIS, MEASURED_AXIS, Dot, plot_pareto
+from lazyllm.pictures.quality import (
+    COUNTED_AXIS,
+    KL_AXIS,
+    MEASURED_AXIS,
+    RECALL_AXIS,
+    SCORE_AXIS,
+    Dot,
+    plot_pareto,
+)
 from lazyllm.pruning import Pruning
 from lazyllm.support.optional import package
 from lazyllm.support.tables import Table
@@ -22,6 +30,7 @@ if TYPE_CHECKING:
     import pandas
 
 TITLE = "Settings: quality [95 %], speed against dense"
+QUALITY_AXES = {"score": SCORE_AXIS, "kl": KL_AXIS, "recall": RECALL_AXIS}
 SPEEDUP_AXES = {"ttft_speedup": MEASURED_AXIS, "counted_speedup": COUNTED_AXIS}
 UNKNOWN = Interval(nan, nan, nan)
 
@@ -32,8 +41,9 @@ class Point:
 
     `changed_nothing`: number of prompts of which no token was pruned. `score`: mean of the categories, 0 to
     100. `kl`: divergence from dense in nats per token, mean over prompts. `agreement`: share of equal
-    argmaxes. `ttft`: mean seconds to the first token. `ttft_speedup`: of the first token against dense, as a
-    ratio of summed times; `ttft_speedup_median`: median of the ratios; times are of one environment.
+    argmaxes. `recall`: share of the attention of dense's answer that goes to tokens kept, mean over layers.
+    `ttft`: mean seconds to the first token. `ttft_speedup`: of the first token against dense, as a ratio of
+    summed times; `ttft_speedup_median`: median of the ratios; times are of one environment.
     `counted_speedup`: by counted operations. `note`: what `best` says of its choice.
     """
 
@@ -46,6 +56,7 @@ class Point:
     kl: Interval = UNKNOWN
     kl_median: float = nan
     agreement: Interval = UNKNOWN
+    recall: Interval = UNKNOWN
     ttft: float = nan
     ttft_speedup: float = nan
     ttft_speedup_median: float = nan
@@ -64,13 +75,17 @@ class Point:
 
     @property
     def quality(self) -> float:
-        """Quality on the Pareto front, larger is better: the score, or else the negative KL divergence."""
-        return self.score.value if self.scored else -self.kl.value
+        """Quality on the Pareto front, larger is better: the score, the recall, or minus the divergence."""
+        if self.scored:
+            return self.score.value
+        return -self.kl.value if isnan(self.recall.value) else self.recall.value
 
     @property
     def share(self) -> float:
-        """Quality for `best`, from 0 to 1: score / 100, or else the share of equal argmaxes."""
-        return self.score.value / 100 if self.scored else self.agreement.value
+        """Quality for `best`, from 0 to 1: score / 100, the recall, or the share of equal argmaxes."""
+        if self.scored:
+            return self.score.value / 100
+        return self.agreement.value if isnan(self.recall.value) else self.recall.value
 
 
 def points(summary: Summary, methods: Mapping[str, Method]) -> Iterator[Point]:
@@ -88,6 +103,7 @@ def points(summary: Summary, methods: Mapping[str, Method]) -> Iterator[Point]:
             kl=summary.pooled(setting, "kl"),
             kl_median=float(np.median(kl)) if len(kl) else nan,
             agreement=summary.pooled(setting, "agreement", 1.0),
+            recall=summary.pooled(setting, "recall", 1.0),
             ttft=mean([row["timing"]["ttft"] for row in summary.timed(setting)]),
             ttft_speedup=speed.of_sums,
             ttft_speedup_median=speed.median,
@@ -115,14 +131,14 @@ def front(points: Sequence[Point], speedup: str = "ttft_speedup") -> list[Point]
 
 def plot_points(points: Sequence[Point], title: str, file: Path, speedup: str = "ttft_speedup") -> Path:
     """Draws quality against a speedup with the Pareto front; needs matplotlib."""
-    scored = any(point.scored for point in points)
+    measured = (name for name in QUALITY_AXES for point in points if not isnan(getattr(point, name).value))
+    quality = next(measured, "kl")
 
     def dots(points: Iterable[Point]) -> list[Dot]:
-        qualities = [(point, point.score if scored else point.kl) for point in points]
-        return [Dot(point.setting, getattr(point, speedup), *quality) for point, quality in qualities]
+        return [Dot(point.setting, getattr(point, speedup), *getattr(point, quality)) for point in points]
 
-    on_front = dots(front(points, speedup))
-    return plot_pareto(dots(points), on_front, DENSE_LABEL, scored, SPEEDUP_AXES[speedup], title, file)
+    on_front, axes = dots(front(points, speedup)), (SPEEDUP_AXES[speedup], QUALITY_AXES[quality])
+    return plot_pareto(dots(points), on_front, DENSE_LABEL, axes, title, file)
 
 
 # ---- tables ----------------------------------------------------------------------------------------
@@ -134,6 +150,7 @@ COLUMNS: dict[str, Callable[[Point], str]] = {
     "KL": lambda point: cell(point.kl, ".4f"),
     "median KL": lambda point: cell(point.kl_median, ".4f"),
     "equal argmaxes": lambda point: cell(point.agreement, ".4f"),
+    "recall": lambda point: cell(point.recall, ".4f"),
     "TTFT, s": lambda point: cell(point.ttft, ".3g"),
     "TTFT speedup": lambda point: str(Speed(point.ttft_speedup, point.ttft_speedup_median)),
     "counted speedup": lambda point: cell(point.counted_speedup),
