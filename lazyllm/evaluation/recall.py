@@ -14,8 +14,7 @@ from lazyllm.evaluation.trial import Trial, prepared
 from lazyllm.generation import Request
 from lazyllm.llm import LLM
 from lazyllm.method import MANY, Method
-from lazyllm.pruning import RECOMMENDED_SINK, Pruning
-from lazyllm.stages import Drop
+from lazyllm.pruning import RECOMMENDED_SINK, Drop, Pruning
 from lazyllm.support import checked
 
 

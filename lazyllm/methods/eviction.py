@@ -13,9 +13,8 @@ from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.counted_work import bare_flops, score_flops
 from lazyllm.method import MANY
 from lazyllm.policy import Policy, View
-from lazyllm.pruning import DENSE, Pruning, Scheduled
+from lazyllm.pruning import DENSE, LAYER_LIMIT, Drop, Pruning, Scheduled
 from lazyllm.scoring import Scoring
-from lazyllm.stages import LAYER_LIMIT, Drop
 from lazyllm.support import checked
 
 ROWS, NEIGHBOURS = 64, 5  # of SnapKV
