@@ -10,7 +10,7 @@ import pytest
 from comparison import drive
 from reference import ExpectedAttentionRule
 from test_pruning import SMALL, flops_token_by_token
-from tiny import DTYPES, Build, Shape, Tiny, pruning
+from tiny import DTYPES, Build, Shape, Tiny, build, pruning, random_weights
 from tolerances import NEAR_TIE
 
 import lazyllm
@@ -83,6 +83,19 @@ def test_a_share_that_keeps_all_is_dense(llm: LLM) -> None:
         assert out.token_ids == llm.generate(IDS, max_new_tokens=4).token_ids
         assert (out.passes["in_play"].reshape(-1, 6) == np.arange(120, 124)[:, None]).all()
         assert (out.speedup, bool(out.unpruned)) == (1.0, True)
+
+
+@pytest.mark.filterwarnings("error")  # of NumPy
+@pytest.mark.parametrize("name", ["q_proj", "k_proj", "v_proj"])
+def test_a_score_that_is_no_number_is_an_error(tmp_path: Any, name: str) -> None:
+    shape, tensor = Shape(n_layers=2), f"model.layers.1.self_attn.{name}.weight"
+    weight = random_weights(shape)[tensor]
+    weight[0, 0] = np.inf
+    damaged = build(shape, tmp_path, {tensor: weight})
+    session = damaged.load().session(rules_for(ExpectedAttention(0.5), damaged))
+    with pytest.raises(ValueError, match="gave position 4 the score nan"):
+        session.forward(IDS[:30])
+    assert session.length == 0
 
 
 def test_a_saved_session_goes_on(llm: LLM, tmp_path: Any) -> None:
