@@ -52,6 +52,11 @@ class Eviction(Scheduled):
     def flops(self, config: ModelConfig, n_prompt: int) -> int:
         return super(Eviction, self.for_prompt(config, n_prompt)).flops(config, n_prompt)
 
+    def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int:
+        """Also in a session that was restored, which has not asked `for_prompt` again."""
+        fitted = self.for_prompt(config, n_prompt)
+        return super(Eviction, fitted).prefill_flops(config, n_prompt, last_pass)
+
 
 @dataclass(frozen=True)
 class SnapKV(Eviction):
