@@ -110,7 +110,7 @@ def test_a_saved_session_goes_on(llm: LLM, tmp_path: Any) -> None:
         assert restored.forward(IDS[:9]).tobytes() == fork.forward(IDS[:9]).tobytes()
 
 
-@pytest.mark.parametrize("n", [5, 50])
+@pytest.mark.parametrize("n", [5, 50, 100])
 def test_counted_work(n: int) -> None:
     dense = Pruning().flops(SMALL, n)
     scored = Pruning({SMALL.n_layers - 1: Drop(0.5)}, scoring=Scoring(queries=64, layers=SMALL.n_layers))

@@ -181,7 +181,7 @@ def test_recall_by_layer_follows_what_a_setting_keeps(recalled: lazyllm.Sweep) -
     assert np.mean(random) == pytest.approx(0.4, abs=0.1)
     assert recalled.folder is not None
     assert (recalled.folder / "recall.csv").read_text().startswith("setting,0,1,2,3,4,5\n")
-    assert [point.setting for point in recalled.pareto()]
+    assert [point.quality for point in recalled] == [point.recall.value for point in recalled]
     assert recalled.best(1.0).setting != "dense"
     assert lazyllm.Sweep.read(recalled.folder).tables["recall"].rows == recalled.tables["recall"].rows
 
