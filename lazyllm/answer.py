@@ -253,9 +253,10 @@ class Answer:
         """Tokens that were read before count as if this prompt's pass had computed them."""
         n_given = len(self._encoded.ids)
         n_context, n_new = self._begins + n_given, n_given + (self._n_read_before if self._begins else 0)
-        counts = next(item.counts.copy() for item in self._passes if item.length == self._prompt_end)
-        if len(self._prompt_ids) == n_given and (counts[:, 0] == n_context).all():
+        prefill = next(item for item in self._passes if item.length == self._prompt_end)
+        if len(self._prompt_ids) == n_given and not prefill.dropped:
             return 1.0
+        counts = prefill.counts.copy()
         counts[:, 1] = np.minimum(counts[:, 0], counts[:, 1] + self._n_read_before)
         config = self._model.config
         pruned = self._pruning.prefill_flops(config, n_new, counts)
@@ -264,7 +265,7 @@ class Answer:
 
     def _unpruned(self) -> str:
         shortened = len(self._prompt_ids) < self._encoded.n_given
-        dropped = any((item.counts[:, 0] < item.length).any() for item in self._passes)
+        dropped = any(item.dropped for item in self._passes)
         if self._pruning == DENSE or shortened or dropped:
             return ""
         return self._pruning.why_unpruned(self._core.n_prompt, self._core.length)

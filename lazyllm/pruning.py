@@ -312,10 +312,11 @@ class Pruning(Scheduled):
             raise TypeError(f"config must be that of a model, such as llm.config, not {config!r}")
         for what, stages in (("stages", self.stages), ("decode", self.decode_stages)):
             for layer, rule in stages:
-                if layer >= config.n_layers - (not isinstance(rule, Drop)):
+                end = config.n_layers - (not isinstance(rule, Drop))
+                if layer >= end:
                     raise ValueError(
                         f"{what}: layer {layer} is out of reach: the model has {config.n_layers} layers, "
-                        f"so a stage's layer must be below {config.n_layers - 1}"
+                        f"so a stage's layer must be below {end}"
                     )
 
     def planned(self, config: ModelConfig, n_prompt: int) -> list[int]:

@@ -37,15 +37,18 @@ class TracedStage(NamedTuple):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Pass:
-    """One pass of an answer: its counts (layers, 3), and the context's length after it. A traced one has
-    `runs` of layers with the same tokens, with `scores` where a stage follows; a prompt's has `depths`."""
+    """One pass of an answer: its counts (layers, 3), and the context's length after it, of which `n_gone`
+    tokens are gone. A traced one has `runs` of layers with the same tokens, with `scores` where a stage
+    follows, and the tokens `left` in play above the last layer; a prompt's has `depths`."""
 
     pass_: int
     generated: bool
     length: int
+    n_gone: int
     counts: np.ndarray
     policy_seconds: float
     runs: list[dict[str, Any]]
+    left: np.ndarray
     depths: np.ndarray | None
 
     @classmethod
@@ -53,13 +56,30 @@ class Pass:
         """The pass that a session has run last."""
         generated, runs = bool(core.kinds[-1] == 1), core.last_trace if core.trace else []
         depths = core.depths if core.trace and not generated else None
-        return cls(number, generated, core.length, core.last_pass, core.policy_seconds, runs, depths)
+        gone, on_top = core.gone != 0, runs[-1]["in_play"] if runs else np.empty(0, np.int32)
+        return cls(
+            number,
+            generated,
+            core.length,
+            int(gone.sum()),
+            core.last_pass,
+            core.policy_seconds,
+            runs,
+            on_top[~gone[on_top]],
+            depths,
+        )
+
+    @property
+    def dropped(self) -> bool:
+        """True if tokens of the context were out of play in a layer, or are gone."""
+        return bool(self.n_gone or (self.counts[:, 0] < self.length).any())
 
     @property
     def stages(self) -> list[TracedStage]:
+        above = [*(run["in_play"] for run in self.runs[1:]), self.left]
         return [
-            TracedStage(self.pass_, run["last_layer"], run["in_play"], run["scores"], above["in_play"])
-            for run, above in zip(self.runs, self.runs[1:], strict=False)
+            TracedStage(self.pass_, run["last_layer"], run["in_play"], run["scores"], kept)
+            for run, kept in zip(self.runs, above, strict=False)
             if run["scores"] is not None
         ]
 

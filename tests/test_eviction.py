@@ -10,7 +10,7 @@ import pytest
 from comparison import drive
 from reference import ExpectedAttentionRule
 from test_pruning import SMALL, flops_token_by_token
-from tiny import DTYPES, Build, Shape, Tiny, pruning
+from tiny import DTYPES, Build, Shape, Tiny, build, pruning, random_weights
 from tolerances import NEAR_TIE
 
 import lazyllm
@@ -19,9 +19,10 @@ from lazyllm import LLM, Drop, ExpectedAttention, Policy, Pruning, Scoring, Snap
 IDS = [4 + 7 * i % 90 for i in range(120)]
 SHAPES = [
     Shape(seed=1, n_layers=4),
-    Shape(seed=2, n_layers=3, n_kv_heads=1, windows=(0, 70), qkv_bias=True),
+    Shape(seed=2, n_layers=3, n_kv_heads=1, windows=(0, 70), local_theta=50.0, qkv_bias=True),
     Shape(seed=3, n_layers=3, n_kv_heads=4, qk_norm=True, query_scalar=11.0, rotary_dim=6, paired_rope=True),
     Shape(seed=4, n_layers=3, rope_scale=1.2, dtype=DTYPES[-1]),
+    Shape(seed=5, n_layers=3, short_context=110),
 ]
 CONVERSATION = [(100, False), (1, True), (1, True), (20, False), (1, True), (3, False), (1, True)]
 
@@ -61,11 +62,40 @@ def test_the_prefill_is_dense_and_later_passes_attend_to_fewer_tokens(llm: LLM, 
     assert (session.last_pass[:, 0] == {72: 90, 24: 30}[kept] + 2).all()
 
 
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("method", [SnapKV(0.6), ExpectedAttention(0.2), Pruning({5: Drop(0.2)}, decode={})])
+def test_what_follows_the_last_layer_is_reported(llm: LLM, method: Any, tokens: int) -> None:
+    out = llm.generate(IDS, method, max_new_tokens=tokens, trace=True)
+    assert out.unpruned == ""
+    assert out.speedup == method.speedup(llm.config, 120)
+    (stage,) = out.trace.stages
+    session = llm.session(method)
+    session.forward(IDS)
+    assert (stage.layer, stage.in_play.tolist()) == (5, list(range(120)))
+    assert stage.kept.tolist() == np.flatnonzero(session.core.gone == 0).tolist()
+    frame = out.trace.to_frame()
+    assert (len(frame), frame["kept"].sum()) == (120, stage.kept.size)
+
+
 def test_a_share_that_keeps_all_is_dense(llm: LLM) -> None:
     for method in (SnapKV(1.0), ExpectedAttention(1.0)):
         out = llm.generate(IDS, method, max_new_tokens=4)
         assert out.token_ids == llm.generate(IDS, max_new_tokens=4).token_ids
         assert (out.passes["in_play"].reshape(-1, 6) == np.arange(120, 124)[:, None]).all()
+        assert (out.speedup, bool(out.unpruned)) == (1.0, True)
+
+
+@pytest.mark.filterwarnings("error")  # of NumPy
+@pytest.mark.parametrize("name", ["q_proj", "k_proj", "v_proj"])
+def test_a_score_that_is_no_number_is_an_error(tmp_path: Any, name: str) -> None:
+    shape, tensor = Shape(n_layers=2), f"model.layers.1.self_attn.{name}.weight"
+    weight = random_weights(shape)[tensor]
+    weight[0, 0] = np.inf
+    damaged = build(shape, tmp_path, {tensor: weight})
+    session = damaged.load().session(rules_for(ExpectedAttention(0.5), damaged))
+    with pytest.raises(ValueError, match="gave position 4 the score nan"):
+        session.forward(IDS[:30])
+    assert session.length == 0
 
 
 def test_a_saved_session_goes_on(llm: LLM, tmp_path: Any) -> None:
@@ -73,11 +103,14 @@ def test_a_saved_session_goes_on(llm: LLM, tmp_path: Any) -> None:
         session = llm.session(method)
         session.forward(IDS)
         session.save(tmp_path / "session")
-        again = llm.restore(tmp_path / "session")
-        assert again.forward(IDS[:9]).tobytes() == session.fork().forward(IDS[:9]).tobytes()
+        restored = llm.restore(tmp_path / "session")
+        fork = session.fork()
+        again, answer = (each.ask(IDS[:9], max_new_tokens=3) for each in (restored, fork))
+        assert (again.token_ids, again.speedup) == (answer.token_ids, answer.speedup)
+        assert restored.forward(IDS[:9]).tobytes() == fork.forward(IDS[:9]).tobytes()
 
 
-@pytest.mark.parametrize("n", [5, 50])
+@pytest.mark.parametrize("n", [5, 50, 100])
 def test_counted_work(n: int) -> None:
     dense = Pruning().flops(SMALL, n)
     scored = Pruning({SMALL.n_layers - 1: Drop(0.5)}, scoring=Scoring(queries=64, layers=SMALL.n_layers))
@@ -87,9 +120,9 @@ def test_counted_work(n: int) -> None:
 
 
 def test_a_keep_after_the_last_layer_is_refused(llm: LLM) -> None:
-    with pytest.raises(ValueError, match="layer 5 is out of reach"):
+    with pytest.raises(ValueError, match=r"layer 5 is out of reach.* must be below 5"):
         llm.session(Pruning({5: 0.5}))
-    with pytest.raises(ValueError, match="layer 6 is out of reach"):
+    with pytest.raises(ValueError, match=r"layer 6 is out of reach.* must be below 6"):
         llm.session(Pruning({6: Drop(0.5)}))
     with pytest.raises(ValueError, match="can prune after layers 0 to 5"):
         llm.core.session(pruning([(6, 0.5, True)]))

@@ -124,6 +124,12 @@ def test_long_answers_have_a_table_by_position() -> None:
     assert not positions_table(Summary([{**row, "kl_by_token": short}], str)).rows
 
 
+def test_tokens_dropped_after_the_last_layer_count_in_answers_of_one_token(llm: lazyllm.LLM) -> None:
+    rows = sweep(llm, ["snapkv:keep=0.5", "snapkv:keep=1"], tokens=1, limit=1).rows
+    marked = {row["setting"]: row["changed_nothing"] for row in rows}
+    assert marked == {"dense": False, "SnapKV(keep=0.5)": False, "SnapKV(keep=1.0)": True}
+
+
 # ---- recall --------------------------------------------------------------------------------------
 
 
@@ -145,18 +151,17 @@ def test_recall_is_the_attention_of_denses_answer_to_the_tokens_kept(
     encode = prompt_encoder(llm.tokenizer, "none")
     (item,) = generate("niah_single_2", encode, 560, 1, 0)
     ids = encode(RULER["niah_single_2"].template.format(**item), item["answer_prefix"])
-    every_layer = Pruning(dict.fromkeys(range(5), 1.0))
+    every_layer = Pruning({**dict.fromkeys(range(5), 1.0), 5: lazyllm.Drop(1.0)})
     stages = llm.generate(ids, every_layer, max_new_tokens=5, trace=True).trace.stages
     kept = {one.layer: one.kept for one in llm.generate(ids, {1: 0.6, 3: 0.3}, trace=True).trace.stages[:2]}
     (row,) = (
         row for row in recalled.rows if (row["setting"], row["item"]) == ("{1: 0.6, 3: 0.3}", item["_id"])
     )
     counted = range(4, len(ids) - 1)
-    for layer, held in enumerate([counted, counted, kept[1], kept[1], kept[3]]):
+    for layer, held in enumerate([counted, counted, kept[1], kept[1], kept[3], kept[3]]):
         scores = sum(stage.scores[: len(ids)] for stage in stages if stage.layer == layer)
         share = scores[np.intersect1d(held, counted)].sum() / scores[counted].sum()
         assert row["recall_by_layer"][layer] == pytest.approx(share, rel=1e-5)
-    assert 0 < row["recall_by_layer"][5] < 1
     assert row["recall"] == pytest.approx(np.mean(row["recall_by_layer"]), abs=1e-6)
 
 
@@ -176,7 +181,7 @@ def test_recall_by_layer_follows_what_a_setting_keeps(recalled: lazyllm.Sweep) -
     assert np.mean(random) == pytest.approx(0.4, abs=0.1)
     assert recalled.folder is not None
     assert (recalled.folder / "recall.csv").read_text().startswith("setting,0,1,2,3,4,5\n")
-    assert [point.setting for point in recalled.pareto()]
+    assert [point.quality for point in recalled] == [point.recall.value for point in recalled]
     assert recalled.best(1.0).setting != "dense"
     assert lazyllm.Sweep.read(recalled.folder).tables["recall"].rows == recalled.tables["recall"].rows
 

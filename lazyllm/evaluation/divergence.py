@@ -14,6 +14,7 @@ from lazyllm.llm import LLM
 from lazyllm.sampling import log_softmax
 from lazyllm.session import Session
 from lazyllm.support import checked
+from lazyllm.trace import Pass
 
 TOKENS = 16
 
@@ -76,19 +77,22 @@ class Divergence:
         dense = self._dense_answer(llm, tasks, trial)
         ready = prepared(llm, tasks, trial)
         session = llm.session(ready.method)
-        rows, counts, times = [], [], [time.perf_counter()]
+        rows: list[np.ndarray] = []
+        passes: list[Pass] = []
+        times = [time.perf_counter()]
         for row in forced_logits(session, ready.prompt.ids, dense.tokens):
             rows.append(row)
             times.append(time.perf_counter())
-            counts.append(session.last_pass)
+            passes.append(Pass.last_of(session.core, len(passes)))
         logits = np.array(rows)
+        seconds, dropped = (times[1] - times[0], times[-1] - times[0]), any(each.dropped for each in passes)
         by_token = kl_divergence(dense.logits, logits)
         return {
             "kl": float(by_token.mean()),
             "kl_by_token": [round(float(value), 6) for value in by_token],
             "agreement": float((dense.logits.argmax(axis=1) == logits.argmax(axis=1)).mean()),
             "forced_tokens": len(dense.tokens),
-            **ready.row(llm, trial, np.array(counts), session, (times[1] - times[0], times[-1] - times[0])),
+            **ready.row(llm, trial, passes[0].counts, session, seconds, dropped),
         }
 
     def _dense_answer(self, llm: LLM, tasks: Tasks, trial: Trial) -> DenseAnswer:

@@ -44,8 +44,7 @@ class Recall:
         return {
             "recall": float(by_layer.mean()),
             "recall_by_layer": by_layer.round(6).tolist(),
-            **ready.row(llm, trial, session.last_pass[None], session, (seconds, seconds)),
-            "changed_nothing": trial.method != Pruning() and bool(held.all()),
+            **ready.row(llm, trial, session.last_pass, session, (seconds, seconds), not held.all()),
         }
 
     def _attention(self, llm: LLM, tasks: Tasks, trial: Trial) -> np.ndarray:

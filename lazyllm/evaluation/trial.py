@@ -25,7 +25,6 @@ from lazyllm.session import Session
 
 WARM_UP_TOKENS, WARM_UP_NEW = 512, 2
 WARM_UP_TEXT = "The first sentence is short. So is the second."
-IN_PLAY = 0  # the first column of Session.last_pass
 FAILURES = (ValueError, RuntimeError, ArithmeticError, MemoryError)
 """Errors of one item, a prompt that needs too much memory among them; they do not end the run."""
 BREAKS = (CheckpointError, DeviceError)
@@ -56,27 +55,30 @@ class Prepared:
     compressing: float = 0.0
 
     def row(
-        self, llm: LLM, trial: Trial, counts: np.ndarray, use: Session | Generation, seconds: Sequence[float]
+        self,
+        llm: LLM,
+        trial: Trial,
+        counts: np.ndarray,
+        use: Session | Generation,
+        seconds: Sequence[float],
+        dropped: bool,
     ) -> dict[str, Any]:
-        """Fields of the row of any measure. `counts` are those of `Session.last_pass` by pass; `seconds` are
-        those to the first token and to the end."""
+        """Fields of the row of any measure. `counts` are those of `Session.last_pass` after the prompt;
+        `seconds` are those to the first token and to the end; `dropped`: the engine has dropped a token."""
         n_whole, ids = len(self.whole.ids), self.prompt.ids
         kept_all = ids == self.whole.ids and trial.method.kept(n_whole) == n_whole
-        in_play = counts[:, :, IN_PLAY]
         ttft, total = (taken + self.compressing for taken in seconds)
         return {
             "prompt_tokens": n_whole,
             "cut": self.prompt.cut,
             "wrapper": self.prompt.wrapper,
             "pruning": str(use.pruning),  # what the setting has become for this prompt
-            "flops": use.pruning.prefill_flops(llm.config, len(ids), counts[0]),
+            "flops": use.pruning.prefill_flops(llm.config, len(ids), counts),
             # of the whole prompt, of which compression left a share
             "computed": round(use.computed * len(ids) / n_whole, 6),
             "reached_top": round(use.reached_top * len(ids) / n_whole, 6),
             # dense is meant to drop no token
-            "changed_nothing": trial.method != Pruning()
-            and kept_all
-            and bool((in_play == in_play[0, 0] + np.arange(len(in_play))[:, None]).all()),  # a token a pass
+            "changed_nothing": trial.method != Pruning() and kept_all and not dropped,
             "timing": {"ttft": ttft, "seconds": total, "compressing": self.compressing},
         }
 
@@ -168,10 +170,10 @@ def scored_answer(llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
 def answer_row(llm: LLM, trial: Trial, ready: Prepared, answer: Generation) -> dict[str, Any]:
     """Fields of a row that say what an answer took."""
     passes = answer.passes.reshape(-1, llm.config.n_layers)
-    counts = np.stack([passes[name] for name in ("in_play", "computed", "revived")], axis=-1)
+    counts = np.stack([passes[0][name] for name in ("in_play", "computed", "revived")], axis=-1)
     return {
         "length": trial.item["length"],
-        **ready.row(llm, trial, counts, answer, (answer.ttft, answer.seconds)),
+        **ready.row(llm, trial, counts, answer, (answer.ttft, answer.seconds), not answer.unpruned),
         "new_tokens": len(answer.token_ids),
         "finished_by": answer.finish_reason,
         "in_play": by_layer(passes[0]["in_play"]),

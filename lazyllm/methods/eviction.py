@@ -52,6 +52,11 @@ class Eviction(Scheduled):
     def flops(self, config: ModelConfig, n_prompt: int) -> int:
         return super(Eviction, self.for_prompt(config, n_prompt)).flops(config, n_prompt)
 
+    def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int:
+        """Also in a session that was restored, which has not asked `for_prompt` again."""
+        fitted = self.for_prompt(config, n_prompt)
+        return super(Eviction, fitted).prefill_flops(config, n_prompt, last_pass)
+
 
 @dataclass(frozen=True)
 class SnapKV(Eviction):
@@ -104,20 +109,19 @@ class Expectation(Policy):
 
     def observe(self, view: View) -> np.ndarray:
         """The scores of one layer (m,); 0 for tokens that cannot be dropped."""
-        free, scale = ~view.protected, sqrt(self._config.query_scalar)
-        keys, lengths = view.keys()[:, free], np.linalg.norm(view.values()[:, free], axis=-1)
-        expected = self._expected(view) / scale
-        mean = expected.mean(axis=1)
-        centred = expected - mean[:, None]
-        covariance = centred.transpose(0, 2, 1) @ centred / centred.shape[1]  # (H, D, D)
-        by_head = keys.repeat(len(mean) // len(keys), axis=0)
-        products = np.einsum("hd,hmd->hm", mean, by_head)
-        products += np.einsum("hmd,hmd->hm", by_head @ covariance, by_head) / 2
-        weights = np.exp(products - products.max(axis=1, keepdims=True))
-        weights /= weights.sum(axis=1, keepdims=True)
-        shares = weights.reshape(len(keys), -1, lengths.shape[1]).mean(axis=1) * lengths
-        total = shares.sum(axis=1, keepdims=True)
-        np.divide(shares, total, out=shares, where=total > 0)
+        free = ~view.protected
+        keys, (queries, turns) = view.keys()[:, free], self._asking(view)
+        shares, group = np.zeros(keys.shape[:2]), len(queries) // len(keys)
+        with np.errstate(invalid="ignore", over="ignore"):  # NaN is refused as a score
+            for head, own in enumerate(queries):  # one head at a time: there may be many tokens
+                expected = turned(own, turns) / sqrt(self._config.query_scalar)
+                key, covariance = keys[head // group], np.cov(expected.T, bias=True, dtype=np.float32)
+                exponents = key @ expected.mean(axis=0) + ((key @ covariance) * key).sum(axis=1) / 2
+                weights = np.exp(exponents - exponents.max())
+                shares[head // group] += weights / weights.sum()
+            shares *= np.linalg.norm(view.values()[:, free], axis=-1)
+            total = shares.sum(axis=1, keepdims=True)
+            np.divide(shares, total, out=shares, where=total > 0)
         scores = np.zeros(free.size, np.float32)
         scores[free] = shares.mean(axis=0)
         return scores
@@ -125,18 +129,23 @@ class Expectation(Policy):
     def score(self, view: View) -> np.ndarray:
         return np.asarray(np.mean([*view.observed.values(), self.observe(view)], axis=0))
 
-    def _expected(self, view: View) -> np.ndarray:
-        """The queries (H, n, D) of the new tokens behind the sink, turned back from their own positions and
-        on by the mean rotation of the positions to come."""
+    def _asking(self, view: View) -> tuple[np.ndarray, np.ndarray]:
+        """The queries (H, n, D) of the new tokens behind the sink; and the turns (n, D/2) of their pairs, as
+        complex numbers, from each token's position to the mean rotation of the positions to come."""
         config, length = self._config, int(view.positions[-1]) + 1
         queries = view.queries(MANY)
         positions = view.rows[-queries.shape[1] :]
-        queries, positions = queries[:, positions >= SINK], positions[positions >= SINK]
+        first = int(np.searchsorted(positions, SINK))
         row = config.layer_rope[view.layer] + (length > config.short_context)
         frequencies = np.array(config.inv_freq[row])
         ahead = np.exp(1j * np.outer(np.arange(length, length + FUTURE), frequencies)).mean(axis=0)
-        turns = ahead * np.exp(-1j * np.outer(positions, frequencies))  # (n, pairs)
-        # the core turns value i with value i + D/2, in every family: it has sorted the rows of the weights
-        first, second = np.split(queries, 2, axis=-1)
-        turned = (first + 1j * second) * turns
-        return np.concatenate([turned.real, turned.imag], axis=-1).astype(np.float32)
+        turns = ahead * np.exp(-1j * np.outer(positions[first:], frequencies))
+        return queries[:, first:], turns.astype(np.complex64)
+
+
+def turned(rows: np.ndarray, turns: np.ndarray) -> np.ndarray:
+    """Rows (n, D), of which value i is turned with value i + D/2: the pairs of every family, because the core
+    sorts the rows of the weights."""
+    first, second = np.split(rows, 2, axis=-1)
+    pairs = (first + 1j * second) * turns
+    return np.concatenate([pairs.real, pairs.imag], axis=-1)
