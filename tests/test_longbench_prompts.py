@@ -28,7 +28,7 @@ from lazyllm.evaluation.longbench.tasks import (
     prompt_ids,
 )
 from lazyllm.evaluation.options import DataOptions
-from lazyllm.evaluation.tasks import ItemPrompt, Stops
+from lazyllm.evaluation.tasks import ItemPrompt
 
 QUESTION = "Text: {context}\n\nQuestion: {input} \nAnswer:"
 NAMES = [name for name in DATA_SETS if not name.endswith("_e")]
@@ -549,8 +549,14 @@ def test_post_process() -> None:
 
 def test_stops(demo_tokenizer: Tokenizer, backend: Any) -> None:
     llm: Any = SimpleNamespace(tokenizer=demo_tokenizer)
-    ends, newline = demo_tokenizer.eos_token_ids, backend.encode("\n").ids[-1]
-    both = (*ends, newline)
+    ends, newline = frozenset(demo_tokenizer.eos_token_ids), backend.encode("\n").ids[-1]
+    both = ends | {newline}
+    tasks = LongBench.__new__(LongBench)
+    tasks._templates, tasks._options = official(), DataOptions()
     for name in DATA_SETS:
-        stops = LongBench.stops(LongBench.__new__(LongBench), llm, name)
-        assert stops == (Stops(both, both) if name in ("samsum", "samsum_e") else Stops(ends))
+        request = tasks.request(llm, name)
+        line = name in ("samsum", "samsum_e")
+        assert (request.stop_token_ids, request.never_first) == (
+            (both, both) if line else (ends, frozenset())
+        )
+        assert request.max_new_tokens == official().max_new_tokens(name)

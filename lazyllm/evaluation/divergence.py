@@ -94,8 +94,8 @@ class Divergence:
     def _dense_answer(self, llm: LLM, tasks: Tasks, trial: Trial) -> DenseAnswer:
         if self._last is None or self._last[0] is not trial.item:
             prompt = tasks.prompt(llm, trial.key.dataset, trial.item)
-            stops = tasks.stops(llm, trial.key.dataset)
-            ends = {*llm.eos_token_ids, *stops.ids}
-            answer = greedy_answer(llm.session(), prompt.ids, self.tokens, ends, stops.never_first)
+            request = tasks.request(llm, trial.key.dataset)
+            ends = {*llm.eos_token_ids, *request.stop_token_ids}
+            answer = greedy_answer(llm.session(), prompt.ids, self.tokens, ends, request.never_first)
             self._last = trial.item, answer
         return self._last[1]

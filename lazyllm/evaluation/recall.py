@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,6 @@ import numpy as np
 from lazyllm.evaluation.divergence import TOKENS
 from lazyllm.evaluation.tasks import Tasks
 from lazyllm.evaluation.trial import Trial, prepared
-from lazyllm.generation import Request
 from lazyllm.llm import LLM
 from lazyllm.method import MANY, Method
 from lazyllm.pruning import RECOMMENDED_SINK, Drop, Pruning
@@ -53,14 +53,7 @@ class Recall:
         the passes that chose a token. The first tokens and the last one count as 0."""
         last = llm.config.n_layers - 1
         keeps_all = Pruning({**dict.fromkeys(range(last), 1.0), last: Drop(1.0)})  # dense, with scores
-        stops = tasks.stops(llm, trial.key.dataset)
-        request = Request(
-            max_new_tokens=self.tokens,
-            trace=True,
-            progress=False,
-            stop_token_ids=frozenset(stops.ids),
-            never_first=frozenset(stops.never_first),
-        )
+        request = replace(tasks.request(llm, trial.key.dataset), max_new_tokens=self.tokens, trace=True)
         ids = tasks.prompt(llm, trial.key.dataset, trial.item).ids
         passes = llm.session(keeps_all).answer(ids, request).finished().trace.passes
         scores = [[layer["scores"][: len(ids)] for layer in each.runs] for each in passes]

@@ -19,6 +19,7 @@ from lazyllm.evaluation.generated.kinds import Draft, Encode, Item, Kind, Spec, 
 from lazyllm.evaluation.generated.questions import QA, QA_FILES, Questions, read_questions
 from lazyllm.evaluation.options import NiahOptions, RulerOptions
 from lazyllm.evaluation.tasks import ItemPrompt, Shorten, Tasks
+from lazyllm.generation import Request
 from lazyllm.llm import LLM
 from lazyllm.support import checked
 
@@ -207,9 +208,9 @@ class GeneratedTasks(Tasks):
                     f"{llm.config.context}"
                 )
 
-    def max_new_tokens(self, name: str) -> int:
+    def request(self, llm: LLM, name: str) -> Request:
         limit = kind_of(name).max_new_tokens
-        return min(limit, self.cap or limit)
+        return Request(min(limit, self.cap or limit), progress=False)
 
     def prompt(
         self, llm: LLM, name: str, item: Mapping[str, Any], shorten: Shorten | None = None

@@ -6,11 +6,9 @@ beside the items or be named by the user.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from os.path import commonprefix
 from pathlib import Path
@@ -24,11 +22,12 @@ from lazyllm.evaluation.longbench.datasets import ENGLISH, dataset
 from lazyllm.evaluation.longbench.items import File, in_zip, is_text, resolve_data, zip_errors
 from lazyllm.evaluation.longbench.metrics import score_item
 from lazyllm.evaluation.options import MAX_LENGTH, DataOptions
-from lazyllm.evaluation.tasks import ItemPrompt, Shorten, Stops, Tasks
+from lazyllm.evaluation.tasks import ItemPrompt, Shorten, Tasks
+from lazyllm.generation import Request
 from lazyllm.llm import LLM
 from lazyllm.support import checked
 from lazyllm.support.files import user_path
-from lazyllm.support.json_text import parse_object
+from lazyllm.support.json_text import json_digest, parse_object
 
 PROMPT_FILE = "dataset2prompt.json"
 LENGTH_FILE = "dataset2maxlen.json"
@@ -65,8 +64,7 @@ class Templates:
 
     def digest(self, name: str) -> str:
         """SHA-256 of the template and length of a data set."""
-        text = json.dumps([self.template(name), self.max_new_tokens(name)], ensure_ascii=False)
-        return hashlib.sha256(text.encode()).hexdigest()
+        return json_digest([self.template(name), self.max_new_tokens(name)])
 
     def verdict(self, name: str) -> str:
         """The manifest's statement on the template of a data set."""
@@ -204,22 +202,19 @@ class LongBench(Tasks):
     def check(self, llm: LLM) -> None:
         chat_wrapper(llm.tokenizer, self.wrapper)
 
-    def max_new_tokens(self, name: str) -> int:
-        limit = self._templates.max_new_tokens(name)
-        return min(limit, self._options.max_new_tokens or limit)
+    def request(self, llm: LLM, name: str) -> Request:
+        limit, ends = self._templates.max_new_tokens(name), frozenset(llm.tokenizer.eos_token_ids)
+        request = Request(min(limit, self._options.max_new_tokens or limit), progress=False)
+        if not dataset(name).stop_at_newline:
+            return replace(request, stop_token_ids=ends)
+        ends |= {llm.tokenizer.encode("\n", add_special=False)[-1]}
+        return replace(request, stop_token_ids=ends, never_first=ends)
 
     def prompt(
         self, llm: LLM, name: str, item: Mapping[str, Any], shorten: Shorten | None = None
     ) -> ItemPrompt:
         max_length = self._options.max_length
         return make_prompt(llm.tokenizer, item, max_length, self.wrapper, self._templates, shorten)
-
-    def stops(self, llm: LLM, name: str) -> Stops:
-        ends = llm.tokenizer.eos_token_ids
-        if not dataset(name).stop_at_newline:
-            return Stops(ends)
-        ends = (*ends, llm.tokenizer.encode("\n", add_special=False)[-1])
-        return Stops(ends, never_first=ends)
 
     def score(self, name: str, prediction: str, item: Mapping[str, Any]) -> dict[str, float]:
         edit_sim = self._options.edit_sim
