@@ -19,7 +19,7 @@ from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.evaluation.chats import AnyWrapper, chat_wrapper, wrapped_ids
 from lazyllm.evaluation.longbench import items
 from lazyllm.evaluation.longbench.datasets import ENGLISH, dataset
-from lazyllm.evaluation.longbench.items import File, in_zip, is_text, resolve_data, zip_errors
+from lazyllm.evaluation.longbench.items import is_text, resolve_data
 from lazyllm.evaluation.longbench.metrics import score_item
 from lazyllm.evaluation.options import MAX_LENGTH, DataOptions
 from lazyllm.evaluation.tasks import ItemPrompt, Shorten, Tasks
@@ -83,13 +83,8 @@ def find_templates(data: str | Path | None = None, prompts: str | Path | None = 
     """The templates in the file `prompts`, else those with the items in `data`, else the official ones."""
     if prompts is not None:
         return read_templates(user_path(prompts))
-    if not data:
-        return official()
-    if (path := resolve_data(data)).suffix == ".zip":
-        member = in_zip(path, PROMPT_FILE)
-        return read_templates(member) if member else official()
-    files = (path / PROMPT_FILE, path / "config" / PROMPT_FILE)
-    return next((read_templates(file) for file in files if file.is_file()), official())
+    beside = resolve_data(data) / PROMPT_FILE if data else None
+    return read_templates(beside) if beside and beside.is_file() else official()
 
 
 @cache
@@ -98,15 +93,13 @@ def official() -> Templates:
     return read_templates(OFFICIAL / PROMPT_FILE)
 
 
-def read_templates(file: File) -> Templates:
+def read_templates(file: Path) -> Templates:
     """The templates in a file, and the lengths beside it, or else the official ones."""
     if not file.is_file():
         raise FileNotFoundError(f"{file} is missing; expected a file such as {PROMPT_FILE} of {ORIGIN}")
-    beside: File = file.parent / LENGTH_FILE  # type: ignore[operator]
+    beside = file.with_name(LENGTH_FILE)
     lengths = beside if beside.is_file() else OFFICIAL / LENGTH_FILE
-    with zip_errors(file):
-        tables = [parse_object(table.read_bytes(), table) for table in (file, lengths)]
-    templates = Templates(str(file), *tables)
+    templates = Templates(str(file), *(parse_object(table.read_bytes(), table) for table in (file, lengths)))
     for name, template in templates.prompts.items():
         if wrong := BRACES.findall(ALLOWED.sub("", template)) if is_text(template) else [template]:
             expected = "a template with the fields {input} and {context} only"
