@@ -1,4 +1,4 @@
-"""Measures of a setting against dense's answer: divergence of next-token distributions, recall of the attention."""
+"""Measures against dense's answer: divergence of next-token distributions, recall of the attention."""
 
 from __future__ import annotations
 
