@@ -154,7 +154,7 @@ def scored_answer(llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
     prediction = tasks.prediction(llm, answer.text)
     return {
         "prediction": prediction,
-        **tasks.score(name, prediction, trial.item),
+        "score": tasks.score(name, prediction, trial.item),
         **answer_row(llm, trial, ready, answer),
     }
 
@@ -196,7 +196,7 @@ def scored_turns(llm: LLM, tasks: Tasks, trial: Trial, request: Request) -> dict
         turns.append(
             {
                 "prediction": prediction,
-                **tasks.score(name, prediction, question),
+                "score": tasks.score(name, prediction, question),
                 "depth": question["depth"],
                 "ttft": answer.ttft,
                 "seconds": answer.seconds,
