@@ -34,14 +34,13 @@ class CalibrationTasks(GeneratedTasks):
             lengths = sorted({min(length, llm.config.context) for length in LENGTHS})
         options = RulerOptions(tasks=NEEDLES, lengths=lengths, count=count, seed=seed)
         super().__init__(llm, options, MAX_NEW_TOKENS)
-        super().check(llm)
+        self.check(llm)
         if not self.items:
             raise ValueError("lengths must be at least one number of tokens")
         if own:
-            self.items[OWN] = [{"_id": name, "ids": list(ids)} for name, ids in own.items()]
-
-    def check(self, llm: LLM) -> None:
-        """Checks nothing: `encoded` and the constructor have checked that all prompts fit."""
+            self.items[OWN] = [
+                {"_id": name, "ids": list(ids), "length": len(ids)} for name, ids in own.items()
+            ]
 
     def ids_by_kind(self, llm: LLM) -> list[list[list[int]]]:
         """The token ids of the prompts of each data set."""

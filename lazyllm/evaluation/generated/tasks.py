@@ -201,8 +201,8 @@ class GeneratedTasks(Tasks):
         self.conditions = {"tasks": kind, "cap on new tokens": max_new_tokens}
 
     def check(self, llm: LLM) -> None:
-        for name in self.items:
-            if (length := task_and_length(name)[1]) > llm.config.context:
+        for items in self.items.values():
+            if (length := items[0]["length"]) > llm.config.context:
                 raise ValueError(
                     f"length {length}, a prompt and its answer, is more than the model's context of "
                     f"{llm.config.context}"
