@@ -99,8 +99,6 @@ def generate(
         depth = checked.number(depth, "depth")
         if not 0 <= depth <= 100:
             raise ValueError(f"depth must be from 0 to 100 percent, not {depth:g}")
-        if not kind.one_needle:
-            raise ValueError(f"depth is for {', '.join(ONE_NEEDLE)}; {task} takes None")
         depth = int(depth) if depth.is_integer() else depth  # 50.0 and 50 make the same item
     if task in QA and questions is None:
         raise ValueError(f"{task} needs questions on documents: {QA_FILES}")
