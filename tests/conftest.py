@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 from folders import model_folder
@@ -105,6 +105,20 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def png_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures are not written as .pdf too, which takes as long again."""
+    from matplotlib.figure import Figure
+
+    savefig = Figure.savefig
+
+    def without_pdf(figure: Figure, file: Path, **options: Any) -> None:
+        if file.suffix != ".pdf":
+            savefig(figure, file, **options)
+
+    monkeypatch.setattr(Figure, "savefig", without_pdf)
 
 
 @pytest.fixture
