@@ -296,11 +296,12 @@ def test_templates_are_found_in_the_data_folder_only(tmp_path: Path) -> None:
     data = tmp_path / "LongBench"
     rows = write_items(data / "data")
     write_templates(tmp_path)
-    write_templates(data / "config")
+    write_templates(tmp_path / "config")
     for folder in (data / "data", data, data / "data" / "hotpotqa.jsonl"):
         assert find_templates(folder) is official()
-    path = write_templates(data)
-    assert find_templates(data) == Templates(str(path), PROMPTS, LENGTHS)
+    for place in (data / "config", data):
+        path = write_templates(place)
+        assert find_templates(data) == Templates(str(path), PROMPTS, LENGTHS)
     assert read(data, "hotpotqa") == rows
     (data / "data" / "hotpotqa.jsonl").unlink()
     other = data / "backup" / "2023" / "hotpotqa.parquet"

@@ -385,10 +385,25 @@ def test_the_answer_begins_after_the_assistants_header(task: str, demo_tokenizer
 # ---- questions on documents ------------------------------------------------------------------------
 
 
-def questions_folder(folder: Path) -> Path:
-    """Files in the forms of SQuAD 2.0 and HotpotQA."""
+def questions_folder(folder: Path, longbench: bool) -> Path:
+    """Files in the forms of SQuAD 2.0 and HotpotQA, or of LongBench."""
     folder.mkdir()
     texts = [f"Town {number}\nThe mayor of town {number} is called M{number}." for number in range(60)]
+    if longbench:
+        shown = [f"Passage:\n{text}\nQuestion:\nWho?\nAnswer:\n" for text in texts]
+        items = [
+            ("triviaqa", number, shown[number], "M9\n\n".join(shown[30 + number : 32 + number]) + "M9")
+            for number in range(30)
+        ]
+        for first in range(0, 60, 5):
+            passages = (f"Passage {place}:\n{texts[first + place]}" for place in range(5))
+            items.append(("hotpotqa", first, "Who?", "\n".join(passages)))
+        for name, number, asked, context in items:
+            row = {"input": asked, "context": context, "answers": [f"M{number}"], "dataset": name}
+            row |= {"length": 50, "language": "en", "all_classes": None, "_id": str(number)}
+            with (folder / f"{name}.jsonl").open("a") as file:
+                file.write(json.dumps(row) + "\n")
+        return folder
     paragraphs = []
     for text in texts:
         asked = {"question": "Who is it?", "answers": [{"text": text[-4:-1]}], "is_impossible": False}
@@ -405,11 +420,12 @@ def questions_folder(folder: Path) -> Path:
     return folder
 
 
-def test_questions_stand_among_other_documents(tmp_path: Path) -> None:
-    folder = questions_folder(tmp_path / "qa")
+@pytest.mark.parametrize("longbench", [False, True])
+def test_questions_stand_among_other_documents(longbench: bool, tmp_path: Path) -> None:
+    folder = questions_folder(tmp_path / "qa", longbench)
     items = ruler_items(pieces, RulerOptions(lengths=[700], count=3, qa=folder))
     assert {"qa_1@700", "qa_2@700"} < {*items}
-    for name, own in (("qa_1", 1), ("qa_2", 10)):
+    for name, own in (("qa_1", 1), ("qa_2", 5 if longbench else 10)):
         questions = read_questions(folder, name)
         assert questions is not None
         texts = [*questions.documents]

@@ -135,7 +135,8 @@ class RulerOptions(GeneratedOptions):
     tasks: Annotated[Sequence[str] | None, "default: all tasks", "NAME,…"] = None
     qa: Annotated[
         str | Path | None,
-        "folder of squad.json and hotpotqa.json, the files that RULER downloads, for qa_1 and qa_2",
+        "folder of squad.json and hotpotqa.json, the files that RULER downloads, or of LongBench, "
+        "for qa_1 and qa_2",
         "DIR",
     ] = None
 

@@ -80,8 +80,9 @@ def find_templates(data: str | Path | None = None, prompts: str | Path | None = 
     """The templates in the file `prompts`, else those with the items in `data`, else the official ones."""
     if prompts is not None:
         return read_templates(user_path(prompts))
-    beside = resolve_data(data) / PROMPT_FILE if data else None
-    return read_templates(beside) if beside and beside.is_file() else official()
+    folders = [path := resolve_data(data), path / "config"] if data else []
+    files = (folder / PROMPT_FILE for folder in folders)
+    return next((read_templates(file) for file in files if file.is_file()), official())
 
 
 @cache
