@@ -139,8 +139,8 @@ def test_prompt_template_and_answer_fill_the_length(task: str, demo_tokenizer: T
 def test_answers_stand_in_the_context_only(task: str) -> None:
     for item in generate(task, pieces, 1200, count=5, seed=0):
         around = TASKS[task].template.format(**{**item, "context": ""})
-        assert strings_found(item["context"], item["answers"]) == 1
-        assert strings_found(around, item["answers"]) == 0
+        assert strings_found(item["context"], item["answers"]) == {"score": 1}
+        assert strings_found(around, item["answers"]) == {"score": 0}
         assert len({*item["answers"]}) == len(item["answers"])
 
 
@@ -463,8 +463,8 @@ def test_string_match_by_hand() -> None:
         ("onetwo", ["one", "two"], 1.0),
         ("", ["one"], 0.0),
     ):
-        assert strings_found(prediction, answers) == score
-        assert strings_found(prediction, answers, any_answer=True) == (score > 0)
+        assert strings_found(prediction, answers) == {"score": score}
+        assert strings_found(prediction, answers, any_answer=True) == {"score": score > 0}
 
 
 # ---- the grid and its picture --------------------------------------------------------------------

@@ -434,9 +434,14 @@ def test_the_best_is_the_fastest_within_the_drop() -> None:
             best_of(POINTS, wrong)
 
 
-def test_a_point_is_shown_as_its_row() -> None:
-    fast = Frame(POINTS)["fast"]
-    assert repr(fast) == Frame([fast]).table.text()
+def test_the_best_says_when_it_is_dense() -> None:
+    result = object.__new__(lazyllm.Sweep)
+    result.compared = Frame(POINTS)
+    assert result.best(0) == POINTS[0]
+    assert repr(result.best(0)).endswith("\nno setting is faster than dense with a drop of at most 0")
+    fast = result.compared["fast"]
+    assert repr(result.best(0.2)) == repr(fast) == Frame([fast]).table.text()
+    assert "note" not in result.compared.to_frame()
 
 
 def test_intervals_and_median_are_over_prompts(swept: lazyllm.Sweep) -> None:

@@ -13,7 +13,7 @@ from test_ruler import pieces
 
 import lazyllm
 from lazyllm import longbench
-from lazyllm.evaluation.generated.quotes import LINES, lines_right
+from lazyllm.evaluation.generated.quotes import LINES, lines_right, similarity
 from lazyllm.evaluation.generated.ruler import TURNS
 from lazyllm.evaluation.generated.tasks import ALONE, IN_TURN, TASKS, generate
 from lazyllm.evaluation.report import scores_by_turn, turns_table
@@ -59,7 +59,7 @@ def test_a_quoted_part_stands_once_in_the_text_as_deep_as_drawn(task: str) -> No
         (part,) = item["answers"]
         assert item["context"].count(part) == 1
         assert part not in item["input"]
-        assert lines_right(part, [part]) == 1
+        assert lines_right(part, part) == similarity(part, part) == 1
         depths.append(item["context"].index(part) / len(item["context"]))
     assert min(depths) < 0.35 < 0.65 < max(depths)
 
@@ -86,12 +86,14 @@ def test_question_and_needle_share_no_word() -> None:
         assert not words & {*item["input"].lower().rstrip("?").split()}
 
 
-def test_the_score_of_a_quote() -> None:
-    part = ["one\n  two\nthree\nfour"]
+def test_scores_of_a_quote() -> None:
+    part = "one\n  two\nthree\nfour"
     assert lines_right("Here it is:\n```\none\ntwo\nthree\nfour\n```", part) == 1
     assert lines_right("one\nthree", part) == 0.5
     assert lines_right("four\nthree\ntwo\none", part) == 0.25  # in their order
     assert lines_right("one two three four", part) == lines_right("", part) == 0
+    assert 0.8 < similarity("one\n  two\nthree\nfive", part) < 1
+    assert similarity(part + "\nand so on, and so on", part) == 1
 
 
 # ---- runs ----------------------------------------------------------------------------------------
@@ -150,6 +152,7 @@ def test_the_report_has_turns_by_number_and_depth(llm: lazyllm.LLM, tmp_path: Pa
         ["0.00", "50.00", "0.00", "50.00", "0.00"],
     ]
     assert (tmp_path / "turns.csv").exists()
+    assert all("similarity" in row for row in run.rows if row["dataset"].startswith("quote"))
 
 
 def test_the_picture_has_a_panel_for_each_data_set(tmp_path: Path) -> None:

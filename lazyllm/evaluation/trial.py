@@ -152,7 +152,7 @@ def scored_answer(llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
     prediction = tasks.prediction(llm, answer.text)
     return {
         "prediction": prediction,
-        "score": tasks.score(name, prediction, trial.item),
+        **tasks.score(name, prediction, trial.item),
         **answer_row(llm, trial, ready, answer),
     }
 
@@ -194,7 +194,7 @@ def scored_turns(llm: LLM, tasks: Tasks, trial: Trial, request: Request) -> dict
         turns.append(
             {
                 "prediction": prediction,
-                "score": tasks.score(name, prediction, question),
+                **tasks.score(name, prediction, question),
                 "depth": question["depth"],
                 "ttft": answer.ttft,
                 "seconds": answer.seconds,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from math import isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -44,7 +44,7 @@ class Point:
     argmaxes. `recall`: share of the attention of dense's answer that goes to tokens kept, mean over layers.
     `ttft`: mean seconds to the first token. `ttft_speedup`: of the first token against dense, as a ratio of
     summed times; `ttft_speedup_median`: median of the ratios; times are of one environment.
-    `counted_speedup`: by counted operations.
+    `counted_speedup`: by counted operations. `note`: what `best` says of its choice.
     """
 
     setting: str
@@ -63,9 +63,11 @@ class Point:
     counted_speedup: float = nan
     computed: float = nan
     reached_top: float = nan
+    note: str = field(default="", compare=False)
 
     def __repr__(self) -> str:
-        return Frame([self]).table.text()
+        """Its row of a table, and the note."""
+        return "\n".join([Frame([self]).table.text(), *filter(None, [self.note])])
 
     @property
     def scored(self) -> bool:
@@ -202,11 +204,11 @@ class Frame:
             rows.append({**row, "pruning": point.pruning.to_json()})
         frame: pandas.DataFrame = package("pandas", "to_frame", "plots").DataFrame(rows)
         frame = frame.dropna(axis="columns", how="all")
-        options = set[str]().union(*(options_of(point.pruning) for point in self))
+        may_be_left_out = {"note"}.union(*(options_of(point.pruning) for point in self))
         for name in [*frame]:
             if frame[name].dtype == object:
                 frame[name] = frame[name].map(str, na_action="ignore")
-            if name in options and frame[name].nunique() < 2:
+            if name in may_be_left_out and frame[name].nunique() < 2:
                 del frame[name]
         return frame
 

@@ -83,7 +83,7 @@ class Sweep(Frame, Results):
 
         Quality is a number from 0 to 1: score / 100 (a drop of 0.01 is one point), or in a sweep without
         scores the share of equal argmaxes or the recall, which are 1 for dense. If no setting is faster, it
-        is dense itself.
+        is dense itself, and its note says so.
         """
         drop = checked.number(max_drop, "max_drop")
         if drop < 0:
@@ -92,7 +92,10 @@ class Sweep(Frame, Results):
         fit = [point for point in self.compared if point.share >= min_share and not isnan(point.ttft_speedup)]
         if not fit:
             raise ValueError("the sweep has no result of dense yet, with which settings are compared")
-        return max(fit, key=lambda point: point.ttft_speedup)
+        best = max(fit, key=lambda point: point.ttft_speedup)
+        if best.setting != DENSE_LABEL:
+            return best
+        return replace(best, note=f"no setting is faster than dense with a drop of at most {drop:g}")
 
     def plot(self, file: str | Path | None = None) -> Path:
         """Draws quality against speedup with the Pareto front; needs matplotlib.

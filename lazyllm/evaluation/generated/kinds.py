@@ -54,18 +54,18 @@ class Draft:
     turns: Sequence[Item] = ()
 
 
-def strings_found(prediction: str, answers: Sequence[str], any_answer: bool = False) -> float:
+def strings_found(prediction: str, answers: Sequence[str], any_answer: bool = False) -> dict[str, float]:
     """The share of `answers` that occur in `prediction`, ignoring case; RULER's score.
 
     With `any_answer` one of them is enough for 1.
     """
     n_found = sum(answer.lower() in prediction.lower() for answer in answers)
-    return float(n_found > 0) if any_answer else n_found / len(answers)
+    return {"score": float(n_found > 0) if any_answer else n_found / len(answers)}
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of task. `score` is from 0 to 1, of a prediction by the answers.
+    """A kind of task. `score` gives fields of a result row for a prediction and the answers.
 
     `one_needle`: its depth can be chosen. `alone`: each of the turns is a prompt of its own. `whole_parts`:
     parts of the text are not cut, so that an item may be shorter than its length.
@@ -75,7 +75,7 @@ class Kind:
     category: str
     max_new_tokens: int
     draft: Callable[[Spec], Draft]
-    score: Callable[[str, Sequence[str]], float] = strings_found
+    score: Callable[[str, Sequence[str]], dict[str, float]] = strings_found
     one_needle: bool = False
     alone: bool = False
     whole_parts: bool = False

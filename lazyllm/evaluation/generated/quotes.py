@@ -81,9 +81,18 @@ def function(name: str, draws: Draws) -> str:
     return f"def {name}({first}, {second}):\n{body}"
 
 
-def lines_right(prediction: str, answers: Sequence[str]) -> float:
-    """The share of the only answer's lines that the prediction has, whole and in their order."""
-    texts = *answers, prediction
-    expected, found = ([line.strip() for line in text.strip().splitlines()] for text in texts)
+def quote_score(prediction: str, answers: Sequence[str]) -> dict[str, float]:
+    return {"score": lines_right(prediction, answers[0]), "similarity": similarity(prediction, answers[0])}
+
+
+def lines_right(prediction: str, answer: str) -> float:
+    """The share of the answer's lines that the prediction has, whole and in their order."""
+    expected, found = ([line.strip() for line in text.strip().splitlines()] for text in (answer, prediction))
     matches = SequenceMatcher(None, expected, found, autojunk=False).get_matching_blocks()
     return sum(match.size for match in matches) / len(expected)
+
+
+def similarity(prediction: str, answer: str) -> float:
+    """Edit similarity from 0 to 1, of as many lines of the prediction as the answer has."""
+    lines = "\n".join(prediction.strip().splitlines()[: len(answer.splitlines())])
+    return SequenceMatcher(None, answer, lines, autojunk=False).ratio()

@@ -56,9 +56,9 @@ FURTHER = (
     Kind(IN_TURN, "Turns", 32, in_turn),
     Kind(ALONE, "Turns", 32, in_turn, alone=True),
     Kind("unlike", "No shared words", 32, ruler.linked_person),
-    Kind("quote_lines", "Quotes", 160, quotes.quoted_lines, quotes.lines_right, whole_parts=True),
-    Kind("quote_paragraph", "Quotes", 160, quotes.quoted_paragraph, quotes.lines_right, whole_parts=True),
-    Kind("quote_function", "Quotes", 160, quotes.quoted_function, quotes.lines_right, whole_parts=True),
+    Kind("quote_lines", "Quotes", 160, quotes.quoted_lines, quotes.quote_score, whole_parts=True),
+    Kind("quote_paragraph", "Quotes", 160, quotes.quoted_paragraph, quotes.quote_score, whole_parts=True),
+    Kind("quote_function", "Quotes", 160, quotes.quoted_function, quotes.quote_score, whole_parts=True),
 )
 TASKS: Mapping[str, Kind] = MappingProxyType({kind.name: kind for kind in (*OF_RULER, *FURTHER)})
 
@@ -226,5 +226,5 @@ class GeneratedTasks(Tasks):
         context = shorten(item["context"]) if shorten else item["context"]
         return kind_of(name).template.format(**{**item, "context": context})
 
-    def score(self, name: str, prediction: str, item: Mapping[str, Any]) -> float:
+    def score(self, name: str, prediction: str, item: Mapping[str, Any]) -> dict[str, float]:
         return kind_of(name).score(prediction, item["answers"])

@@ -51,9 +51,11 @@ class Templates:
     lengths: Mapping[str, int]
 
     def prompt(self, item: Mapping[str, Any]) -> str:
+        """The prompt of one item."""
         return self.template(item["dataset"]).format(input=item["input"], context=item["context"])
 
     def template(self, name: str) -> str:
+        """The template of a data set."""
         return entry(self.prompts, name, f"{self.source} has no template")
 
     def max_new_tokens(self, name: str) -> int:
@@ -61,6 +63,7 @@ class Templates:
         return entry(self.lengths, name, f"{LENGTH_FILE} beside {self.source} has no length")
 
     def digest(self, name: str) -> str:
+        """SHA-256 of the template and length of a data set."""
         return json_digest([self.template(name), self.max_new_tokens(name)])
 
     def verdict(self, name: str) -> str:
@@ -207,5 +210,6 @@ class LongBench(Tasks):
         max_length = self._options.max_length
         return make_prompt(llm.tokenizer, item, max_length, self.wrapper, self._templates, shorten)
 
-    def score(self, name: str, prediction: str, item: Mapping[str, Any]) -> float:
-        return score_item(name, prediction, item["answers"], item["all_classes"], self._options.edit_sim)
+    def score(self, name: str, prediction: str, item: Mapping[str, Any]) -> dict[str, float]:
+        edit_sim = self._options.edit_sim
+        return {"score": score_item(name, prediction, item["answers"], item["all_classes"], edit_sim)}
