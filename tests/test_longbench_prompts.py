@@ -28,7 +28,7 @@ from lazyllm.evaluation.longbench.tasks import (
     prompt_ids,
 )
 from lazyllm.evaluation.options import DataOptions
-from lazyllm.evaluation.tasks import ItemPrompt, Stops
+from lazyllm.evaluation.tasks import ItemPrompt
 
 QUESTION = "Text: {context}\n\nQuestion: {input} \nAnswer:"
 NAMES = [name for name in DATA_SETS if not name.endswith("_e")]
@@ -310,22 +310,9 @@ def test_templates_are_found_in_the_data_folder_only(tmp_path: Path) -> None:
     assert tuple(available(data)) == ()
 
 
-def test_templates_of_a_zip(tmp_path: Path) -> None:
-    path = write_zip(
-        tmp_path / "data.zip",
-        {
-            "LongBench/data/hotpotqa.jsonl": jsonl([item()]),
-            "LongBench/config/dataset2prompt.json": json.dumps({"hotpotqa": "{input}"}),
-            "LongBench/config/dataset2maxlen.json": json.dumps({"hotpotqa": 5}),
-        },
-    )
+def test_a_zip_has_the_official_templates(tmp_path: Path) -> None:
     write_templates(tmp_path)
-    found = find_templates(path)
-    assert found.source == f"{path}/LongBench/config/dataset2prompt.json"
-    assert (found.prompt(item()), found.max_new_tokens("hotpotqa")) == ("Who rang the bells?", 5)
-    assert find_templates(write_zip(path, {})) is official()  # not what lies beside the zip
-    write_zip(path, {"config/dataset2prompt.json": "{}"})
-    assert (find_templates(path).prompts, find_templates(path).lengths) == ({}, official().lengths)
+    assert find_templates(write_zip(tmp_path / "data.zip", {})) is official()  # not what lies beside the zip
 
 
 def test_given_templates(tmp_path: Path) -> None:
@@ -549,8 +536,14 @@ def test_post_process() -> None:
 
 def test_stops(demo_tokenizer: Tokenizer, backend: Any) -> None:
     llm: Any = SimpleNamespace(tokenizer=demo_tokenizer)
-    ends, newline = demo_tokenizer.eos_token_ids, backend.encode("\n").ids[-1]
-    both = (*ends, newline)
+    ends, newline = frozenset(demo_tokenizer.eos_token_ids), backend.encode("\n").ids[-1]
+    both = ends | {newline}
+    tasks = LongBench.__new__(LongBench)
+    tasks._templates, tasks._options = official(), DataOptions()
     for name in DATA_SETS:
-        stops = LongBench.stops(LongBench.__new__(LongBench), llm, name)
-        assert stops == (Stops(both, both) if name in ("samsum", "samsum_e") else Stops(ends))
+        request = tasks.request(llm, name)
+        line = name in ("samsum", "samsum_e")
+        assert (request.stop_token_ids, request.never_first) == (
+            (both, both) if line else (ends, frozenset())
+        )
+        assert request.max_new_tokens == official().max_new_tokens(name)

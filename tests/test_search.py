@@ -21,7 +21,7 @@ from folders import SHAPE, model_folder
 import lazyllm
 from lazyllm import Pruning
 from lazyllm.commands import main as cli
-from lazyllm.evaluation.divergence import DenseAnswer, forced_logits, greedy_answer, kl_divergence
+from lazyllm.evaluation.measures import DenseAnswer, forced_logits, greedy_answer, kl_divergence
 from lazyllm.llm import LLM
 from lazyllm.methods.preset import Preset
 from lazyllm.scoring import Scoring

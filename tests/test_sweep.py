@@ -17,9 +17,9 @@ from folders import markdown
 
 import lazyllm
 from lazyllm.commands import main as cli
-from lazyllm.evaluation.divergence import forced_logits, greedy_answer, kl_divergence
 from lazyllm.evaluation.generated.tasks import TASKS as RULER
 from lazyllm.evaluation.generated.tasks import generate, prompt_encoder
+from lazyllm.evaluation.measures import forced_logits, greedy_answer, kl_divergence
 from lazyllm.evaluation.results import ITEMS, MANIFEST, RunFolder, new_manifest
 from lazyllm.evaluation.summary import Interval, Summary
 from lazyllm.pictures.figure import new_figure

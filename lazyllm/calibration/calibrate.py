@@ -11,7 +11,7 @@ import numpy as np
 
 from lazyllm.calibration.prompts import CalibrationTasks, encoded
 from lazyllm.checkpoints.config import ModelConfig
-from lazyllm.evaluation.divergence import TOKENS
+from lazyllm.evaluation.measures import TOKENS
 from lazyllm.evaluation.options import RunOptions
 from lazyllm.evaluation.results import Key
 from lazyllm.evaluation.run import checked_settings, run_items

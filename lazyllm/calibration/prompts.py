@@ -9,6 +9,7 @@ from lazyllm.evaluation.chats import chat_wrapper, wrapped_ids
 from lazyllm.evaluation.generated.tasks import GeneratedTasks
 from lazyllm.evaluation.options import RulerOptions
 from lazyllm.evaluation.tasks import ItemPrompt, Shorten
+from lazyllm.generation import Request
 from lazyllm.llm import LLM
 from lazyllm.prompt import Prompt as UserPrompt
 
@@ -33,21 +34,20 @@ class CalibrationTasks(GeneratedTasks):
             lengths = sorted({min(length, llm.config.context) for length in LENGTHS})
         options = RulerOptions(tasks=NEEDLES, lengths=lengths, count=count, seed=seed)
         super().__init__(llm, options, MAX_NEW_TOKENS)
-        super().check(llm)
+        self.check(llm)
         if not self.items:
             raise ValueError("lengths must be at least one number of tokens")
         if own:
-            self.items[OWN] = [{"_id": name, "ids": list(ids)} for name, ids in own.items()]
-
-    def check(self, llm: LLM) -> None:
-        """Checks nothing: `encoded` and the constructor have checked that all prompts fit."""
+            self.items[OWN] = [
+                {"_id": name, "ids": list(ids), "length": len(ids)} for name, ids in own.items()
+            ]
 
     def ids_by_kind(self, llm: LLM) -> list[list[list[int]]]:
         """The token ids of the prompts of each data set."""
         return [[self.prompt(llm, name, item).ids for item in items] for name, items in self.items.items()]
 
-    def max_new_tokens(self, name: str) -> int:
-        return MAX_NEW_TOKENS if name == OWN else super().max_new_tokens(name)
+    def request(self, llm: LLM, name: str) -> Request:
+        return Request(MAX_NEW_TOKENS, progress=False) if name == OWN else super().request(llm, name)
 
     def prompt(
         self, llm: LLM, name: str, item: Mapping[str, Any], shorten: Shorten | None = None

@@ -121,30 +121,23 @@ def environments_table(summary: Summary, environments: Environments) -> Table:
 
 
 def lengths_table(summary: Summary) -> Table:
-    """LongBench-E's table: scores of each of its data sets by the length of the items."""
-    rows = []
-    for name in summary.datasets:
-        if not (name in DATA_SETS and name.endswith("_e")):
-            continue
-        of_settings = [summary.of(label, [name]).values() for label in summary.settings]
-        for part, low, high in LENGTH_BINS:
-            scores = [[row["score"] for row in items if low <= row["length"] < high] for items in of_settings]
-            if any(scores):
-                rows.append([f"{name}, {part}", *(cell(100 * mean(values)) for values in scores)])
-    return Table("LongBench-E by length, in words", ["data set", *summary.settings], rows)
-
-
-def generated_lengths_table(summary: Summary) -> Table:
-    """RULER's table: the mean of the generated tasks at each length."""
-    by_length: dict[int, list[str]] = {}
+    """LongBench-E's table, each data set by the words of its items, or RULER's, the mean of its tasks."""
+    groups: dict[str, list[tuple[str, float, float]]] = {}
     for name in summary.datasets:
         if AT in name:
-            by_length.setdefault(task_and_length(name)[1], []).append(name)
-    rows = []
-    for length, names in by_length.items():
-        means = (mean([summary.score(label, name) for name in names]) for label in summary.settings)
-        rows.append([f"{length} tokens, {len(names)} tasks", *map(cell, means)])
-    return Table("Generated tasks, mean by length", ["length", *summary.settings], rows)
+            groups.setdefault(f"{task_and_length(name)[1]} tokens", []).append((name, 0, inf))
+        elif name.endswith("_e"):
+            groups |= {f"{name}, {words} words": [(name, low, high)] for words, low, high in LENGTH_BINS}
+
+    def score(setting: str, parts: Sequence[tuple[str, float, float]]) -> str:
+        samples = (
+            [row["score"] for row in summary.of(setting, [name]).values() if low <= row["length"] < high]
+            for name, low, high in parts
+        )
+        return cell(100 * mean([mean(sample) for sample in samples]))
+
+    rows = [[head, *(score(label, parts) for label in summary.settings)] for head, parts in groups.items()]
+    return Table("Scores by length", ["length", *summary.settings], [row for row in rows if any(row[1:])])
 
 
 def turns_of(summary: Summary) -> dict[tuple[str, str], dict[str, np.ndarray]]:
@@ -216,7 +209,6 @@ class Results:
             "speed": speed_table(self.summary, self.manifest["environments"]),
             "times": times_table(self.summary),
             "lengths": lengths_table(self.summary),
-            "generated_lengths": generated_lengths_table(self.summary),
             "turns": turns_table(self.summary),
         }
 

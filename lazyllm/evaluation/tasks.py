@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from lazyllm.evaluation.chats import AnyWrapper, Wrapper, chat_wrapper, post_process
+from lazyllm.generation import Request
 from lazyllm.llm import LLM
 
 Shorten = Callable[[str], str]
@@ -22,15 +23,6 @@ class ItemPrompt:
     wrapper: Wrapper
 
 
-@dataclass(frozen=True)
-class Stops:
-    """Any of `ids` ends the answer, beside the model's end tokens; none of `never_first` is drawn as its
-    first token."""
-
-    ids: tuple[int, ...] = ()
-    never_first: tuple[int, ...] = ()
-
-
 class Tasks(Protocol):
     """A benchmark. `items` is by data set, in running order. For the manifest: `conditions`, which all rows
     of a run share, and `selection`, which says how the items were chosen."""
@@ -43,8 +35,8 @@ class Tasks(Protocol):
     def check(self, llm: LLM) -> None:
         """Raises an error that would otherwise fail every item."""
 
-    def max_new_tokens(self, name: str) -> int:
-        """The limit of an answer to an item of the data set of that name."""
+    def request(self, llm: LLM, name: str) -> Request:
+        """Of an answer to an item of the data set of that name: its limit, and what else ends it."""
 
     def prompt(
         self, llm: LLM, name: str, item: Mapping[str, Any], shorten: Shorten | None = None
@@ -54,9 +46,6 @@ class Tasks(Protocol):
     def turns(self, name: str, item: Mapping[str, Any]) -> list[str]:
         """The user's turns of an item that has several questions; whole prompts where each is asked alone."""
         return []
-
-    def stops(self, llm: LLM, name: str) -> Stops:
-        return Stops()
 
     def prediction(self, llm: LLM, text: str) -> str:
         """The part of an answer that is scored."""

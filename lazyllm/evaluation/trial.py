@@ -146,19 +146,11 @@ def prepared(llm: LLM, tasks: Tasks, trial: Trial) -> Prepared:
 def scored_answer(llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
     """The default measure: generates an answer and scores it; of an item with turns, one for each."""
     name = trial.key.dataset
-    stops = tasks.stops(llm, name)
-    request = Request(
-        max_new_tokens=tasks.max_new_tokens(name),
-        progress=False,
-        stop_token_ids=frozenset(stops.ids),
-        never_first=frozenset(stops.never_first),
-    )
+    request = tasks.request(llm, name)
     if "turns" in trial.item:
         return scored_turns(llm, tasks, trial, request)
     ready = prepared(llm, tasks, trial)
     answer = llm.session(ready.method).answer(ready.prompt.ids, request).finished()
-    if answer.seconds <= 0:
-        raise RuntimeError("no token was generated")
     prediction = tasks.prediction(llm, answer.text)
     return {
         "prediction": prediction,

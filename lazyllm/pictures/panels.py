@@ -56,8 +56,6 @@ def panel_title(name: str, width: float) -> list[str]:
 def plot_needle_map(panels: Mapping[str, Cells], file: Path) -> Path:
     """The share of needles found by depth and length, and its mean, by setting; places without a score stay
     grey. Writes `file`, a .png, .svg or .pdf."""
-    if not panels:
-        raise ValueError("a needle map needs at least one score")
     lengths = sorted({length for cells in panels.values() for _, length in cells})
     depths = sorted({depth for cells in panels.values() for depth, _ in cells})
 

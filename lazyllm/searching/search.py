@@ -18,7 +18,7 @@ import numpy as np
 
 from lazyllm.calibration.prompts import CalibrationTasks, encoded
 from lazyllm.evaluation.conditions import conditions_of_model
-from lazyllm.evaluation.divergence import TOKENS, DenseAnswer, forced_logits, greedy_answer, kl_divergence
+from lazyllm.evaluation.measures import TOKENS, DenseAnswer, forced_logits, greedy_answer, kl_divergence
 from lazyllm.evaluation.results import differences, drop_incomplete_line
 from lazyllm.evaluation.summary import DENSE_LABEL, Interval, interval
 from lazyllm.llm import LLM, load

@@ -13,9 +13,8 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from lazyllm.checkpoints.config import ModelConfig
-from lazyllm.evaluation.divergence import TOKENS, Divergence
+from lazyllm.evaluation.measures import TOKENS, Divergence, Recall, check_positions
 from lazyllm.evaluation.options import DataOptions, documented
-from lazyllm.evaluation.recall import Recall, check_positions
 from lazyllm.evaluation.report import Results, category_of, cell, times_table
 from lazyllm.evaluation.results import SCORE, read_manifest, read_rows
 from lazyllm.evaluation.run import Settings, checked_settings, has_names, run_items, tasks_of

@@ -19,6 +19,7 @@ from lazyllm.evaluation.generated.kinds import Draft, Encode, Item, Kind, Spec, 
 from lazyllm.evaluation.generated.questions import QA, QA_FILES, Questions, read_questions
 from lazyllm.evaluation.options import NiahOptions, RulerOptions
 from lazyllm.evaluation.tasks import ItemPrompt, Shorten, Tasks
+from lazyllm.generation import Request
 from lazyllm.llm import LLM
 from lazyllm.support import checked
 
@@ -98,8 +99,6 @@ def generate(
         depth = checked.number(depth, "depth")
         if not 0 <= depth <= 100:
             raise ValueError(f"depth must be from 0 to 100 percent, not {depth:g}")
-        if not kind.one_needle:
-            raise ValueError(f"depth is for {', '.join(ONE_NEEDLE)}; {task} takes None")
         depth = int(depth) if depth.is_integer() else depth  # 50.0 and 50 make the same item
     if task in QA and questions is None:
         raise ValueError(f"{task} needs questions on documents: {QA_FILES}")
@@ -200,16 +199,16 @@ class GeneratedTasks(Tasks):
         self.conditions = {"tasks": kind, "cap on new tokens": max_new_tokens}
 
     def check(self, llm: LLM) -> None:
-        for name in self.items:
-            if (length := task_and_length(name)[1]) > llm.config.context:
+        for items in self.items.values():
+            if (length := items[0]["length"]) > llm.config.context:
                 raise ValueError(
                     f"length {length}, a prompt and its answer, is more than the model's context of "
                     f"{llm.config.context}"
                 )
 
-    def max_new_tokens(self, name: str) -> int:
+    def request(self, llm: LLM, name: str) -> Request:
         limit = kind_of(name).max_new_tokens
-        return min(limit, self.cap or limit)
+        return Request(min(limit, self.cap or limit), progress=False)
 
     def prompt(
         self, llm: LLM, name: str, item: Mapping[str, Any], shorten: Shorten | None = None

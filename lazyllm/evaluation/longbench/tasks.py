@@ -6,11 +6,9 @@ beside the items or be named by the user.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from os.path import commonprefix
 from pathlib import Path
@@ -21,14 +19,15 @@ from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.evaluation.chats import AnyWrapper, chat_wrapper, wrapped_ids
 from lazyllm.evaluation.longbench import items
 from lazyllm.evaluation.longbench.datasets import ENGLISH, dataset
-from lazyllm.evaluation.longbench.items import File, in_zip, is_text, resolve_data, zip_errors
+from lazyllm.evaluation.longbench.items import is_text, resolve_data
 from lazyllm.evaluation.longbench.metrics import score_item
 from lazyllm.evaluation.options import MAX_LENGTH, DataOptions
-from lazyllm.evaluation.tasks import ItemPrompt, Shorten, Stops, Tasks
+from lazyllm.evaluation.tasks import ItemPrompt, Shorten, Tasks
+from lazyllm.generation import Request
 from lazyllm.llm import LLM
 from lazyllm.support import checked
 from lazyllm.support.files import user_path
-from lazyllm.support.json_text import parse_object
+from lazyllm.support.json_text import json_digest, parse_object
 
 PROMPT_FILE = "dataset2prompt.json"
 LENGTH_FILE = "dataset2maxlen.json"
@@ -65,8 +64,7 @@ class Templates:
 
     def digest(self, name: str) -> str:
         """SHA-256 of the template and length of a data set."""
-        text = json.dumps([self.template(name), self.max_new_tokens(name)], ensure_ascii=False)
-        return hashlib.sha256(text.encode()).hexdigest()
+        return json_digest([self.template(name), self.max_new_tokens(name)])
 
     def verdict(self, name: str) -> str:
         """The manifest's statement on the template of a data set."""
@@ -85,12 +83,8 @@ def find_templates(data: str | Path | None = None, prompts: str | Path | None = 
     """The templates in the file `prompts`, else those with the items in `data`, else the official ones."""
     if prompts is not None:
         return read_templates(user_path(prompts))
-    if not data:
-        return official()
-    if (path := resolve_data(data)).suffix == ".zip":
-        member = in_zip(path, PROMPT_FILE)
-        return read_templates(member) if member else official()
-    files = (path / PROMPT_FILE, path / "config" / PROMPT_FILE)
+    folders = [path := resolve_data(data), path / "config"] if data else []
+    files = (folder / PROMPT_FILE for folder in folders)
     return next((read_templates(file) for file in files if file.is_file()), official())
 
 
@@ -100,15 +94,13 @@ def official() -> Templates:
     return read_templates(OFFICIAL / PROMPT_FILE)
 
 
-def read_templates(file: File) -> Templates:
+def read_templates(file: Path) -> Templates:
     """The templates in a file, and the lengths beside it, or else the official ones."""
     if not file.is_file():
         raise FileNotFoundError(f"{file} is missing; expected a file such as {PROMPT_FILE} of {ORIGIN}")
-    beside: File = file.parent / LENGTH_FILE  # type: ignore[operator]
+    beside = file.with_name(LENGTH_FILE)
     lengths = beside if beside.is_file() else OFFICIAL / LENGTH_FILE
-    with zip_errors(file):
-        tables = [parse_object(table.read_bytes(), table) for table in (file, lengths)]
-    templates = Templates(str(file), *tables)
+    templates = Templates(str(file), *(parse_object(table.read_bytes(), table) for table in (file, lengths)))
     for name, template in templates.prompts.items():
         if wrong := BRACES.findall(ALLOWED.sub("", template)) if is_text(template) else [template]:
             expected = "a template with the fields {input} and {context} only"
@@ -204,22 +196,19 @@ class LongBench(Tasks):
     def check(self, llm: LLM) -> None:
         chat_wrapper(llm.tokenizer, self.wrapper)
 
-    def max_new_tokens(self, name: str) -> int:
-        limit = self._templates.max_new_tokens(name)
-        return min(limit, self._options.max_new_tokens or limit)
+    def request(self, llm: LLM, name: str) -> Request:
+        limit, ends = self._templates.max_new_tokens(name), frozenset(llm.tokenizer.eos_token_ids)
+        request = Request(min(limit, self._options.max_new_tokens or limit), progress=False)
+        if not dataset(name).stop_at_newline:
+            return replace(request, stop_token_ids=ends)
+        ends |= {llm.tokenizer.encode("\n", add_special=False)[-1]}
+        return replace(request, stop_token_ids=ends, never_first=ends)
 
     def prompt(
         self, llm: LLM, name: str, item: Mapping[str, Any], shorten: Shorten | None = None
     ) -> ItemPrompt:
         max_length = self._options.max_length
         return make_prompt(llm.tokenizer, item, max_length, self.wrapper, self._templates, shorten)
-
-    def stops(self, llm: LLM, name: str) -> Stops:
-        ends = llm.tokenizer.eos_token_ids
-        if not dataset(name).stop_at_newline:
-            return Stops(ends)
-        ends = (*ends, llm.tokenizer.encode("\n", add_special=False)[-1])
-        return Stops(ends, never_first=ends)
 
     def score(self, name: str, prediction: str, item: Mapping[str, Any]) -> dict[str, float]:
         edit_sim = self._options.edit_sim
