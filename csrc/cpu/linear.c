@@ -72,7 +72,6 @@ enum { ROWS_PER_TASK = 16 };
 
 static void convert_rows(void *job, int task, int worker)
 {
-    (void)worker;
     const product *p = job;
     float *to = ((lazy_cpu_stream *)p->stream)->operands;
     for (int r = task * ROWS_PER_TASK; r < block_end(task, ROWS_PER_TASK, p->n); r++) {
@@ -439,7 +438,6 @@ typedef struct capping {
 
 static void cap_logits(void *job, int row, int worker)
 {
-    (void)worker;
     const capping *t = job;
     kernels_of(t->stream)->rows->cap_row(t->logits + (int64_t)row * t->vocab, t->vocab, t->stream->config->logit_cap);
 }
@@ -459,7 +457,6 @@ int lazy_cpu_gated(lazy_stream *stream, void *y, const void *x, int n, const laz
 
 int lazy_cpu_embed(lazy_stream *stream, void *x, const int32_t *ids, int n, const lazy_matrix *table, lazy_error *err)
 {
-    (void)err;
     const lazy_part *part = table->part;
     for (int r = 0; r < n; r++) {
         float *row = (float *)x + (int64_t)r * table->cols, scale = stream->config->embedding_scale;

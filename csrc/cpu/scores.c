@@ -42,7 +42,6 @@ static void multiply_keys(void *job, int task, int worker)
 
 static void normalise_head(void *job, int head, int worker)
 {
-    (void)worker;
     const scoring *t = job;
     float *probabilities = t->probabilities + (int64_t)head * t->a.m + t->seen.begin, max = -INFINITY, sum = 0.0f;
     int visible = t->seen.end - t->seen.begin;
@@ -52,7 +51,6 @@ static void normalise_head(void *job, int head, int worker)
 
 static void pool_heads(void *job, int task, int worker)
 {
-    (void)worker;
     const scoring *t = job;
     int n_heads = t->stream->config->n_heads, begin = task * TOKENS_PER_TASK,
         end = block_end(task, TOKENS_PER_TASK, t->a.m);

@@ -12,7 +12,6 @@ static int format_of(const char *name, lazy_dtype *dtype)
 
 PyObject *core_widen(PyObject *module, PyObject *args)
 {
-    (void)module;
     Py_buffer data;
     const char *name;
     lazy_dtype dtype;
@@ -34,7 +33,6 @@ PyObject *core_widen(PyObject *module, PyObject *args)
 
 PyObject *core_quantize(PyObject *module, PyObject *args)
 {
-    (void)module;
     PyObject *values, *owner, *blocks = NULL;
     const char *name;
     const float *from;

@@ -210,11 +210,7 @@ static PyObject *model_session(ModelObject *self, PyObject *pruning)
 }
 
 #define READ(name, expression)                                                                                         \
-    static PyObject *model_##name(ModelObject *self, void *closure)                                                    \
-    {                                                                                                                  \
-        (void)closure;                                                                                                 \
-        return expression;                                                                                             \
-    }
+    static PyObject *model_##name(ModelObject *self, void *closure) { return expression; }
 
 READ(threads, PyLong_FromLong(lazy_model_threads(self->model)))
 READ(isa, PyUnicode_FromString(lazy_model_isa(self->model)))

@@ -206,7 +206,6 @@ static PyObject *session_truncate(SessionObject *self, PyObject *argument)
 
 static PyObject *session_fork(SessionObject *self, PyObject *none)
 {
-    (void)none;
     if (!session_at_rest(self)) return NULL;
     SessionObject *fork = (SessionObject *)PyType_GenericAlloc(Py_TYPE((PyObject *)self), 0);
     if (!fork) return NULL;
@@ -234,7 +233,6 @@ static PyObject *session_bytes_for(SessionObject *self, PyObject *argument)
 #define READ(name, expression)                                                                                         \
     static PyObject *session_##name(SessionObject *self, void *closure)                                                \
     {                                                                                                                  \
-        (void)closure;                                                                                                 \
         lazy_session *s = session_at_rest(self);                                                                       \
         if (!s) return NULL;                                                                                           \
         const lazy_tokens *tokens = lazy_session_tokens(s);                                                            \
@@ -259,7 +257,6 @@ READ(policy_seconds, PyFloat_FromDouble((double)self->policy_ns * 1e-9))
 
 static PyObject *session_logits(SessionObject *self, void *closure)
 {
-    (void)closure;
     if (!session_at_rest(self)) return NULL;
     float *data;
     lazy_error err = { 0 };
@@ -273,7 +270,6 @@ static PyObject *session_logits(SessionObject *self, void *closure)
 
 static int session_set_drawn(SessionObject *self, PyObject *value, void *closure)
 {
-    (void)closure;
     long long token = value ? PyLong_AsLongLong(value) : -1;
     if (PyErr_Occurred()) return -1;
     if (token < 0 || token >= vocab_of(self)) {
@@ -287,7 +283,6 @@ static int session_set_drawn(SessionObject *self, PyObject *value, void *closure
 
 static int session_set_trace(SessionObject *self, PyObject *value, void *closure)
 {
-    (void)closure;
     if (!value || !PyBool_Check(value)) {
         PyErr_SetString(PyExc_TypeError, "trace must be True or False");
         return -1;
@@ -308,7 +303,6 @@ static PyObject *run_as_dict(const lazy_trace_run *run)
 
 static PyObject *session_last_trace(SessionObject *self, void *closure)
 {
-    (void)closure;
     const lazy_session *s = session_at_rest(self);
     if (!s) return NULL;
     const lazy_report *report = lazy_session_last_pass(s);

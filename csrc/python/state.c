@@ -92,7 +92,6 @@ PyObject *state_set_tokens(SessionObject *self, PyObject *args)
 
 PyObject *state_check(SessionObject *self, PyObject *none)
 {
-    (void)none;
     lazy_error err = { 0 };
     if (!session_at_rest(self)) return NULL;
     lazy_session_check_state(self->session, self->drawn >= 0, &err);
