@@ -302,12 +302,9 @@ int lazy_session_set_state(lazy_session *session, lazy_state_part part, int laye
                            lazy_error *err);
 
 /* Makes n tokens the context of an empty session; the parts of its state must be written next. gone: (n,) 1 for tokens
- * never in play again, else 0. Tokens that no calls on a session with this pruning leave are refused. */
+ * never in play again, else 0. */
 int lazy_session_set_tokens(lazy_session *session, const int32_t *ids, const uint8_t *kinds, const int32_t *depths,
                             const uint8_t *gone, int n, lazy_error *err);
-/* After all parts are written: refuses those that no calls on a session with these tokens leave. drawn: a token is
- * drawn, and not run. */
-int lazy_session_check_state(const lazy_session *session, bool drawn, lazy_error *err);
 
 typedef struct lazy_layer_count {
     int32_t in_play, computed, revived; /* revived: rows fetched from the Aux cache on entering this layer */

@@ -113,7 +113,6 @@ PyObject *state_length(SessionObject *self, PyObject *args);
 PyObject *state_get(SessionObject *self, PyObject *args);
 PyObject *state_set(SessionObject *self, PyObject *args);
 PyObject *state_set_tokens(SessionObject *self, PyObject *args);
-PyObject *state_check(SessionObject *self, PyObject *none);
 
 /* formats.c */
 PyObject *core_widen(PyObject *module, PyObject *args);

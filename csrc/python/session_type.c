@@ -358,7 +358,6 @@ static PyMethodDef session_methods[] = {
     { "set_state", (PyCFunction)state_set, METH_VARARGS, "set_state(part, layer, array), after set_tokens" },
     { "set_tokens", (PyCFunction)state_set_tokens, METH_VARARGS,
       "set_tokens(ids, kinds, depths, gone) of an empty session" },
-    { "check_state", (PyCFunction)state_check, METH_NOARGS, "refuses what no session has, after everything is set" },
     { "bytes_for", (PyCFunction)session_bytes_for, METH_O,
       "bytes_for(n_tokens) -> bytes of all buffers with room for n_tokens" },
     { "view", (PyCFunction)policy_view, METH_VARARGS,

@@ -284,7 +284,6 @@ static int restore(slot *to, slot *from, input *in, lazy_error *err)
     for (int part = LAZY_STATE_KEYS; part <= LAZY_STATE_LOGITS; part++)
         for (int layer = 0; layer < (part == LAZY_STATE_LOGITS ? 1 : LAYERS) && !code; layer++)
             code = copy_part(to->session, from->session, (lazy_state_part)part, layer, in, n_changes > 0, err);
-    if (!code) code = lazy_session_check_state(to->session, n_changes && next_byte(in) & 1, err);
     require(!code || !opens || n_changes || from->written || !t.length, err->message);
     to->written = from->written || (code && !opens);
     if (code && opens) {
