@@ -94,7 +94,7 @@ typedef struct lazy_config {
     bool gelu;          /* the FFN's gate is GELU in its tanh form, not SiLU */
     const int32_t *expert_layers; /* (n_layers,) 1: n_experts FFNs, of which experts_per_token compute each row; 0: one
                                      FFN of size ffn. Copied */
-    int n_experts, experts_per_token, expert_ffn; /* 0 without such layers */
+    int n_experts, experts_per_token, expert_ffn; /* 0 where no layer has experts */
     bool normed_experts;                          /* weights of the chosen experts are divided by their sum */
 } lazy_config;
 
@@ -119,15 +119,14 @@ typedef struct lazy_device {
     int n_libraries;
 } lazy_device;
 
-/* The formats of matrices in use. Q8: all in Q8_0. Q4: those of the layers in Q4_1, embedding and LM head in Q8_0. */
-typedef enum lazy_weights { LAZY_WEIGHTS_AS_STORED, LAZY_WEIGHTS_Q8, LAZY_WEIGHTS_Q4 } lazy_weights;
-
 typedef struct lazy_model lazy_model;
 
 /* Maps the shards read-only and binds every tensor that the config requires. Name, dtype, shape and file range of all
- * of them are validated before any memory is allocated. No argument is referenced after the call. watch may be NULL. */
+ * of them are validated before any memory is allocated. No argument is referenced after the call. weights: the formats
+ * of matrices in use: "auto": as stored; "q8": all in Q8_0; "q4": those of the layers in Q4_1, embedding and LM head in
+ * Q8_0. watch may be NULL. */
 int lazy_model_open(lazy_model **out, const lazy_config *config, const char *const *shards, int n_shards,
-                    const lazy_tensor *tensors, int n_tensors, lazy_weights weights, const lazy_device *device,
+                    const lazy_tensor *tensors, int n_tensors, const char *weights, const lazy_device *device,
                     const lazy_watch *watch, lazy_error *err);
 void lazy_model_close(lazy_model *model); /* after its last session is closed; model may be NULL */
 

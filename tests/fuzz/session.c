@@ -28,7 +28,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     require(!lazy_device_open(&model->backend, &device, LAZY_F32, &err), err.message);
     float *file = malloc(t.bytes); /* kept by the model */
     for (uint64_t i = 0; i < t.bytes / sizeof *file; i++) file[i] = sinf((float)i);
-    require(!bind_file(model, &t, (unsigned char *)file, LAZY_WEIGHTS_AS_STORED, &err), err.message);
+    require(!bind_file(model, &t, (unsigned char *)file, "auto", &err), err.message);
     return 0;
 }
 
