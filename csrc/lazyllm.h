@@ -325,7 +325,6 @@ typedef struct lazy_report {
     lazy_trace_run *runs;     /* (n_runs,) of at most n_layers */
     int n_runs;
     bool traced;
-    bool lost; /* memory for the trace ran out; the pass went on without one */
 } lazy_report;
 
 enum {

@@ -34,7 +34,7 @@ static int mark_rows(const lazy_session *s, const lazy_buffer *b, lazy_state_par
 int lazy_session_state_length(const lazy_session *s, lazy_state_part part, int layer)
 {
     if (part == LAZY_STATE_LOGITS)
-        return s->cache.has_logits && !lazy_rules_prune(&s->rules) ? s->model->config.vocab : 0;
+        return s->cache.has_logits && !lazy_rules_prune(&s->pruning) ? s->model->config.vocab : 0;
     const lazy_buffer *b = find_buffer(s, part, layer);
     if (!b) return -1;
     return mark_rows(s, b, part, part == LAZY_STATE_REMEMBERED ? s->cache.remembered[layer].n : s->tokens.length, NULL);
