@@ -15,6 +15,7 @@
 
 extern lazy_compute computing;
 extern lazy_dtype keeping; /* K and V */
+extern int each;           /* of like cases, one of so many is tested */
 
 /* ---- random data and guarded memory ----------------------------------------------------- */
 
