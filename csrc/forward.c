@@ -509,19 +509,6 @@ static int commit(pass *p, lazy_error *err)
     return LAZY_OK;
 }
 
-static int refuse_logit(int id, lazy_error *err)
-{
-    return lazy_fail(err, LAZY_CHECKPOINT,
-                     "the logit of token %d is no finite number: the final norm or the LM head is damaged", id);
-}
-
-static int check_logits(const float *logits, int vocab, lazy_error *err)
-{
-    for (int i = 0; i < vocab; i++)
-        if (!isfinite(logits[i])) return refuse_logit(i, err);
-    return LAZY_OK;
-}
-
 static int refuse_layer(int layer, lazy_error *err)
 {
     return lazy_fail(err, LAZY_CHECKPOINT,
@@ -563,7 +550,6 @@ static int finish(pass *p, lazy_error *err)
     const lazy_model *model = session->model;
     const int32_t *notes = cache->staging;
     float *logits = p->request->logits;
-    int32_t *best = p->request->best;
     int code = p->ops->mark(p->stream, cache->depth, p->computed.positions, p->computed.n, c->n_layers, err);
     if (!code && p->request->surprisal) code = find_surprisal(p, err);
     const void *last = offset(p, p->x, (size_t)(p->computed.n - 1) * (size_t)c->hidden);
@@ -573,12 +559,15 @@ static int finish(pass *p, lazy_error *err)
     if (!code) code = p->ops->logits(p->stream, cache->fresh_logits, cache->normed, 1, &model->head, err);
     if (!code && logits)
         code = p->ops->download(p->stream, logits, cache->fresh_logits, (size_t)c->vocab * sizeof *logits, err);
-    if (!code && best)
-        code = p->ops->argmax(p->stream, cache->notes + 1 + c->n_layers, cache->fresh_logits, c->vocab, err);
+    if (!code) code = p->ops->argmax(p->stream, cache->notes + 1 + c->n_layers, cache->fresh_logits, c->vocab, err);
     if (!code) code = check_notes(p, err);
     if (code) return code;
-    if (logits && (code = check_logits(logits, c->vocab, err))) return code;
-    if (best && (*best = notes[1 + c->n_layers]) < 0) return refuse_logit(-1 - *best, err);
+    int best = notes[1 + c->n_layers];
+    if (best < 0)
+        return lazy_fail(err, LAZY_CHECKPOINT,
+                         "the logit of token %d is no finite number: the final norm or the LM head is damaged",
+                         -1 - best);
+    if (p->request->best) *p->request->best = best;
     return commit(p, err);
 }
 

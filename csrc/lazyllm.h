@@ -360,7 +360,7 @@ double lazy_tokens_reached_top(const lazy_tokens *tokens, int n_layers);
 typedef struct lazy_sampler lazy_sampler;
 
 /* temperature 0 is greedy (the smaller id among equals); top_k 0 and top_p 1 disable those filters.
- * The same seed gives the same draws. Threads may share a sampler; each call is one draw. */
+ * The same seed gives the same draws. One call at a time may be under way on a sampler. */
 int lazy_sampler_open(lazy_sampler **out, double temperature, double top_p, int top_k, uint64_t seed, lazy_error *err);
 void lazy_sampler_close(lazy_sampler *sampler);
 bool lazy_sampler_is_greedy(const lazy_sampler *sampler);

@@ -162,7 +162,10 @@ def test_a_pruning(model: _core.Model) -> None:
             "stage after layer 3; in a model of 4 layers it can prune after layers 0 to 2",
         ),
         (pruning([(-1, 0.5)]), "stage after layer -1"),
-        (pruning([(1, 0.5), (1, 0.4)]), "stage after layer 1; in a model of 4 layers it can prune after layers 2 to 2"),
+        (
+            pruning([(1, 0.5), (1, 0.4)]),
+            "stage after layer 1; in a model of 4 layers it can prune after layers 2",
+        ),
         (pruning([(1, 0.5), (2, 0.6)]), "keep 0.6 after layer 2; it must be above 0 and at most 0.5"),
         (pruning([(1, 0.0)]), "keep 0 after layer 1; it must be above 0 and at most 1"),
         (pruning([(1, 1.5)]), "keep 1.5 after layer 1; it must be above 0 and at most 1"),

@@ -39,6 +39,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     lazy_sampler *sampler;
+    bool in_use; /* as of sessions */
 } SamplerObject;
 
 /* The state of the module that made the object's type. */
@@ -47,7 +48,10 @@ core_state *core_state_of(const void *object);
 /* session_type.c: the session, or NULL with an exception while a call on it is under way. */
 lazy_session *session_at_rest(const SessionObject *self);
 
-/* Makes a call on the session without the GIL; meanwhile others are refused. */
+/* sampler_type.c: the same of a sampler. */
+lazy_sampler *sampler_at_rest(const SamplerObject *self);
+
+/* Makes a call on a session or a sampler without the GIL; meanwhile others are refused. */
 #define WITHOUT_GIL(self, call)                                                                                        \
     do {                                                                                                               \
         (self)->in_use = true;                                                                                         \

@@ -131,11 +131,14 @@ static PyObject *session_advance(SessionObject *self, PyObject *args, PyObject *
     int32_t token;
     lazy_pass pass = { .generated = generated, .best = &token };
     lazy_error err = { 0 };
+    if (!sampler_at_rest(given)) return NULL;
     /* a greedy one saves the download of the logits */
     lazy_sampler *sampler = lazy_sampler_is_greedy(given->sampler) ? NULL : given->sampler;
     if (sampler && !(pass.logits = PyMem_Malloc((size_t)vocab * sizeof *pass.logits))) return PyErr_NoMemory();
     if (sampler && lazy_sampler_reserve(sampler, vocab, &err)) core_raise(state, &err); /* before the session changes */
+    given->in_use = true; /* before the ids are read, which may run Python code */
     int code = err.code ? -1 : run_pass(self, ids, watch, pass, sampler);
+    given->in_use = false;
     PyMem_Free(pass.logits);
     return code ? NULL : PyLong_FromLong(token);
 }
