@@ -33,6 +33,14 @@ static void add_rows(lazy_cache *cache, void *slot, int pieces, size_t per_token
     cache->shared_bytes += (per_token * (size_t)cache->model->config.context * (size_t)pieces + PAGE - 1) / PAGE * PAGE;
 }
 
+/* The size of the FFN of layers without experts; 0: there is none. */
+static int plain_ffn(const lazy_config *c)
+{
+    for (int l = 0; l < c->n_layers; l++)
+        if (!c->expert_layers[l]) return c->ffn;
+    return 0;
+}
+
 int lazy_buffers_open(lazy_cache *cache, const lazy_pruning *pruning, lazy_error *err)
 {
     enum { MAX_PER_LAYER = 5, MAX_OTHERS = 20 };
@@ -70,7 +78,7 @@ int lazy_buffers_open(lazy_cache *cache, const lazy_pruning *pruning, lazy_error
     add(cache, &cache->qkv, 1, (size_t)lazy_qkv_width(c) * a, "q, k and v");
     add(cache, &cache->attention, 1, (size_t)lazy_q_width(c) * a, "the attention's output");
     add_fixed(cache, &cache->normed, (size_t)backend->row_chunk, d, "normed rows");
-    add_fixed(cache, &cache->ffn, (size_t)backend->row_chunk, (size_t)lazy_plain_ffn(c) * a, "FFN rows");
+    add_fixed(cache, &cache->ffn, (size_t)backend->row_chunk, (size_t)plain_ffn(c) * a, "FFN rows");
     add_fixed(cache, &cache->logits, (size_t)c->vocab, sizeof(float), "the logits");
     add_fixed(cache, &cache->fresh_logits, (size_t)c->vocab, sizeof(float), "the logits");
     add_fixed(cache, &cache->notes, lazy_n_notes(c), sizeof(int32_t), "a pass's notes");

@@ -75,7 +75,7 @@ PyObject *session_create(PyTypeObject *type, ModelObject *model, PyObject *pruni
 int pruning_parse(PyObject *dict, lazy_pruning *pruning, PyObject **policy);
 void pruning_release(lazy_pruning *pruning);
 
-/* fields.c: typed members of a dict. 0 or -1 with an exception naming `what` and the key. */
+/* arguments.c: typed members of a dict. 0 or -1 with an exception naming `what` and the key. */
 typedef struct core_field {
     const char *key;
     char format; /* as of PyArg_Parse: an int, a float, a double or an object (borrowed); 'p': a bool */
@@ -84,14 +84,14 @@ typedef struct core_field {
 #define FIELD(format, of, name) { #name, format, &(of)->name }
 int fields_parse(PyObject *dict, const char *what, const core_field *fields, size_t n);
 
-/* strings.c: the strings of a list (NULL: none). They live as long as *owner, a tuple (a new reference, NULL on
+/* The strings of a list (NULL: none). They live as long as *owner, a tuple (a new reference, NULL on
  * failure); the array must be freed with PyMem_Free. 0 or -1 with an exception. */
 int strings_parse(PyObject *list, PyObject **owner, const char ***out, int *n);
 /* The index of the name among n parts; -1 with an exception. */
 int string_find_part(const char *const *parts, size_t n, const char *name);
 
-/* watcher.c: releases the GIL between begin and end; meanwhile `watch`, handed to the core, runs signal handlers and
- * calls callback(layers_done, n_layers) (borrowed, or NULL), and stops the work if one of them raises. */
+/* watcher.c: releases the GIL from begin to the last hold; meanwhile `watch`, handed to the core, runs signal handlers
+ * and calls callback(layers_done, n_layers) (borrowed, or NULL), and stops the work if one of them raises. */
 struct watcher {
     lazy_watch watch;
     PyObject *callback;
@@ -102,8 +102,7 @@ struct watcher {
 };
 
 void watcher_begin(watcher *w, PyObject *callback);
-void watcher_end(watcher *w);
-/* Between these the GIL is held again. */
+/* Takes the GIL again: at the end, or until watcher_release. */
 void watcher_hold(watcher *w);
 void watcher_release(watcher *w);
 

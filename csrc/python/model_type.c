@@ -99,16 +99,16 @@ static int parse_tensors(PyObject *entries, table *t)
     for (Py_ssize_t i = 0; i < t->n; i++) {
         lazy_tensor *tensor = &t->tensors[i];
         PyObject *shape, *entry = PyTuple_GetItem(entries, i);
-        long long offset, bytes; /* a negative one is beyond every file */
+        unsigned long long offset, bytes;
         if (!PyTuple_Check(entry)) {
             PyErr_Format(PyExc_TypeError, "tensors: %R; an entry is (name, dtype, shape, shard, offset, bytes)", entry);
             return -1;
         }
-        if (!PyArg_ParseTuple(entry, "ssO!iLL;a tensor is (name, dtype, shape, shard, offset, bytes)", &tensor->name,
+        if (!PyArg_ParseTuple(entry, "ssO!iKK;a tensor is (name, dtype, shape, shard, offset, bytes)", &tensor->name,
                               &tensor->dtype, &PyTuple_Type, &shape, &tensor->shard, &offset, &bytes))
             return -1;
-        tensor->offset = (uint64_t)offset;
-        tensor->bytes = (uint64_t)bytes;
+        tensor->offset = offset;
+        tensor->bytes = bytes;
         tensor->shape = t->shapes[i];
         if (parse_shape(shape, t->shapes[i], &tensor->rank)) return -1;
     }
@@ -146,7 +146,7 @@ static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     watcher_begin(&w, NULL);
     int code =
         lazy_model_open(&self->model, &config, paths, n_shards, t.tensors, (int)t.n, weights, &device, &w.watch, &err);
-    watcher_end(&w);
+    watcher_hold(&w);
     if (code) {
         if (!PyErr_Occurred() && !PyErr_CheckSignals())
             core_raise(PyType_GetModuleState(type), &err); /* a signal interrupts open() */

@@ -88,7 +88,7 @@ static int run_parsed(SessionObject *self, lazy_pass *pass, PyObject *watch, laz
     int code = lazy_session_run(self->session, pass, &err);
     bool ended = !code;
     if (ended && sampler) code = lazy_sampler_next(sampler, pass->logits, vocab_of(self), drawn, &err);
-    watcher_end(&w);
+    watcher_hold(&w);
     if (ended) self->drawn = !code && drawn ? *drawn : -1;
     self->watcher = NULL;
     self->in_use = false;

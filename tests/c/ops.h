@@ -49,7 +49,12 @@ static const double INTEGERS = 3e-2; /* where rows are rounded to integers of 8 
 
 /* ---- the two sides ---------------------------------------------------------------------- */
 
-enum { MAX_ROWS = 512, MAX_COLS = 5120, MAX_TOKENS = 20000 };
+enum {
+    MAX_ROWS = 512,
+    MAX_COLS = 5120,
+    MAX_TOKENS = 20000,
+    UNPACKED_ROWS_LIMIT = 160, /* the largest max_unpacked_halves and _others of any instruction set */
+};
 
 typedef struct side {
     lazy_backend *backend;
