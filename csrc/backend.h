@@ -22,14 +22,6 @@ static inline int lazy_q_width(const lazy_config *c) { return c->n_heads * c->he
 static inline int lazy_kv_width(const lazy_config *c) { return c->n_kv_heads * c->head_dim; }
 static inline int lazy_qkv_width(const lazy_config *c) { return lazy_q_width(c) + 2 * lazy_kv_width(c); }
 
-/* The size of the FFN of layers without experts; 0: there is none. */
-static inline int lazy_plain_ffn(const lazy_config *c)
-{
-    for (int l = 0; l < c->n_layers; l++)
-        if (!c->expert_layers[l]) return c->ffn;
-    return 0;
-}
-
 typedef struct lazy_backend lazy_backend;
 typedef struct lazy_stream lazy_stream;
 

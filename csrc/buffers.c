@@ -33,12 +33,19 @@ static void add_rows(lazy_cache *cache, void *slot, int pieces, size_t per_token
     cache->shared_bytes += (per_token * (size_t)cache->model->config.context * (size_t)pieces + PAGE - 1) / PAGE * PAGE;
 }
 
-int lazy_buffers_open(lazy_cache *cache, const lazy_rules *rules, lazy_error *err)
+/* The size of the FFN of layers without experts; 0: there is none. */
+static int plain_ffn(const lazy_config *c)
+{
+    for (int l = 0; l < c->n_layers; l++)
+        if (!c->expert_layers[l]) return c->ffn;
+    return 0;
+}
+
+int lazy_buffers_open(lazy_cache *cache, const lazy_pruning *pruning, lazy_error *err)
 {
     enum { MAX_PER_LAYER = 5, MAX_OTHERS = 20 };
     const lazy_config *c = &cache->model->config;
     const lazy_backend *backend = cache->model->backend;
-    const lazy_pruning *pruning = &rules->pruning;
     size_t a = lazy_activation_bytes(backend), d = (size_t)c->hidden * a,
            head = (size_t)c->head_dim * lazy_float_bytes(backend->kv);
     int n = c->n_layers,
@@ -46,19 +53,19 @@ int lazy_buffers_open(lazy_cache *cache, const lazy_rules *rules, lazy_error *er
     if (code) return code;
 
     for (int l = 0; l < n; l++) { /* first, so that buffers 2l and 2l + 1 are K and V of layer l */
-        bool sparse = !lazy_rules_whole_layer(rules, l);
+        bool sparse = !lazy_rules_whole_layer(pruning, l);
         add_rows(cache, &cache->kv[l].k, c->n_kv_heads, head, sparse, l + 1, n, "the key cache");
         add_rows(cache, &cache->kv[l].v, c->n_kv_heads, head, sparse, l + 1, n, "the value cache");
     }
     for (int l = 0; l < n; l++) {
-        if (lazy_rules_revive_at(rules, l)) add_rows(cache, &cache->aux[l], 1, d, true, l, l, "the Aux cache");
-        if (pruning->memory <= 0 || !lazy_rules_stage_at(rules, l)) continue;
+        if (lazy_rules_revive_at(pruning, l)) add_rows(cache, &cache->aux[l], 1, d, true, l, l, "the Aux cache");
+        if (pruning->memory <= 0 || !lazy_rules_stage_at(pruning, l)) continue;
         add(cache, &cache->remembered[l].scores, 1, sizeof(float), "remembered scores")->kept = true;
         add(cache, &cache->remembered[l].fresh, 1, sizeof(float), "remembered scores");
     }
     if (pruning->layers > 1 && !pruning->policy.call)
         add(cache, &cache->shares, min_int(pruning->layers, n), sizeof(float), "shares");
-    if (lazy_rules_drop_for_good(rules, n)) add(cache, &cache->gone, 1, sizeof(int32_t), "tokens dropped for good");
+    if (lazy_rules_drop_for_good(pruning, n)) add(cache, &cache->gone, 1, sizeof(int32_t), "tokens dropped for good");
     add(cache, &cache->depth, 1, sizeof(int32_t), "the depths");
     add(cache, &cache->ids, 1, sizeof(int32_t), "the token ids");
     add(cache, &cache->flags, 1, sizeof(uint8_t), "the token flags");
@@ -71,7 +78,7 @@ int lazy_buffers_open(lazy_cache *cache, const lazy_rules *rules, lazy_error *er
     add(cache, &cache->qkv, 1, (size_t)lazy_qkv_width(c) * a, "q, k and v");
     add(cache, &cache->attention, 1, (size_t)lazy_q_width(c) * a, "the attention's output");
     add_fixed(cache, &cache->normed, (size_t)backend->row_chunk, d, "normed rows");
-    add_fixed(cache, &cache->ffn, (size_t)backend->row_chunk, (size_t)lazy_plain_ffn(c) * a, "FFN rows");
+    add_fixed(cache, &cache->ffn, (size_t)backend->row_chunk, (size_t)plain_ffn(c) * a, "FFN rows");
     add_fixed(cache, &cache->logits, (size_t)c->vocab, sizeof(float), "the logits");
     add_fixed(cache, &cache->fresh_logits, (size_t)c->vocab, sizeof(float), "the logits");
     add_fixed(cache, &cache->notes, lazy_n_notes(c), sizeof(int32_t), "a pass's notes");

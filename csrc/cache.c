@@ -3,7 +3,7 @@
 #include "memory.h"
 #include "numeric.h"
 
-int lazy_cache_open(lazy_cache *cache, lazy_model *model, const lazy_rules *rules, lazy_error *err)
+int lazy_cache_open(lazy_cache *cache, lazy_model *model, const lazy_pruning *pruning, lazy_error *err)
 {
     *cache = (lazy_cache){ .model = model };
     lazy_backend *backend = model->backend;
@@ -12,7 +12,7 @@ int lazy_cache_open(lazy_cache *cache, lazy_model *model, const lazy_rules *rule
     int code = lazy_alloc_zeroed(&cache->kv, n, "the cache table", err);
     if (!code) code = lazy_alloc_zeroed(&cache->remembered, n, "the cache table", err);
     if (!code) code = lazy_alloc_zeroed(&cache->aux, n, "the cache table", err);
-    if (!code) code = lazy_buffers_open(cache, rules, err);
+    if (!code) code = lazy_buffers_open(cache, pruning, err);
     if (!code) code = backend->ops->stream_open(backend, c, &cache->stream, err);
     if (code) lazy_cache_close(cache);
     return code;

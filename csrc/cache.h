@@ -86,7 +86,7 @@ typedef struct lazy_cache {
 
 static inline size_t lazy_n_notes(const lazy_config *c) { return (size_t)c->n_layers + 2; }
 
-int lazy_cache_open(lazy_cache *cache, lazy_model *model, const lazy_rules *rules, lazy_error *err);
+int lazy_cache_open(lazy_cache *cache, lazy_model *model, const lazy_pruning *pruning, lazy_error *err);
 void lazy_cache_close(lazy_cache *cache);
 
 /* Makes room for `capacity` tokens; the rows of the first `length` are kept. depths: (length,) (host). If it fails,
@@ -114,7 +114,7 @@ typedef struct lazy_room {
 static inline lazy_room lazy_room_of(const lazy_buffer *b) { return (lazy_room){ *b->slot, b->capacity }; }
 
 /* Lists the buffers, which are NULL; the cache's tables exist. */
-int lazy_buffers_open(lazy_cache *cache, const lazy_rules *rules, lazy_error *err);
+int lazy_buffers_open(lazy_cache *cache, const lazy_pruning *pruning, lazy_error *err);
 
 /* Each buffer is freed before the next one grows, so that one at a time is there twice. */
 int lazy_buffers_grow(lazy_cache *cache, int capacity, const int32_t *depths, int length, lazy_error *err);

@@ -68,7 +68,7 @@ static int upload_flags(pass *p, lazy_error *err)
 {
     uint8_t *flags = (uint8_t *)p->cache->staging;
     p->n_prunable =
-        lazy_tokens_flag(&p->session->tokens, &p->session->rules.pruning, flags, &p->prunable_in_play, &p->n_forced);
+        lazy_tokens_flag(&p->session->tokens, &p->session->pruning, flags, &p->prunable_in_play, &p->n_forced);
     return p->ops->upload(p->stream, p->cache->flags, flags, (size_t)p->length, err);
 }
 
@@ -117,7 +117,7 @@ static int begin(pass *p, lazy_error *err)
  * keep fewer tokens than the stage, and a trace must not change that: it is asked by the stage's own number alone. */
 static bool needs_scores(const pass *p, const lazy_stage *stage)
 {
-    const lazy_pruning *pruning = &p->session->rules.pruning;
+    const lazy_pruning *pruning = &p->session->pruning;
     return stage->by_mass || (p->session->traces && !pruning->policy.call) || pruning->memory > 0 ||
            lazy_stage_budget(stage, p->n_prunable, p->n_forced, p->prunable_in_play, 0) < p->prunable_in_play;
 }
@@ -126,7 +126,7 @@ static bool needs_scores(const pass *p, const lazy_stage *stage)
  * and means over layers take all of them. */
 static bool counts_for(const pass *p, int l, int stage)
 {
-    const lazy_pruning *pruning = &p->session->rules.pruning;
+    const lazy_pruning *pruning = &p->session->pruning;
     const lazy_layer *layers = p->session->model->layers;
     if (l <= stage - p->schedule.layers || l > stage) return false;
     return pruning->policy.call || pruning->average || layers[l].window >= layers[stage].window;
@@ -219,7 +219,7 @@ static lazy_attending attending_of(const pass *p, int l, int skip)
 static bool computes_part(const pass *p, int l)
 {
     return (p->request->reads || p->first_asking < p->first_new) &&
-           l < lazy_rules_layers_before_pruning(&p->session->rules, p->config->n_layers);
+           l < lazy_rules_layers_before_pruning(&p->session->pruning, p->config->n_layers);
 }
 
 static int run_layer(pass *p, int l, lazy_error *err)
@@ -263,7 +263,7 @@ static int run_layer(pass *p, int l, lazy_error *err)
     p->stream->many_rows = is_part && !last;
     const lazy_attending a = attending_of(p, l, skip);
     return run_attention_and_ffn(p, w, offset(p, p->x, (size_t)skip * d), &a,
-                                 scores_layer(p, l) && !p->session->rules.pruning.policy.call, err);
+                                 scores_layer(p, l) && !p->session->pruning.policy.call, err);
 }
 
 /* ---- between layers --------------------------------------------------------------------- */
@@ -274,7 +274,7 @@ static int pool_layers(pass *p, int l, float **scores, float **spare, lazy_error
 {
     lazy_cache *cache = p->cache;
     int layers = p->schedule.layers, capacity = cache->capacity, m = p->in_play.n;
-    if (p->session->rules.pruning.average) {
+    if (p->session->pruning.average) {
         float *mean = *spare;
         *spare = *scores;
         *scores = mean;
@@ -302,7 +302,7 @@ static int pool_layers(pass *p, int l, float **scores, float **spare, lazy_error
 static int ask_policy(pass *p, int l, float **out, lazy_error *err)
 {
     const lazy_session *session = p->session;
-    const lazy_policy *policy = &session->rules.pruning.policy;
+    const lazy_policy *policy = &session->pruning.policy;
     const lazy_stage *stage = lazy_schedule_stage(&p->schedule, l);
     int window = session->model->layers[l].window, code = LAZY_OK;
     const lazy_layer_state state = { p->cache, l, p->in_play.positions, p->computed.positions, p->x };
@@ -334,7 +334,7 @@ static int ask_policy(pass *p, int l, float **out, lazy_error *err)
 static int score_stage(pass *p, int l, float **out, lazy_error *err)
 {
     lazy_cache *cache = p->cache;
-    const lazy_pruning *pruning = &p->session->rules.pruning;
+    const lazy_pruning *pruning = &p->session->pruning;
     float *scores = cache->scores[0], *spare = cache->scores[1];
     *out = NULL;
     if (!scores_layer(p, l)) return LAZY_OK;
@@ -509,19 +509,6 @@ static int commit(pass *p, lazy_error *err)
     return LAZY_OK;
 }
 
-static int refuse_logit(int id, lazy_error *err)
-{
-    return lazy_fail(err, LAZY_CHECKPOINT,
-                     "the logit of token %d is no finite number: the final norm or the LM head is damaged", id);
-}
-
-static int check_logits(const float *logits, int vocab, lazy_error *err)
-{
-    for (int i = 0; i < vocab; i++)
-        if (!isfinite(logits[i])) return refuse_logit(i, err);
-    return LAZY_OK;
-}
-
 static int refuse_layer(int layer, lazy_error *err)
 {
     return lazy_fail(err, LAZY_CHECKPOINT,
@@ -563,7 +550,6 @@ static int finish(pass *p, lazy_error *err)
     const lazy_model *model = session->model;
     const int32_t *notes = cache->staging;
     float *logits = p->request->logits;
-    int32_t *best = p->request->best;
     int code = p->ops->mark(p->stream, cache->depth, p->computed.positions, p->computed.n, c->n_layers, err);
     if (!code && p->request->surprisal) code = find_surprisal(p, err);
     const void *last = offset(p, p->x, (size_t)(p->computed.n - 1) * (size_t)c->hidden);
@@ -573,12 +559,15 @@ static int finish(pass *p, lazy_error *err)
     if (!code) code = p->ops->logits(p->stream, cache->fresh_logits, cache->normed, 1, &model->head, err);
     if (!code && logits)
         code = p->ops->download(p->stream, logits, cache->fresh_logits, (size_t)c->vocab * sizeof *logits, err);
-    if (!code && best)
-        code = p->ops->argmax(p->stream, cache->notes + 1 + c->n_layers, cache->fresh_logits, c->vocab, err);
+    if (!code) code = p->ops->argmax(p->stream, cache->notes + 1 + c->n_layers, cache->fresh_logits, c->vocab, err);
     if (!code) code = check_notes(p, err);
     if (code) return code;
-    if (logits && (code = check_logits(logits, c->vocab, err))) return code;
-    if (best && (*best = notes[1 + c->n_layers]) < 0) return refuse_logit(-1 - *best, err);
+    int best = notes[1 + c->n_layers];
+    if (best < 0)
+        return lazy_fail(err, LAZY_CHECKPOINT,
+                         "the logit of token %d is no finite number: the final norm or the LM head is damaged",
+                         -1 - best);
+    if (p->request->best) *p->request->best = best;
     return commit(p, err);
 }
 
@@ -621,7 +610,7 @@ static int run_layers(pass *p, lazy_error *err)
     lazy_session *session = p->session;
     int code = begin(p, err), all = p->config->n_layers;
     if (code) return lazy_fail_in(err, code, "before the first layer");
-    int n_layers = p->request->reads ? lazy_rules_layers_before_pruning(&session->rules, all) : all;
+    int n_layers = p->request->reads ? lazy_rules_layers_before_pruning(&session->pruning, all) : all;
     for (int l = 0; l < n_layers; l++) {
         session->under_way.counts[l] = (lazy_layer_count){ .in_play = p->in_play.n, .computed = p->computed.n };
         if ((code = run_layer(p, l, err))) return lazy_fail_in(err, code, "layer %d", l);
@@ -651,7 +640,7 @@ int lazy_forward(lazy_session *session, const lazy_pass *request, lazy_error *er
         .is_prompt = !request->generated,
         .n_free = -1,
     };
-    if (!request->reads) p.schedule = lazy_rules_schedule(&session->rules, request->generated, length);
+    if (!request->reads) p.schedule = lazy_rules_schedule(&session->pruning, request->generated, length);
     lazy_trace_begin(&session->under_way, session->traces);
     lazy_cache_begin(p.cache, request->generated);
     int code = request->surprisal ? open_head(&p, err) : LAZY_OK;

@@ -94,7 +94,7 @@ typedef struct lazy_config {
     bool gelu;          /* the FFN's gate is GELU in its tanh form, not SiLU */
     const int32_t *expert_layers; /* (n_layers,) 1: n_experts FFNs, of which experts_per_token compute each row; 0: one
                                      FFN of size ffn. Copied */
-    int n_experts, experts_per_token, expert_ffn; /* 0 without such layers */
+    int n_experts, experts_per_token, expert_ffn; /* 0 where no layer has experts */
     bool normed_experts;                          /* weights of the chosen experts are divided by their sum */
 } lazy_config;
 
@@ -119,15 +119,14 @@ typedef struct lazy_device {
     int n_libraries;
 } lazy_device;
 
-/* The formats of matrices in use. Q8: all in Q8_0. Q4: those of the layers in Q4_1, embedding and LM head in Q8_0. */
-typedef enum lazy_weights { LAZY_WEIGHTS_AS_STORED, LAZY_WEIGHTS_Q8, LAZY_WEIGHTS_Q4 } lazy_weights;
-
 typedef struct lazy_model lazy_model;
 
 /* Maps the shards read-only and binds every tensor that the config requires. Name, dtype, shape and file range of all
- * of them are validated before any memory is allocated. No argument is referenced after the call. watch may be NULL. */
+ * of them are validated before any memory is allocated. No argument is referenced after the call. weights: the formats
+ * of matrices in use: "auto": as stored; "q8": all in Q8_0; "q4": those of the layers in Q4_1, embedding and LM head in
+ * Q8_0. watch may be NULL. */
 int lazy_model_open(lazy_model **out, const lazy_config *config, const char *const *shards, int n_shards,
-                    const lazy_tensor *tensors, int n_tensors, lazy_weights weights, const lazy_device *device,
+                    const lazy_tensor *tensors, int n_tensors, const char *weights, const lazy_device *device,
                     const lazy_watch *watch, lazy_error *err);
 void lazy_model_close(lazy_model *model); /* after its last session is closed; model may be NULL */
 
@@ -302,12 +301,9 @@ int lazy_session_set_state(lazy_session *session, lazy_state_part part, int laye
                            lazy_error *err);
 
 /* Makes n tokens the context of an empty session; the parts of its state must be written next. gone: (n,) 1 for tokens
- * never in play again, else 0. Tokens that no calls on a session with this pruning leave are refused. */
+ * never in play again, else 0. */
 int lazy_session_set_tokens(lazy_session *session, const int32_t *ids, const uint8_t *kinds, const int32_t *depths,
                             const uint8_t *gone, int n, lazy_error *err);
-/* After all parts are written: refuses those that no calls on a session with these tokens leave. drawn: a token is
- * drawn, and not run. */
-int lazy_session_check_state(const lazy_session *session, bool drawn, lazy_error *err);
 
 typedef struct lazy_layer_count {
     int32_t in_play, computed, revived; /* revived: rows fetched from the Aux cache on entering this layer */
@@ -329,7 +325,6 @@ typedef struct lazy_report {
     lazy_trace_run *runs;     /* (n_runs,) of at most n_layers */
     int n_runs;
     bool traced;
-    bool lost; /* memory for the trace ran out; the pass went on without one */
 } lazy_report;
 
 enum {
@@ -365,7 +360,7 @@ double lazy_tokens_reached_top(const lazy_tokens *tokens, int n_layers);
 typedef struct lazy_sampler lazy_sampler;
 
 /* temperature 0 is greedy (the smaller id among equals); top_k 0 and top_p 1 disable those filters.
- * The same seed gives the same draws. Threads may share a sampler; each call is one draw. */
+ * The same seed gives the same draws. One call at a time may be under way on a sampler. */
 int lazy_sampler_open(lazy_sampler **out, double temperature, double top_p, int top_k, uint64_t seed, lazy_error *err);
 void lazy_sampler_close(lazy_sampler *sampler);
 bool lazy_sampler_is_greedy(const lazy_sampler *sampler);

@@ -1,5 +1,6 @@
 #include "model.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -19,124 +20,95 @@ enum {
 
 #define refuse(err, ...) lazy_fail(err, LAZY_CHECKPOINT, "config: " __VA_ARGS__)
 
-/* All three sizes are 0 where no layer has experts. */
-static int check_experts(const lazy_config *c, lazy_error *err)
-{
-    int least = 0;
-    for (int l = 0; l < c->n_layers; l++) {
-        if (c->expert_layers[l] != 0 && c->expert_layers[l] != 1)
-            return refuse(err, "expert_layers[%d] is %d; it must be 0 or 1", l, c->expert_layers[l]);
-        least |= c->expert_layers[l];
-    }
-    const struct {
-        const char *name;
-        int value, most;
-    } fields[] = {
-        { "n_experts", c->n_experts, LAZY_MAX_EXPERTS },
-        { "experts_per_token", c->experts_per_token, c->n_experts },
-        { "expert_ffn", c->expert_ffn, MAX_WIDTH },
-    };
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
-        if (fields[i].value < least || fields[i].value > fields[i].most)
-            return refuse(err, "%s is %d; it must be %d to %d", fields[i].name, fields[i].value, least, fields[i].most);
-    return LAZY_OK;
-}
-
 static int check_config(const lazy_config *c, lazy_error *err)
 {
     const struct {
         const char *name;
-        int value, most;
-    } fields[] = {
-        { "n_layers", c->n_layers, MAX_LAYERS },
-        { "hidden", c->hidden, MAX_WIDTH },
-        { "n_heads", c->n_heads, MAX_WIDTH },
-        { "n_kv_heads", c->n_kv_heads, MAX_WIDTH },
-        { "head_dim", c->head_dim, MAX_HEAD_DIM },
-        { "ffn", c->ffn, MAX_WIDTH },
-        { "vocab", c->vocab, MAX_VOCAB },
-        { "context", c->context, MAX_CONTEXT },
-        { "n_ropes", c->n_ropes, LAZY_MAX_ROPES },
-        { "rotary_dim", c->rotary_dim, c->head_dim },
-        { "query_step", c->query_step, MAX_CONTEXT },
-        { "short_context", c->short_context, MAX_CONTEXT },
+        double value, least, most;
+    } numbers[] = {
+        { "n_layers", c->n_layers, 1, MAX_LAYERS },
+        { "hidden", c->hidden, 1, MAX_WIDTH },
+        { "n_heads", c->n_heads, 1, MAX_WIDTH },
+        { "n_kv_heads", c->n_kv_heads, 1, MAX_WIDTH },
+        { "head_dim", c->head_dim, 1, MAX_HEAD_DIM },
+        { "ffn", c->ffn, 1, MAX_WIDTH },
+        { "vocab", c->vocab, 1, MAX_VOCAB },
+        { "context", c->context, 1, MAX_CONTEXT },
+        { "n_ropes", c->n_ropes, 1, LAZY_MAX_ROPES },
+        { "rotary_dim", c->rotary_dim, 1, c->head_dim },
+        { "query_step", c->query_step, 1, MAX_CONTEXT },
+        { "short_context", c->short_context, 1, MAX_CONTEXT },
+        { "norm_eps", c->norm_eps, 0, 1 },
+        { "query_scalar", c->query_scalar, 0, FLT_MAX },
+        { "attention_cap", c->attention_cap, 0, FLT_MAX },
+        { "logit_cap", c->logit_cap, 0, FLT_MAX },
+        { "query_growth", c->query_growth, 0, FLT_MAX },
+        { "embedding_scale", c->embedding_scale, FLT_MIN, FLT_MAX },
+        { "logit_scale", c->logit_scale, FLT_MIN, FLT_MAX },
+        { "n_experts", c->n_experts, 0, LAZY_MAX_EXPERTS },
+        { "experts_per_token", c->experts_per_token, c->n_experts > 0, c->n_experts },
+        { "expert_ffn", c->expert_ffn, c->n_experts > 0, MAX_WIDTH },
     };
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        if (!(numbers[i].value >= numbers[i].least && numbers[i].value <= numbers[i].most))
+            return refuse(err, "%s is %.9g; it must be %.9g to %.9g", numbers[i].name, numbers[i].value,
+                          numbers[i].least, numbers[i].most);
     const struct {
-        const char *name;
-        float value;
-        bool may_be_0;
-    } factors[] = {
-        { "query_scalar", c->query_scalar, true },
-        { "attention_cap", c->attention_cap, true },
-        { "logit_cap", c->logit_cap, true },
-        { "query_growth", c->query_growth, true },
-        { "embedding_scale", c->embedding_scale, false },
-        { "logit_scale", c->logit_scale, false },
+        bool holds;
+        const char *problem;
+    } problems[] = {
+        { c->n_heads % c->n_kv_heads, "n_heads is no multiple of n_kv_heads" },
+        { c->head_dim % 2 || c->rotary_dim % 2, "head_dim or rotary_dim is odd; RoPE turns pairs" },
+        { (int64_t)c->n_heads * c->head_dim > MAX_HEADS_WIDTH, "n_heads times head_dim is more than 65536" },
+        { c->layer_norm && (c->wide_qk_norm || c->late_qk_norm || c->post_norms),
+          "layer_norm goes with norms before attention, FFN and RoPE alone" },
+        { c->parallel && (!c->pre_norms || c->post_norms), "parallel goes with a norm before attention alone" },
+        { !c->pre_norms && !c->post_norms, "neither pre_norms nor post_norms" },
+        { c->query_growth > 0 && c->late_qk_norm, "query_growth and late_qk_norm, which would norm it away" },
     };
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
-        if (fields[i].value < 1 || fields[i].value > fields[i].most)
-            return refuse(err, "%s is %d; it must be 1 to %d", fields[i].name, fields[i].value, fields[i].most);
-    if (c->n_heads % c->n_kv_heads)
-        return refuse(err, "n_heads %d is no multiple of n_kv_heads %d", c->n_heads, c->n_kv_heads);
-    if (c->head_dim % 2 || c->rotary_dim % 2)
-        return refuse(err, "%s %d is odd; RoPE turns pairs", c->head_dim % 2 ? "head_dim" : "rotary_dim",
-                      c->head_dim % 2 ? c->head_dim : c->rotary_dim);
-    if ((int64_t)c->n_heads * c->head_dim > MAX_HEADS_WIDTH)
-        return refuse(err, "n_heads %d times head_dim %d is more than %d", c->n_heads, c->head_dim, MAX_HEADS_WIDTH);
-    if (!(c->norm_eps >= 0 && c->norm_eps < 1))
-        return refuse(err, "norm_eps is %g; it must be at least 0 and below 1", c->norm_eps);
-    for (size_t i = 0; i < sizeof factors / sizeof *factors; i++)
-        if (!isfinite(factors[i].value) || factors[i].value < 0 || (factors[i].value == 0 && !factors[i].may_be_0))
-            return refuse(err, "%s is %g; it must be %s 0", factors[i].name, factors[i].value,
-                          factors[i].may_be_0 ? "at least" : "above");
-    if (c->layer_norm && (c->wide_qk_norm || c->late_qk_norm || c->post_norms))
-        return refuse(err, "layer_norm goes with norms before attention, FFN and RoPE alone");
-    if (c->parallel && (!c->pre_norms || c->post_norms))
-        return refuse(err, "parallel goes with a norm before attention alone");
-    if (!c->pre_norms && !c->post_norms) return refuse(err, "neither pre_norms nor post_norms");
-    if (c->query_growth > 0 && c->late_qk_norm)
-        return refuse(err, "query_growth and late_qk_norm, which would norm it away");
+    for (size_t i = 0; i < sizeof problems / sizeof *problems; i++)
+        if (problems[i].holds) return refuse(err, "%s", problems[i].problem);
     for (int r = 0; r < c->n_ropes; r++)
-        if (!isfinite(c->rope_scale[r]) || c->rope_scale[r] <= 0)
+        if (!(c->rope_scale[r] > 0 && c->rope_scale[r] <= FLT_MAX))
             return refuse(err, "rope_scale[%d] is %g; it must be above 0", r, c->rope_scale[r]);
     for (int i = 0; i < c->n_ropes * c->head_dim / 2; i++)
         if (!isfinite(c->inv_freq[i])) return refuse(err, "inv_freq[%d] is %g", i, c->inv_freq[i]);
     int last_rope = c->n_ropes - 1 - (c->short_context < c->context);
     for (int l = 0; l < c->n_layers; l++)
-        if (c->layer_rope[l] < 0 || c->layer_rope[l] > last_rope)
-            return refuse(err, "layer_rope[%d] is %d; it must be 0 to %d", l, c->layer_rope[l], last_rope);
-    for (int l = 0; l < c->n_layers; l++)
-        if (c->windows[l] < 0) return refuse(err, "windows[%d] is %d; it must be at least 0", l, c->windows[l]);
-    return check_experts(c, err);
+        if (c->layer_rope[l] < 0 || c->layer_rope[l] > last_rope || c->windows[l] < 0 || c->expert_layers[l] < 0 ||
+            c->expert_layers[l] > (c->n_experts > 0))
+            return refuse(err, "layer %d has rope %d of 0 to %d, window %d and %d of its FFNs from %d experts", l,
+                          c->layer_rope[l], last_rope, c->windows[l], c->expert_layers[l], c->n_experts);
+    return LAZY_OK;
+}
+
+/* Puts copies, which lie in one block of memory, in place of the caller's arrays. */
+static int copy_arrays(lazy_config *own, lazy_error *err)
+{
+    size_t n_layers = (size_t)own->n_layers, n_ropes = (size_t)own->n_ropes, n = n_ropes * (size_t)own->head_dim / 2;
+    float *memory;
+    int code = lazy_alloc(&memory, n + n_ropes + 3 * n_layers, "the config", err);
+    own->inv_freq = code ? NULL : memcpy(memory, own->inv_freq, n * sizeof *memory);
+    if (code) return code;
+    own->rope_scale = memcpy(memory + n, own->rope_scale, n_ropes * sizeof *memory);
+    int32_t *layers = (int32_t *)(memory + n + n_ropes);
+    own->layer_rope = memcpy(layers, own->layer_rope, n_layers * sizeof *layers);
+    own->windows = memcpy(layers + n_layers, own->windows, n_layers * sizeof *layers);
+    own->expert_layers = memcpy(layers + 2 * n_layers, own->expert_layers, n_layers * sizeof *layers);
+    return LAZY_OK;
 }
 
 int lazy_model_open(lazy_model **out, const lazy_config *config, const char *const *shards, int n_shards,
-                    const lazy_tensor *tensors, int n_tensors, lazy_weights weights, const lazy_device *device,
+                    const lazy_tensor *tensors, int n_tensors, const char *weights, const lazy_device *device,
                     const lazy_watch *watch, lazy_error *err)
 {
     *out = NULL;
     int code = check_config(config, err);
-    if (code) return code;
-
     lazy_model *model;
-    code = lazy_alloc_zeroed(&model, 1, "the model", err);
+    if (!code) code = lazy_alloc_zeroed(&model, 1, "the model", err);
     if (code) return code;
     model->config = *config;
-    lazy_config *own = &model->config;
-    size_t n_layers = (size_t)config->n_layers, n_ropes = (size_t)config->n_ropes;
-    const struct {
-        void **copy;
-        const void *array;
-        size_t n;
-    } arrays[] = { { (void **)&own->inv_freq, config->inv_freq, n_ropes * (size_t)config->head_dim / 2 },
-                   { (void **)&own->rope_scale, config->rope_scale, n_ropes },
-                   { (void **)&own->layer_rope, config->layer_rope, n_layers },
-                   { (void **)&own->windows, config->windows, n_layers },
-                   { (void **)&own->expert_layers, config->expert_layers, n_layers } }; /* of 4 bytes each */
-    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) *arrays[i].copy = NULL;
-    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
-        if ((code = lazy_alloc_bytes(arrays[i].copy, arrays[i].n, 4, arrays[i].array, "the config", err))) goto done;
-
+    if ((code = copy_arrays(&model->config, err))) goto done;
     if ((code = lazy_alloc_zeroed(&model->shards, n_shards, "the shard table", err))) goto done;
     for (; model->n_shards < n_shards; model->n_shards++)
         if ((code = lazy_mapping_open(&model->shards[model->n_shards], shards[model->n_shards], err))) goto done;
@@ -198,11 +170,7 @@ void lazy_model_close(lazy_model *model)
     for (int i = 0; i < model->n_shards; i++) lazy_mapping_close(&model->shards[i]);
     lazy_free(model->shards);
     lazy_free(model->layers);
-    lazy_free((void *)model->config.inv_freq);
-    lazy_free((void *)model->config.rope_scale);
-    lazy_free((void *)model->config.layer_rope);
-    lazy_free((void *)model->config.windows);
-    lazy_free((void *)model->config.expert_layers);
+    lazy_free((void *)model->config.inv_freq); /* with the other arrays */
     lazy_free(model);
 }
 

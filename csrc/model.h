@@ -30,7 +30,7 @@ typedef struct lazy_layer {
 } lazy_layer;
 
 struct lazy_model {
-    lazy_config config; /* its arrays are owned */
+    lazy_config config; /* its arrays are owned, in one block that begins with inv_freq */
     lazy_backend *backend;
     lazy_matrix embedding; /* (vocab, d) */
     lazy_layer *layers;    /* (n_layers,) */
@@ -51,7 +51,7 @@ int lazy_model_check(const lazy_model *model, lazy_error *err);
 
 /* Checks every tensor that the model's config asks for (name, dtype, shape, place within its mapping), then fills
  * the model's weights. model->config, backend and shards are set; layers has n_layers zeroed entries. */
-int lazy_bind(lazy_model *model, const lazy_tensor *tensors, int n_tensors, lazy_weights weights,
+int lazy_bind(lazy_model *model, const lazy_tensor *tensors, int n_tensors, const char *weights,
               const lazy_watch *watch, lazy_error *err);
 
 /* The dtype that holds most of the tensors' bytes; f32 if none is known. */

@@ -9,51 +9,38 @@
 
 static int check_stages(const lazy_stage *stages, int n, int n_layers, const char *which, lazy_error *err)
 {
-    double last_keep = 1.0;
+    double most = 1.0; /* keep */
     for (int i = 0; i < n; i++) {
         const lazy_stage *s = &stages[i];
-        int highest = n_layers - (s->for_good ? 1 : 2); /* above the last layer nothing can wait */
-        if (s->layer < 0 || s->layer > highest)
-            return lazy_invalid(err, "%s: stage after layer %d; a model of %d layers can prune after layers 0 to %d",
-                                which, s->layer, n_layers, highest);
-        if (i && s->layer <= stages[i - 1].layer)
-            return lazy_invalid(err, "%s: layer %d follows layer %d; layers must increase", which, s->layer,
-                                stages[i - 1].layer);
-        if (s->by_mass) {
-            if (!(s->mass > 0 && s->mass <= 1))
-                return lazy_invalid(err, "%s: mass %g after layer %d; it must be above 0 and at most 1", which, s->mass,
-                                    s->layer);
-            if (!(s->keep_min >= 0 && s->keep_min <= s->keep_max && s->keep_max > 0 && s->keep_max <= 1))
-                return lazy_invalid(
-                    err,
-                    "%s: keep_min %g and keep_max %g after layer %d; 0 <= keep_min <= keep_max <= 1 and "
-                    "keep_max > 0 must hold",
-                    which, s->keep_min, s->keep_max, s->layer);
-            continue;
-        }
-        if (!(s->keep > 0 && s->keep <= 1))
-            return lazy_invalid(err, "%s: keep %g after layer %d; it must be above 0 and at most 1", which, s->keep,
-                                s->layer);
-        if (s->keep > last_keep)
+        int lowest = i ? stages[i - 1].layer + 1 : 0, highest = n_layers - (s->for_good ? 1 : 2);
+        if (s->layer < lowest || s->layer > highest) /* above the last layer nothing can wait */
             return lazy_invalid(err,
-                                "%s: keep %g after layer %d is more than the %g before it; keeps must not increase",
-                                which, s->keep, s->layer, last_keep);
-        last_keep = s->keep;
+                                "%s: stage after layer %d; in a model of %d layers it can prune after layers %d to %d",
+                                which, s->layer, n_layers, lowest, highest);
+        bool mass_holds = s->mass > 0 && s->mass <= 1 && s->keep_min >= 0 && s->keep_min <= s->keep_max &&
+                          s->keep_max > 0 && s->keep_max <= 1;
+        if (s->by_mass && !mass_holds)
+            return lazy_invalid(err,
+                                "%s: mass %g, keep_min %g and keep_max %g after layer %d; 0 < mass <= 1, "
+                                "0 <= keep_min <= keep_max <= 1 and keep_max > 0 must hold",
+                                which, s->mass, s->keep_min, s->keep_max, s->layer);
+        if (s->by_mass) continue;
+        if (!(s->keep > 0 && s->keep <= most))
+            return lazy_invalid(err, "%s: keep %g after layer %d; it must be above 0 and at most %g", which, s->keep,
+                                s->layer, most);
+        most = s->keep;
     }
     return LAZY_OK;
 }
 
-/* Refuses options that would change a policy's scores, or need scores to be shares. */
-static int check_policy(const lazy_pruning *p, lazy_error *err)
+/* False with options that would change a policy's scores, or need scores to be shares. */
+static bool suits_policy(const lazy_pruning *p)
 {
     int n_by_mass = 0;
     for (int i = 0; i < p->n_stages; i++) n_by_mass += p->stages[i].by_mass;
     for (int i = 0; i < p->n_decode_stages; i++) n_by_mass += p->decode_stages[i].by_mass;
-    if (n_by_mass) return lazy_invalid(err, "a policy takes no stage by mass, whose scores must be shares");
-    if (p->queries > 1 || p->pooling != LAZY_POOLING_MEAN || p->smooth > 1 || p->memory > 0 || p->average)
-        return lazy_invalid(
-            err, "a policy takes no queries, pooling, smooth, memory and mean over layers: its scores are final");
-    return LAZY_OK;
+    return !n_by_mass && p->queries == 1 && p->pooling == LAZY_POOLING_MEAN && p->smooth == 1 && p->memory == 0 &&
+           !p->average;
 }
 
 static int check(const lazy_pruning *p, int n_layers, lazy_error *err)
@@ -85,93 +72,74 @@ static int check(const lazy_pruning *p, int n_layers, lazy_error *err)
     if (p->average &&
         (p->n_stages != 1 || p->decode != LAZY_DECODE_OWN || p->n_decode_stages || p->layers > 1 || p->memory > 0))
         return lazy_invalid(err, "a mean over layers takes one stage, none for decode, no layers and no memory");
-    return p->policy.call ? check_policy(p, err) : LAZY_OK;
+    if (p->policy.call && !suits_policy(p))
+        return lazy_invalid(err, "a policy's scores are final: it takes no stage by mass, no queries, pooling, smooth, "
+                                 "memory and mean over layers");
+    return LAZY_OK;
 }
 
-int lazy_rules_open(lazy_rules *rules, const lazy_pruning *pruning, int n_layers, lazy_error *err)
+int lazy_rules_open(lazy_pruning *own, const lazy_pruning *pruning, int n_layers, lazy_error *err)
 {
     const char *what = "a pruning setting";
-    const lazy_pruning dense = LAZY_PRUNING_DENSE;
-    const lazy_pruning *p = pruning ? pruning : &dense;
-    *rules = (lazy_rules){ 0 };
+    const lazy_pruning dense = LAZY_PRUNING_DENSE, *p = pruning ? pruning : &dense;
+    *own = dense;
     int code = check(p, n_layers, err);
     if (code) return code;
-    rules->pruning = *p;
-    rules->pruning.stages = rules->pruning.decode_stages = NULL;
-    rules->pruning.protect = NULL;
-    code = lazy_alloc_copy(&rules->pruning.stages, p->stages, p->n_stages, what, err);
-    if (!code) code = lazy_alloc_copy(&rules->pruning.decode_stages, p->decode_stages, p->n_decode_stages, what, err);
-    if (!code) code = lazy_alloc_copy(&rules->pruning.protect, p->protect, p->n_protect, what, err);
-    if (code) lazy_rules_close(rules);
+    *own = *p;
+    own->stages = own->decode_stages = NULL;
+    own->protect = NULL;
+    code = lazy_alloc_copy(&own->stages, p->stages, p->n_stages, what, err);
+    if (!code) code = lazy_alloc_copy(&own->decode_stages, p->decode_stages, p->n_decode_stages, what, err);
+    if (!code) code = lazy_alloc_copy(&own->protect, p->protect, p->n_protect, what, err);
+    if (code) lazy_rules_close(own);
     return code;
 }
 
-void lazy_rules_close(lazy_rules *rules)
+void lazy_rules_close(lazy_pruning *own)
 {
-    lazy_free((void *)rules->pruning.stages);
-    lazy_free((void *)rules->pruning.decode_stages);
-    lazy_free((void *)rules->pruning.protect);
-    *rules = (lazy_rules){ 0 };
+    lazy_free((void *)own->stages);
+    lazy_free((void *)own->decode_stages);
+    lazy_free((void *)own->protect);
+    *own = LAZY_PRUNING_DENSE;
 }
 
-bool lazy_rules_prune(const lazy_rules *rules)
-{
-    return rules->pruning.n_stages > 0 ||
-           (rules->pruning.decode == LAZY_DECODE_OWN && rules->pruning.n_decode_stages > 0);
-}
+enum { FOR_GOOD = 1, NOT_FOR_GOOD = 2, ANY = 3 };
 
-/* True if a schedule has a stage that drops for good, or one that does not, after one of the layers first … last. */
-static bool has_stage(const lazy_pruning *p, bool for_good, int first, int last)
+/* True if some pass may have a stage of these kinds after one of the layers first … last. */
+static bool has_stage(const lazy_pruning *p, int kinds, int first, int last)
 {
     const lazy_stage *stages[] = { p->stages, p->decode_stages };
     const int n[] = { p->n_stages, p->decode == LAZY_DECODE_OWN ? p->n_decode_stages : 0 };
     for (int k = 0; k < 2; k++)
-        for (int i = 0; i < n[k]; i++)
-            if (stages[k][i].for_good == for_good && first <= stages[k][i].layer && stages[k][i].layer <= last)
-                return true;
+        for (const lazy_stage *s = stages[k]; s < stages[k] + n[k]; s++)
+            if (kinds & (s->for_good ? FOR_GOOD : NOT_FOR_GOOD) && first <= s->layer && s->layer <= last) return true;
     return false;
 }
 
-bool lazy_rules_revive_at(const lazy_rules *rules, int layer)
-{
-    return has_stage(&rules->pruning, false, layer - 1, layer - 1);
-}
-bool lazy_rules_drop_for_good(const lazy_rules *rules, int layer)
-{
-    return has_stage(&rules->pruning, true, 0, layer - 1);
-}
+bool lazy_rules_prune(const lazy_pruning *p) { return has_stage(p, ANY, 0, INT32_MAX); }
+bool lazy_rules_revive_at(const lazy_pruning *p, int layer) { return has_stage(p, NOT_FOR_GOOD, layer - 1, layer - 1); }
+bool lazy_rules_drop_for_good(const lazy_pruning *p, int layer) { return has_stage(p, FOR_GOOD, 0, layer - 1); }
+bool lazy_rules_stage_at(const lazy_pruning *p, int layer) { return has_stage(p, ANY, layer, layer); }
+bool lazy_rules_whole_layer(const lazy_pruning *p, int layer) { return !has_stage(p, ANY, 0, layer - 1); }
 
-bool lazy_rules_stage_at(const lazy_rules *rules, int layer)
+bool lazy_rules_same_caches(const lazy_pruning *pruning, const lazy_pruning *others, int n_layers)
 {
-    return has_stage(&rules->pruning, true, layer, layer) || has_stage(&rules->pruning, false, layer, layer);
-}
-
-bool lazy_rules_same_caches(const lazy_rules *rules, const lazy_rules *others, int n_layers)
-{
-    bool same = (rules->pruning.memory > 0) == (others->pruning.memory > 0) &&
-                lazy_rules_layers_before_pruning(rules, n_layers) == lazy_rules_layers_before_pruning(others, n_layers);
+    bool same = (pruning->memory > 0) == (others->memory > 0) && lazy_rules_layers_before_pruning(pruning, n_layers) ==
+                                                                     lazy_rules_layers_before_pruning(others, n_layers);
     for (int l = 0; l < n_layers && same; l++)
-        same = lazy_rules_revive_at(rules, l) == lazy_rules_revive_at(others, l) &&
-               lazy_rules_drop_for_good(rules, l + 1) == lazy_rules_drop_for_good(others, l + 1) &&
-               lazy_rules_whole_layer(rules, l) == lazy_rules_whole_layer(others, l);
+        same = lazy_rules_revive_at(pruning, l) == lazy_rules_revive_at(others, l) &&
+               lazy_rules_drop_for_good(pruning, l + 1) == lazy_rules_drop_for_good(others, l + 1) &&
+               lazy_rules_whole_layer(pruning, l) == lazy_rules_whole_layer(others, l);
     return same;
 }
 
-bool lazy_rules_whole_layer(const lazy_rules *rules, int layer)
+int lazy_rules_layers_before_pruning(const lazy_pruning *pruning, int n_layers)
 {
-    const lazy_pruning *p = &rules->pruning; /* stages are in the order of their layers */
-    return (p->n_stages == 0 || layer <= p->stages[0].layer) &&
-           (p->decode != LAZY_DECODE_OWN || p->n_decode_stages == 0 || layer <= p->decode_stages[0].layer);
+    return pruning->n_stages ? pruning->stages[0].layer + 1 : n_layers;
 }
 
-int lazy_rules_layers_before_pruning(const lazy_rules *rules, int n_layers)
+lazy_schedule lazy_rules_schedule(const lazy_pruning *p, bool generated, int length)
 {
-    return rules->pruning.n_stages ? rules->pruning.stages[0].layer + 1 : n_layers;
-}
-
-lazy_schedule lazy_rules_schedule(const lazy_rules *rules, bool generated, int length)
-{
-    const lazy_pruning *p = &rules->pruning;
     if (length < p->min_tokens) return (lazy_schedule){ 0 };
     bool own = generated && p->decode == LAZY_DECODE_OWN;
     if (generated && p->decode == LAZY_DECODE_FROZEN) return (lazy_schedule){ .frozen = true };

@@ -1,36 +1,33 @@
-/* rules.h — a copy of a pruning setting, validated, and the number of tokens that each stage keeps. */
+/* rules.h — what a pruning setting says of each layer, and the number of tokens that each stage keeps. */
 #ifndef LAZY_RULES_H
 #define LAZY_RULES_H
 
 #include "lazyllm.h"
 
-typedef struct lazy_rules {
-    lazy_pruning pruning; /* its arrays are owned */
-} lazy_rules;
-
-int lazy_rules_open(lazy_rules *rules, const lazy_pruning *pruning, int n_layers, lazy_error *err);
-void lazy_rules_close(lazy_rules *rules);
+/* *own = a copy of a valid setting, arrays included; NULL: of the dense one. */
+int lazy_rules_open(lazy_pruning *own, const lazy_pruning *pruning, int n_layers, lazy_error *err);
+void lazy_rules_close(lazy_pruning *own);
 
 /* True if sessions with either setting have the same caches, and tokens that wait in them wait for the same layers. */
-bool lazy_rules_same_caches(const lazy_rules *rules, const lazy_rules *others, int n_layers);
+bool lazy_rules_same_caches(const lazy_pruning *pruning, const lazy_pruning *others, int n_layers);
 
 /* True if some pass may drop tokens. */
-bool lazy_rules_prune(const lazy_rules *rules);
+bool lazy_rules_prune(const lazy_pruning *pruning);
 
 /* True if tokens may wait for this layer, dropped by a stage below it and not for good, which takes an Aux cache. */
-bool lazy_rules_revive_at(const lazy_rules *rules, int layer);
+bool lazy_rules_revive_at(const lazy_pruning *pruning, int layer);
 
 /* True if a stage below this layer drops tokens for good. */
-bool lazy_rules_drop_for_good(const lazy_rules *rules, int layer);
+bool lazy_rules_drop_for_good(const lazy_pruning *pruning, int layer);
 
 /* True if some pass may have a stage after this layer. */
-bool lazy_rules_stage_at(const lazy_rules *rules, int layer);
+bool lazy_rules_stage_at(const lazy_pruning *pruning, int layer);
 
 /* True if no stage comes before this layer, so that every pass computes every new token in it. */
-bool lazy_rules_whole_layer(const lazy_rules *rules, int layer);
+bool lazy_rules_whole_layer(const lazy_pruning *pruning, int layer);
 
 /* The layers of a pass over prompt tokens up to that of its first stage; without stages all of them. */
-int lazy_rules_layers_before_pruning(const lazy_rules *rules, int n_layers);
+int lazy_rules_layers_before_pruning(const lazy_pruning *pruning, int n_layers);
 
 /* The stages of one pass. */
 typedef struct lazy_schedule {
@@ -41,7 +38,7 @@ typedef struct lazy_schedule {
 } lazy_schedule;
 
 /* The stages of a pass over prompt or generated tokens. length: tokens of the context, the new ones included. */
-lazy_schedule lazy_rules_schedule(const lazy_rules *rules, bool generated, int length);
+lazy_schedule lazy_rules_schedule(const lazy_pruning *pruning, bool generated, int length);
 const lazy_stage *lazy_schedule_stage(const lazy_schedule *schedule,
                                       int layer); /* the stage after this layer, or NULL */
 

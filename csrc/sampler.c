@@ -4,10 +4,8 @@
  * cumulative weight exp((logit - best) / temperature). Sorting a whole vocabulary takes tens of milliseconds, so
  * candidates are put into buckets of nearly equal weight instead, and only the bucket in which a cumulative weight is
  * reached is sorted. A result that rounding could change is drawn by the definition. */
-#define _GNU_SOURCE
 #include <float.h>
 #include <math.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -31,36 +29,13 @@ typedef struct candidate {
 struct lazy_sampler {
     double temperature, top_p;
     int top_k;
-    pthread_mutex_t lock; /* guards what follows: threads may share a sampler */
-    uint64_t state[4];    /* xoshiro256** */
-    candidate *sorted;    /* (n_vocab,) */
-    uint16_t *bucket;     /* (n_vocab,) of each id */
+    uint64_t state[4]; /* xoshiro256** */
+    candidate *sorted; /* (n_vocab,) */
+    uint16_t *bucket;  /* (n_vocab,) of each id */
     int n_vocab;
     int count[N_BUCKETS];     /* candidates in each bucket, descending by logit */
     double weight[N_BUCKETS]; /* of all of them */
 };
-
-/* A process may fork while other threads draw: their samplers must not stay locked in the child. Draws hold it for
- * reading, fork() for writing, whose turn comes first. */
-static pthread_rwlock_t no_fork = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
-static int handlers_failed;
-
-static void before_fork(void) { pthread_rwlock_wrlock(&no_fork); }
-static void after_fork(void) { pthread_rwlock_unlock(&no_fork); }
-static void after_fork_in_child(void) { no_fork = (pthread_rwlock_t)PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP; }
-static void install_handlers(void) { handlers_failed = pthread_atfork(before_fork, after_fork, after_fork_in_child); }
-
-static void lock(lazy_sampler *sampler)
-{
-    pthread_rwlock_rdlock(&no_fork);
-    pthread_mutex_lock(&sampler->lock);
-}
-
-static void unlock(lazy_sampler *sampler)
-{
-    pthread_mutex_unlock(&sampler->lock);
-    pthread_rwlock_unlock(&no_fork);
-}
 
 /* splitmix64 spreads a seed over the generator's state. */
 static uint64_t split_mix(uint64_t *seed)
@@ -93,15 +68,11 @@ int lazy_sampler_open(lazy_sampler **out, double temperature, double top_p, int 
         return lazy_invalid(err, "temperature is %g; it must be 0 or more", temperature);
     if (!(top_p > 0 && top_p <= 1)) return lazy_invalid(err, "top_p is %g; it must be above 0 and at most 1", top_p);
     if (top_k < 0) return lazy_invalid(err, "top_k is %d; it must be 0 (all) or more", top_k);
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, install_handlers);
-    if (handlers_failed) return lazy_fail(err, LAZY_MEMORY, "the sampler: %s", strerror(handlers_failed));
     int code = lazy_alloc_zeroed(out, 1, "the sampler", err);
     if (code) return code;
     (*out)->temperature = temperature;
     (*out)->top_p = top_p;
     (*out)->top_k = top_k;
-    pthread_mutex_init(&(*out)->lock, NULL);
     for (int i = 0; i < 4; i++) (*out)->state[i] = split_mix(&seed);
     return LAZY_OK;
 }
@@ -109,7 +80,6 @@ int lazy_sampler_open(lazy_sampler **out, double temperature, double top_p, int 
 void lazy_sampler_close(lazy_sampler *sampler)
 {
     if (!sampler) return;
-    pthread_mutex_destroy(&sampler->lock);
     lazy_free(sampler->sorted);
     lazy_free(sampler->bucket);
     lazy_free(sampler);
@@ -124,7 +94,7 @@ static int compare_likelier(const void *a, const void *b)
     return x->id < y->id ? -1 : 1;
 }
 
-static int reserve(lazy_sampler *sampler, int n_vocab, lazy_error *err)
+int lazy_sampler_reserve(lazy_sampler *sampler, int n_vocab, lazy_error *err)
 {
     if (sampler->n_vocab == n_vocab) return LAZY_OK;
     candidate *sorted;
@@ -138,14 +108,6 @@ static int reserve(lazy_sampler *sampler, int n_vocab, lazy_error *err)
     sampler->bucket = bucket;
     sampler->n_vocab = n_vocab;
     return LAZY_OK;
-}
-
-int lazy_sampler_reserve(lazy_sampler *sampler, int n_vocab, lazy_error *err)
-{
-    lock(sampler);
-    int code = reserve(sampler, n_vocab, err);
-    unlock(sampler);
-    return code;
 }
 
 /* Fills bucket, count and weight. Buckets are `width` nats wide and reach from the best logit down to the least, or
@@ -254,10 +216,8 @@ int lazy_sampler_next(lazy_sampler *sampler, const float *logits, int n_vocab, i
     }
     if (lazy_sampler_is_greedy(sampler)) return LAZY_OK;
 
-    lock(sampler);
-    int code = reserve(sampler, n_vocab, err);
+    int code = lazy_sampler_reserve(sampler, n_vocab, err);
     if (!code && isfinite(best)) *token = draw_token(sampler, logits, best, least);
     else if (!code) draw(sampler);
-    unlock(sampler);
     return code;
 }

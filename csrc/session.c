@@ -14,8 +14,8 @@ int lazy_session_open(lazy_session **out, lazy_model *model, const lazy_pruning 
     int code = lazy_alloc_zeroed(&s, 1, "the session", err);
     if (code) return code;
     s->model = model;
-    code = lazy_rules_open(&s->rules, pruning, n_layers, err);
-    if (!code) code = lazy_cache_open(&s->cache, model, &s->rules, err);
+    code = lazy_rules_open(&s->pruning, pruning, n_layers, err);
+    if (!code) code = lazy_cache_open(&s->cache, model, &s->pruning, err);
     if (!code) code = lazy_report_open(&s->last, n_layers, err);
     if (!code) code = lazy_report_open(&s->under_way, n_layers, err);
     if (!code) code = lazy_alloc_zeroed(&s->waiting, (size_t)n_layers + 1, "the waiting marks", err);
@@ -32,24 +32,24 @@ void lazy_session_close(lazy_session *s)
     lazy_report_close(&s->last);
     lazy_cache_close(&s->cache);
     lazy_tokens_close(&s->tokens);
-    lazy_rules_close(&s->rules);
+    lazy_rules_close(&s->pruning);
     lazy_free(s);
 }
 
 int lazy_session_reschedule(lazy_session *s, const lazy_pruning *pruning, lazy_error *err)
 {
     int n_layers = s->model->config.n_layers;
-    lazy_rules rules;
-    int code = lazy_rules_open(&rules, pruning, n_layers, err);
+    lazy_pruning own;
+    int code = lazy_rules_open(&own, pruning, n_layers, err);
     if (code) return code;
-    if (s->rules.pruning.policy.call || pruning->policy.call || !lazy_rules_same_caches(&s->rules, &rules, n_layers)) {
-        lazy_rules_close(&rules);
+    if (s->pruning.policy.call || own.policy.call || !lazy_rules_same_caches(&s->pruning, &own, n_layers)) {
+        lazy_rules_close(&own);
         return lazy_invalid(
             err, "the session's caches are for stages after other layers, or for memory where there is none, or "
                  "one of the settings has a policy; open another session");
     }
-    lazy_rules_close(&s->rules);
-    s->rules = rules;
+    lazy_rules_close(&s->pruning);
+    s->pruning = own;
     return LAZY_OK;
 }
 
@@ -108,7 +108,7 @@ int lazy_session_truncate(lazy_session *s, int64_t length, lazy_error *err)
 
 int lazy_session_fork(lazy_session **out, lazy_session *s, void *policy_context, lazy_error *err)
 {
-    lazy_pruning pruning = s->rules.pruning;
+    lazy_pruning pruning = s->pruning;
     pruning.policy.context = policy_context;
     int code = lazy_session_open(out, s->model, &pruning, err);
     if (code) return code;
@@ -139,14 +139,14 @@ int lazy_session_logits(lazy_session *s, float *logits, lazy_error *err)
 /* Refuses a pass of a kind that cannot come next, before anything changes. */
 static int check_kind(const lazy_session *s, const lazy_pass *pass, lazy_error *err)
 {
-    const lazy_pruning *pruning = &s->rules.pruning;
+    const lazy_pruning *pruning = &s->pruning;
     int left_out_end = s->tokens.left_out_end;
     if (pass->reads && pruning->n_stages && pruning->stages[0].for_good)
         return lazy_invalid(
             err,
             "the first stage, after layer %d, drops tokens for good, so that none can wait there for a later prompt",
             pruning->stages[0].layer);
-    if (pass->surprisal && lazy_rules_prune(&s->rules))
+    if (pass->surprisal && lazy_rules_prune(&s->pruning))
         return lazy_invalid(err,
                             "the session prunes, so that not every token has a surprisal; open one without pruning");
     if (left_out_end > s->tokens.length &&

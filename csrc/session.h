@@ -1,4 +1,4 @@
-/* session.h — one context: its tokens, caches and pruning rules. */
+/* session.h — one context: its tokens, caches and pruning. */
 #ifndef LAZY_SESSION_H
 #define LAZY_SESSION_H
 
@@ -8,7 +8,7 @@
 
 struct lazy_session {
     lazy_model *model;
-    lazy_rules rules;
+    lazy_pruning pruning; /* its arrays are owned */
     lazy_tokens tokens;
     lazy_cache cache;
     lazy_report last, under_way; /* of the last pass that has ended; of the one under way */
@@ -30,8 +30,7 @@ void lazy_report_close(lazy_report *report); /* may be zeroed */
 /* Drops the trace of an earlier pass; `traced` starts another. */
 void lazy_trace_begin(lazy_report *report, bool traced);
 
-/* Copies the sets of a run of layers from the backend; scores may be NULL. Does nothing where none is wanted or once
- * the trace is lost. Running out of memory loses the trace and is no error. */
+/* Copies the sets of a run of layers from the backend; scores may be NULL. Does nothing where none is wanted. */
 int lazy_trace_add(lazy_report *report, lazy_stream *stream, int first_layer, int last_layer, const int32_t *in_play,
                    int n_in_play, const int32_t *computed, int n_computed, const float *scores, lazy_error *err);
 

@@ -1,7 +1,4 @@
 /* state.c — the parts of a session's state, read to be saved and written to be restored. */
-#include <float.h>
-#include <string.h>
-
 #include "error.h"
 #include "memory.h"
 #include "session.h"
@@ -37,7 +34,7 @@ static int mark_rows(const lazy_session *s, const lazy_buffer *b, lazy_state_par
 int lazy_session_state_length(const lazy_session *s, lazy_state_part part, int layer)
 {
     if (part == LAZY_STATE_LOGITS)
-        return s->cache.has_logits && !lazy_rules_prune(&s->rules) ? s->model->config.vocab : 0;
+        return s->cache.has_logits && !lazy_rules_prune(&s->pruning) ? s->model->config.vocab : 0;
     const lazy_buffer *b = find_buffer(s, part, layer);
     if (!b) return -1;
     return mark_rows(s, b, part, part == LAZY_STATE_REMEMBERED ? s->cache.remembered[layer].n : s->tokens.length, NULL);
@@ -88,16 +85,6 @@ int lazy_session_get_state(lazy_session *s, lazy_state_part part, int layer, voi
     return move_part(s, part, layer, lazy_session_state_length(s, part, layer), data, false, err);
 }
 
-/* Refuses logits and remembered scores that no pass ends with. */
-static int check_values(const float *values, int n, float least, const char *what, lazy_error *err)
-{
-    for (int i = 0; i < n; i++)
-        if (!(values[i] >= least && values[i] <= FLT_MAX))
-            return lazy_invalid(err, "%s %d is %g; it must be finite%s", what, i, values[i],
-                                least < 0 ? "" : " and 0 or more");
-    return LAZY_OK;
-}
-
 int lazy_session_set_state(lazy_session *s, lazy_state_part part, int layer, int n, const void *data, lazy_error *err)
 {
     lazy_cache *cache = &s->cache;
@@ -106,8 +93,6 @@ int lazy_session_set_state(lazy_session *s, lazy_state_part part, int layer, int
         code = lazy_invalid(err, "there are no tokens that the logits could be of");
     if (!code && part == LAZY_STATE_LOGITS && n != s->model->config.vocab)
         code = lazy_invalid(err, "%d logits; the model has a vocabulary of %d", n, s->model->config.vocab);
-    if (!code && part == LAZY_STATE_LOGITS) code = check_values(data, n, -FLT_MAX, "logit", err);
-    if (!code && part == LAZY_STATE_REMEMBERED) code = check_values(data, n, 0, "remembered score", err);
     if (code) return code;
     if (part != LAZY_STATE_LOGITS) {
         code = move_part(s, part, layer, n, (void *)data, true, err);
@@ -119,54 +104,21 @@ int lazy_session_set_state(lazy_session *s, lazy_state_part part, int layer, int
     return code;
 }
 
-/* True if no pass that prunes can drop the token, wherever the context ends. rank: the number of prompt tokens before
- * it. */
-static bool always_stays(const lazy_pruning *p, int i, uint8_t kind, int rank)
-{
-    for (int k = 0; k < p->n_protect; k++)
-        if (p->protect[k].begin <= i && i < p->protect[k].end) return true;
-    return kind != LAZY_GENERATED && rank < p->sink;
-}
-
-/* Why a session of this pruning has no such token, or NULL. */
-static const char *find_contradiction(const lazy_session *s, int i, uint8_t kind, int depth, bool gone, int rank)
-{
-    const lazy_rules *rules = &s->rules;
-    const lazy_pruning *p = &rules->pruning;
-    int n_layers = s->model->config.n_layers, first_stop = lazy_rules_layers_before_pruning(rules, n_layers);
-    bool waits = !gone && depth < n_layers, left_out = gone && depth == 0, dropped = waits || (gone && !left_out);
-    bool read = kind == LAZY_READ, generated = kind == LAZY_GENERATED;
-    /* a frozen pass leaves waiting what was read before it */
-    bool undecided = read || (kind == LAZY_PROMPT && p->decode == LAZY_DECODE_FROZEN && waits && depth == first_stop);
-    if (read && p->n_stages && p->stages[0].for_good) return "was read, which the first stage does not allow";
-    if (read && !left_out && (gone || depth != first_stop))
-        return "was read, and does not wait for the layer above the first stage";
-    if (generated && left_out) return "was generated, and is left out of a prompt";
-    if (generated && dropped && !p->prune_generated) return "was generated, and the pruning drops prompt tokens only";
-    if (waits && !s->cache.aux[depth]) return "waits for a layer where the pruning drops none";
-    if (gone && !left_out &&
-        (!lazy_rules_drop_for_good(rules, depth) || (depth < n_layers && !lazy_rules_stage_at(rules, depth - 1))))
-        return "is gone, and no stage at its depth drops for good";
-    if (dropped && !undecided && always_stays(p, i, kind, rank)) return "was dropped, and the pruning always keeps it";
-    return NULL;
-}
-
+/* What memory depends on. Whether calls can lead to these tokens is not asked: keys and values could be any, too. */
 static int check_tokens(const lazy_session *s, const int32_t *ids, const uint8_t *kinds, const int32_t *depths,
                         const uint8_t *gone, int n, lazy_error *err)
 {
     const lazy_config *c = &s->model->config;
-    for (int i = 0, rank = 0; i < n; i++) {
+    for (int i = 0; i < n; i++) {
         if (ids[i] < 0 || ids[i] >= c->vocab)
             return lazy_invalid(err, "token id %d at position %d; ids go from 0 to %d", ids[i], i, c->vocab - 1);
         if (kinds[i] > LAZY_READ) return lazy_invalid(err, "kind %d at position %d; it must be 0, 1 or 2", kinds[i], i);
         if (gone[i] > 1) return lazy_invalid(err, "gone is %d at position %d; it must be 0 or 1", gone[i], i);
         if (depths[i] < 0 || depths[i] > c->n_layers)
             return lazy_invalid(err, "depth %d at position %d; it must be 0 to %d", depths[i], i, c->n_layers);
-        const char *problem = find_contradiction(s, i, kinds[i], depths[i], gone[i], rank);
-        if (i && kinds[i - 1] == LAZY_READ && kinds[i] != LAZY_READ)
-            problem = "follows one that was read with no pass since";
-        if (problem) return lazy_invalid(err, "the token at position %d, of depth %d, %s", i, depths[i], problem);
-        rank += kinds[i] != LAZY_GENERATED;
+        if (!gone[i] && depths[i] < c->n_layers && !s->cache.aux[depths[i]])
+            return lazy_invalid(err, "the token at position %d waits for layer %d, where the pruning drops none", i,
+                                depths[i]);
     }
     return LAZY_OK;
 }
@@ -188,49 +140,4 @@ int lazy_session_set_tokens(lazy_session *s, const int32_t *ids, const uint8_t *
         if (depths[i] < s->model->config.n_layers && !gone[i]) s->waiting[depths[i]] = 1;
     }
     return code;
-}
-
-/* Every stage of a pass remembers all tokens that are then in the context; a pass over prompt tokens makes all others
- * forget. So the stages of prompts, those of decode steps, and those of both, remember the same number each. */
-static int check_remembered(const lazy_session *s, lazy_error *err)
-{
-    const lazy_tokens *tokens = &s->tokens;
-    const lazy_schedule of_prompts = lazy_rules_schedule(&s->rules, false, INT32_MAX),
-                        of_steps = lazy_rules_schedule(&s->rules, true, INT32_MAX);
-    const lazy_schedule step_now = lazy_rules_schedule(&s->rules, true, tokens->length);
-    int n[] = { -1, -1, -1, -1 }, layer = 0; /* of no schedule, that of prompts, that of decode steps, both */
-    bool possible = true;
-    for (int l = 0; l < s->model->config.n_layers && possible; l++) {
-        const lazy_remembered *r = &s->cache.remembered[l];
-        if (!r->scores) continue;
-        int *others =
-            &n[(lazy_schedule_stage(&of_prompts, l) != NULL) + 2 * (lazy_schedule_stage(&of_steps, l) != NULL)];
-        possible =
-            (*others < 0 || *others == r->n) && (!r->n || r->n == tokens->length || !lazy_schedule_stage(&step_now, l));
-        for (int i = r->n; r->n && i < tokens->length; i++) possible = possible && tokens->kinds[i] == LAZY_GENERATED;
-        *others = r->n;
-        layer = l;
-    }
-    int prompts = n[1], steps = n[2], both = n[3];
-    if (both >= 0)
-        possible =
-            possible && prompts <= both && (steps <= 0 || steps == both) && (steps || prompts < 0 || prompts == both);
-    if (steps > 0) possible = possible && prompts <= steps;
-    if (possible) return LAZY_OK;
-    return lazy_invalid(err, "%d scores are remembered after layer %d, which no passes over these tokens leave there",
-                        s->cache.remembered[layer].n, layer);
-}
-
-int lazy_session_check_state(const lazy_session *s, bool drawn, lazy_error *err)
-{
-    const lazy_tokens *tokens = &s->tokens;
-    int last = tokens->length - 1;
-    if (last < 0) return lazy_invalid(err, "the session is empty");
-    if (s->cache.has_logits && tokens->gone[last])
-        return lazy_invalid(err, "there are logits, and the last token is gone, with which no pass ends");
-    bool dense = !lazy_rules_prune(&s->rules),
-         ran = !tokens->gone[last] && tokens->depths[last] == s->model->config.n_layers;
-    if (drawn && (!ran || tokens->kinds[last] == LAZY_READ || (dense && !s->cache.has_logits)))
-        return lazy_invalid(err, "a token is drawn, and no pass that draws has ended with the last token");
-    return check_remembered(s, err);
 }

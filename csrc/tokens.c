@@ -5,31 +5,19 @@
 #include "backend.h"
 #include "memory.h"
 
-static void free_arrays(lazy_tokens *tokens)
-{
-    lazy_free(tokens->ids);
-    lazy_free(tokens->kinds);
-    lazy_free(tokens->depths);
-    lazy_free(tokens->fresh_depths);
-    lazy_free(tokens->gone);
-}
-
 int lazy_tokens_reserve(lazy_tokens *tokens, int capacity, lazy_error *err)
 {
-    const char *what = "the tokens' ids, kinds and depths";
     size_t n = (size_t)capacity;
-    lazy_tokens fresh = { .capacity = capacity };
-    int code = lazy_alloc(&fresh.ids, n, what, err);
-    if (!code) code = lazy_alloc(&fresh.kinds, n, what, err);
-    if (!code) code = lazy_alloc(&fresh.depths, n, what, err);
-    if (!code) code = lazy_alloc(&fresh.fresh_depths, n, what, err);
-    if (!code) code = lazy_alloc_zeroed(&fresh.gone, n, what, err);
-    if (code) {
-        free_arrays(&fresh);
-        return code;
-    }
+    char *memory;
+    int code = lazy_alloc_zeroed(&memory, n * LAZY_TOKEN_BYTES, "the tokens' ids, kinds and depths", err);
+    if (code) return code;
+    lazy_tokens fresh = { .capacity = capacity, .ids = (int32_t *)memory };
+    fresh.depths = fresh.ids + n;
+    fresh.fresh_depths = fresh.depths + n;
+    fresh.kinds = (uint8_t *)(fresh.fresh_depths + n);
+    fresh.gone = fresh.kinds + n;
     lazy_tokens_copy(&fresh, tokens);
-    free_arrays(tokens);
+    lazy_tokens_close(tokens);
     *tokens = fresh;
     return LAZY_OK;
 }
@@ -52,7 +40,7 @@ void lazy_tokens_copy(lazy_tokens *to, const lazy_tokens *from)
 
 void lazy_tokens_close(lazy_tokens *tokens)
 {
-    free_arrays(tokens);
+    lazy_free(tokens->ids); /* with all arrays, which lie behind */
     *tokens = (lazy_tokens){ 0 };
 }
 

@@ -18,7 +18,6 @@ void lazy_trace_begin(lazy_report *report, bool traced)
 {
     drop_runs(report);
     report->traced = traced;
-    report->lost = false;
 }
 
 int lazy_report_open(lazy_report *report, int n_layers, lazy_error *err)
@@ -37,18 +36,16 @@ void lazy_report_close(lazy_report *report)
 int lazy_trace_add(lazy_report *report, lazy_stream *stream, int first_layer, int last_layer, const int32_t *in_play,
                    int n_in_play, const int32_t *computed, int n_computed, const float *scores, lazy_error *err)
 {
-    if (!report->traced || report->lost) return LAZY_OK;
+    if (!report->traced) return LAZY_OK;
     lazy_trace_run run = {
         .first_layer = first_layer, .last_layer = last_layer, .n_in_play = n_in_play, .n_computed = n_computed
     };
-    int code = lazy_alloc(&run.in_play, n_in_play, "the trace", NULL);
-    if (!code) code = lazy_alloc(&run.computed, n_computed, "the trace", NULL);
-    if (!code && scores) code = lazy_alloc(&run.scores, n_in_play, "the trace", NULL);
+    int code = lazy_alloc(&run.in_play, n_in_play, "the trace", err);
+    if (!code) code = lazy_alloc(&run.computed, n_computed, "the trace", err);
+    if (!code && scores) code = lazy_alloc(&run.scores, n_in_play, "the trace", err);
     if (code) {
         free_run(&run);
-        drop_runs(report);
-        report->lost = true;
-        return LAZY_OK;
+        return code;
     }
     report->runs[report->n_runs++] = run;
     const lazy_ops *ops = stream->backend->ops;

@@ -163,7 +163,6 @@ class SessionFile:
                     core.set_state(part, int(layer), self._tensor(name))
             if saved["drawn"] is not None:
                 core.drawn = saved["drawn"]
-            core.check_state()
             if saved["document"] is not None:
                 session.document = typed(saved["document"], DOCUMENT, "its document")
             session.prompts = checked_prompts(saved["prompts"], core.kinds, session.setting)

@@ -224,14 +224,6 @@ def flag(name: str, value: int, *where: int) -> Change:
     return flagged(lambda arrays: arrays[name].__setitem__(list(where), value))
 
 
-def left_out_of_the_answer(arrays: dict[str, np.ndarray]) -> None:
-    arrays["gone"][25], arrays["depths"][25] = 1, 0
-
-
-def left_out_at_the_end(arrays: dict[str, np.ndarray]) -> None:
-    arrays["kinds"][26], arrays["gone"][26], arrays["depths"][26] = 0, 1, 0
-
-
 def described(edit: Callable[[dict[str, Any]], Any]) -> Change:
     def edit_metadata(entries: dict[str, Any]) -> None:
         description = json.loads(entries["__metadata__"]["session"])
@@ -628,13 +620,7 @@ SESSION = [
         ("a token that waits nowhere", resealed(values("depths", struct.pack("<i", 1))), "is damaged: the"),
         ("other depths", resealed(values("depths", struct.pack("<2i", 4, 4))), "is damaged: part 0 of layer"),
         ("gone twice", flag("gone", 2, 0), "is damaged: gone is 2 at position 0; it must be 0 or 1"),
-        ("gone without a stage", flag("gone", 1, 0), "at position 0, of depth 6, is gone, and no stage"),
-        ("generated and waiting", flag("kinds", 1, 9), "at position 9, of depth 2, was generated, and the"),
-        ("left out of an answer", flagged(left_out_of_the_answer), "position 25, of depth 0, was"),
-        ("read and computed", flag("kinds", 2, 26), "position 26, of depth 6, was read, and does not wait"),
-        ("read before a pass", flag("kinds", 2, 9), "position 10, of depth 4, follows one that was read"),
-        ("waiting for layer 3", flag("depths", 3, 9), "position 9, of depth 3, waits for a layer where"),
-        ("drawn after a gap", flagged(left_out_at_the_end), "is damaged: a token is drawn, and no pass"),
+        ("waiting for layer 3", flag("depths", 3, 9), "position 9 waits for layer 3, where the pruning"),
         ("no prompts", describing(prompts=[]), "is damaged: its prompts are not where its prompt tokens"),
         ("a prompt elsewhere", prompting(begins=1), "is damaged: its prompts are not where its prompt"),
         ("a prompt twice", described(lambda d: d.update(prompts=2 * d["prompts"])), "its prompts are not"),

@@ -8,9 +8,11 @@ import threading
 import time
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny
 
 from lazyllm import _core
 
@@ -149,13 +151,18 @@ def test_drawing_releases_the_gil() -> None:
         thread.join()
 
 
-def test_threads_may_share_a_sampler() -> None:
-    """Each draw is made once: together they are those of one thread."""
-    logits = np.zeros(2**16, np.float32)
-    shared, drawn = _core.Sampler(1.0, 1.0, 0, 4), []
+def test_a_sampler_draws_for_one_thread_at_a_time() -> None:
+    """Each draw of several threads gives a token or is refused, and no number of the generator is lost."""
+    logits, shared = np.zeros(2**18, np.float32), _core.Sampler(1.0, 1.0, 0, 4)
+    drawn: list[int] = []
+    refused: list[str] = []
 
     def draw() -> None:
-        drawn.extend([shared.sample(logits) for _ in range(50)])
+        for _ in range(50):
+            try:
+                drawn.append(shared.sample(logits))
+            except RuntimeError as error:
+                refused.append(str(error))
 
     threads = [threading.Thread(target=draw) for _ in range(4)]
     for thread in threads:
@@ -163,4 +170,17 @@ def test_threads_may_share_a_sampler() -> None:
     for thread in threads:
         thread.join()
     alone = _core.Sampler(1.0, 1.0, 0, 4)
-    assert sorted(drawn) == sorted(alone.sample(logits) for _ in range(200))
+    assert sorted(drawn) == sorted(alone.sample(logits) for _ in drawn)
+    assert len(drawn) + len(refused) == 200
+    assert set(refused) <= {"the sampler is in use: a draw is under way"}
+
+
+def test_a_sampler_in_a_pass_draws_nothing_else(tmp_path: Path) -> None:
+    sampler, session = _core.Sampler(1.0, 1.0, 0, 4), tiny.build(tiny.Shape(), tmp_path).load().session(None)
+
+    def watch(layers_done: int, n_layers: int) -> None:
+        sampler.sample(np.zeros(4, np.float32))
+
+    with pytest.raises(RuntimeError, match="the sampler is in use"):
+        session.advance([1, 2], sampler, watch=watch)
+    assert sampler.sample(np.zeros(4, np.float32)) in range(4)

@@ -565,9 +565,9 @@ def test_settings_that_are_refused() -> None:
 def test_settings_that_a_model_cannot_run(llm: LLM) -> None:
     for policy, kind, message in (
         (Paper({5: 0.5}), ValueError, "layer 5 is out of reach"),
-        (Paper({1: Mass(0.9)}), ValueError, "a policy takes no stage by mass"),
-        (Paper({1: 0.5}, decode={1: Mass(0.9)}), ValueError, "a policy takes no stage by mass"),
-        (Paper(Pruning({1: Mass(0.9)})), ValueError, "a policy takes no stage by mass"),
+        (Paper({1: Mass(0.9)}), ValueError, "takes no stage by mass"),
+        (Paper({1: 0.5}, decode={1: Mass(0.9)}), ValueError, "takes no stage by mass"),
+        (Paper(Pruning({1: Mass(0.9)})), ValueError, "takes no stage by mass"),
         (Calls({1: 0.5}, layers=0), ValueError, "Calls.layers must be from 1"),
         (Weighted({1: 0.5}, print), TypeError, "Weighted.weight is a builtin_function_or_method"),
         (Unready(), TypeError, r"Unready.__init__ must call super\(\).__init__\(stages\)"),

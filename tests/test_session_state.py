@@ -100,7 +100,6 @@ class Pair:
                 if (array := core.state(part, layer)) is not None:
                     assert core.state_length(part, layer) == array.shape[-2 if array.ndim > 1 else 0]
                     fresh.set_state(part, layer, array)
-        fresh.check_state()
         fresh.trace, self.session = True, fresh
         self.check()
 

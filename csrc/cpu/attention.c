@@ -270,7 +270,6 @@ static void attend(void *job, int task, int worker)
 /* Merges the chunks of one row, all heads, in order. */
 static void merge_row(void *job, int row, int worker)
 {
-    (void)worker;
     const attending *t = job;
     int d = t->c->head_dim;
     for (int h = 0; h < t->c->n_heads; h++) {

@@ -38,7 +38,6 @@ INLINE void pair_values_of(float *to, const void *first, const void *second, laz
         store_part(to + i, INTERLEAVED(widen_part(first, dtype, i, d), high), d - i);
     }
 #else
-    (void)second;
     widen_any(to, first, dtype, d);
 #endif
 }
@@ -58,7 +57,6 @@ INLINE const operand *pair_powers(float *p, int width, int n)
             store(p + j / 2 * width + c, INTERLEAVED(load(p + j * width + c), high));
         }
 #else
-    (void)width, (void)n;
 #endif
     return (const operand *)p;
 }

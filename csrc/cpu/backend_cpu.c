@@ -8,36 +8,27 @@
 
 static int cpu_alloc(lazy_backend *backend, void **out, size_t bytes, const char *what, lazy_error *err)
 {
-    (void)backend;
     return lazy_alloc_bytes(out, bytes, 1, NULL, what, err);
 }
 
-static void cpu_free(lazy_backend *backend, void *memory)
-{
-    (void)backend;
-    lazy_free(memory);
-}
+static void cpu_free(lazy_backend *backend, void *memory) { lazy_free(memory); }
 
 static void cpu_expect_sparse(lazy_backend *backend, void *memory, size_t bytes)
 {
-    (void)backend;
     lazy_use_small_pages(memory, bytes);
 }
 
 static int cpu_admit(lazy_backend *backend, uint64_t bytes, const char *what, lazy_error *err)
 {
-    (void)backend, (void)bytes, (void)what,
-        (void)err; /* weights are mapped: the system drops pages that do not fit and reads them again */
-    return LAZY_OK;
+    return LAZY_OK; /* weights are mapped: the system drops pages that do not fit and reads them again */
 }
 
 static int cpu_bind(lazy_backend *backend, lazy_matrix *matrices, int n, lazy_error *err)
 {
-    (void)backend, (void)matrices, (void)n, (void)err; /* weights are read from the mapping */
-    return LAZY_OK;
+    return LAZY_OK; /* weights are read from the mapping */
 }
 
-static void cpu_unbind(lazy_backend *backend, lazy_matrix *matrix) { (void)backend, (void)matrix; }
+static void cpu_unbind(lazy_backend *backend, lazy_matrix *matrix) {}
 
 static void cpu_close(lazy_backend *backend)
 {
@@ -49,7 +40,6 @@ static void cpu_close(lazy_backend *backend)
 
 static int cpu_copy(lazy_stream *stream, void *to, const void *from, size_t bytes, lazy_error *err)
 {
-    (void)stream, (void)err;
     memcpy(to, from, bytes);
     return LAZY_OK;
 }

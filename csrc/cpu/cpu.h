@@ -41,7 +41,6 @@ typedef struct lazy_cpu_stream {
     lazy_seen *seen;  /* (rows,) tokens in play that each row sees */
     float *partial;  /* (min(rows, SPLIT_KEYS_ROWS), H, MAX_CHUNKS, D + 2) attention by chunks of keys: output, maximum,
                         sum */
-    float *gate_up;  /* (min(rows, UNPACKED_ROWS_LIMIT), 2 F) */
     float *operands; /* of as many rows of x as are converted at a time, see operand_stride */
     float *probabilities; /* (H, tokens) attention of one query row */
     bool has_raw_scores;  /* probabilities holds the last row's scaled and capped q.k with the keys that it sees, left

@@ -32,7 +32,6 @@ static float choose(int32_t *chosen, int n_chosen, const float *logits, int n)
 
 static void route_rows(void *job, int task, int worker)
 {
-    (void)worker;
     const mixture *m = job;
     const lazy_cpu_stream *s = (lazy_cpu_stream *)m->stream;
     const lazy_row_kernels *kernels = kernels_of(m->stream)->rows;
@@ -69,7 +68,6 @@ static void sort_by_expert(const mixture *m, int32_t begin[LAZY_MAX_EXPERTS + 1]
 
 static void add_outputs(void *job, int task, int worker)
 {
-    (void)worker;
     const mixture *m = job;
     const lazy_cpu_stream *s = (lazy_cpu_stream *)m->stream;
     int d = m->d, k = m->stream->config->experts_per_token;

@@ -72,7 +72,6 @@ enum { ROWS_PER_TASK = 16 };
 
 static void convert_rows(void *job, int task, int worker)
 {
-    (void)worker;
     const product *p = job;
     float *to = ((lazy_cpu_stream *)p->stream)->operands;
     for (int r = task * ROWS_PER_TASK; r < block_end(task, ROWS_PER_TASK, p->n); r++) {
@@ -106,24 +105,30 @@ static void multiply_columns(const product *p, float *y, int64_t y_stride, int b
     }
 }
 
+enum { HALF_SCRATCH = WORKER_SCRATCH / 2 }; /* for dots, and for gate and up */
+
 static void multiply_unpacked(void *job, int task, int worker)
 {
     const product *p = job;
-    float *room = scratch_of(p->stream, worker);
+    float *room = scratch_of(p->stream, worker), *gate = room + HALF_SCRATCH;
     int begin = block_start(task, p->col_blocks, p->columns, STREAMS),
-        end = block_start(task + 1, p->col_blocks, p->columns, STREAMS);
+        end = block_start(task + 1, p->col_blocks, p->columns, STREAMS), width = end - begin;
     if (!p->gated) {
         multiply_columns(p, p->y + begin, p->columns, begin, end, room);
-        add_bias(p, 0, p->n, begin, end - begin);
+        add_bias(p, 0, p->n, begin, width);
         return;
     }
-    float *both = ((lazy_cpu_stream *)p->stream)->gate_up; /* (n, 2 columns) */
-    multiply_columns(p, both + begin, 2 * p->columns, begin, end, room);
-    multiply_columns(p, both + p->columns + begin, 2 * p->columns, p->columns + begin, p->columns + end, room);
-    for (int r = 0; r < p->n; r++) {
-        const float *gate = both + (int64_t)r * 2 * p->columns + begin;
-        gate_row(p, p->y + (int64_t)r * p->columns + begin, gate, gate + p->columns, end - begin);
-    }
+    multiply_columns(p, gate, 2 * width, begin, end, room);
+    multiply_columns(p, gate + width, 2 * width, p->columns + begin, p->columns + end, room);
+    for (int r = 0; r < p->n; r++, gate += 2 * width)
+        gate_row(p, p->y + (int64_t)r * p->columns + begin, gate, gate + width, width);
+}
+
+/* Enough tasks that gate and up of one fit into the scratch. */
+static void fit_gates(product *p)
+{
+    enum { UNEVEN = 8 };
+    if (p->gated) p->col_blocks = max_int(p->col_blocks, ceil_div(p->columns, HALF_SCRATCH / (2 * p->n) - UNEVEN));
 }
 
 /* ---- packed ----------------------------------------------------------------------------- */
@@ -216,6 +221,7 @@ static void divide_unpacked(product *p)
         most = min_int(tasks_per_thread * threads, ceil_div(p->columns, MIN_COLS));
     p->col_blocks = most < threads ? min_int(threads, ceil_div(p->columns, LEAST_COLS)) : most - most % threads;
     p->row_blocks = 1;
+    fit_gates(p);
 }
 
 /* For so many threads that tasks of MIN_ROWS rows leave some idle: the number of blocks of rows that takes the least
@@ -264,11 +270,13 @@ static void divide_packed(product *p)
     }
 }
 
+/* Four rows of weights, and gate and up, must fit into the scratch. */
+static bool fits_unpacked(const product *p) { return 4 * p->w->cols <= (p->gated ? HALF_SCRATCH : WORKER_SCRATCH); }
+
 static int max_unpacked_rows(const product *p)
 {
     lazy_dtype dtype = p->w->part[0].dtype;
-    if (p->stream->many_rows || p->w->cols > WORKER_SCRATCH / 4)
-        return 0; /* four rows must fit into the room of dots */
+    if (p->stream->many_rows || !fits_unpacked(p)) return 0;
     bool halves = dtype == LAZY_F16 || dtype == LAZY_BF16;
     return halves ? p->kernels->max_unpacked_halves : p->kernels->max_unpacked_others;
 }
@@ -276,8 +284,7 @@ static int max_unpacked_rows(const product *p)
 static const lazy_products *best_products(const product *p)
 {
     const lazy_products *fixed = cpu_of(p->stream)->arithmetic->fixed, *any = products_of(p->stream);
-    if (!fixed || p->stream->many_rows || p->n > fixed->max_unpacked_others || p->w->cols > WORKER_SCRATCH / 4)
-        return any;
+    if (!fixed || p->stream->many_rows || p->n > fixed->max_unpacked_others || !fits_unpacked(p)) return any;
     for (int i = 0; i < p->w->n_parts; i++)
         if (!fixed->formats[p->w->part[i].dtype]) return any;
     return fixed;
@@ -310,8 +317,6 @@ static int multiply(product p, lazy_error *err)
 
 /* ---- rows sorted by expert --------------------------------------------------------------- */
 
-enum { HALF_SCRATCH = WORKER_SCRATCH / 2 }; /* for dots, and for gate and up */
-
 /* The products of all experts as one job. */
 typedef struct by_expert {
     product all; /* of the rows of all experts; its w is the first expert's */
@@ -324,7 +329,7 @@ typedef struct by_expert {
 /* The product of one expert, divided into tasks. */
 static product product_of(const by_expert *b, int expert)
 {
-    enum { MIN_COLS = 64, UNEVEN = 8 };
+    enum { MIN_COLS = 64 };
     product p = b->all;
     int first = b->sorted->begin[expert];
     p.n = b->sorted->begin[expert + 1] - first;
@@ -337,20 +342,8 @@ static product product_of(const by_expert *b, int expert)
         return p;
     }
     p.col_blocks = min_int(b->wanted, ceil_div(p.columns, MIN_COLS));
-    int most_cols = HALF_SCRATCH / (2 * p.n) - UNEVEN;
-    if (p.gated) p.col_blocks = max_int(p.col_blocks, ceil_div(p.columns, most_cols));
+    fit_gates(&p);
     return p;
-}
-
-static void multiply_gated_columns(const product *p, int task, float *room)
-{
-    int begin = block_start(task, p->col_blocks, p->columns, STREAMS),
-        end = block_start(task + 1, p->col_blocks, p->columns, STREAMS), width = end - begin;
-    float *gate = room + HALF_SCRATCH, *up = gate + width;
-    multiply_columns(p, gate, 2 * width, begin, end, room);
-    multiply_columns(p, up, 2 * width, p->columns + begin, p->columns + end, room);
-    for (int r = 0; r < p->n; r++, gate += 2 * width, up += 2 * width)
-        gate_row(p, p->y + (int64_t)r * p->columns + begin, gate, up, width);
 }
 
 static void multiply_for_expert(void *job, int task, int worker)
@@ -364,9 +357,7 @@ static void multiply_for_expert(void *job, int task, int worker)
     }
     product p = product_of(b, low);
     task -= b->first_task[low];
-    if (!b->unpacked) multiply_packed(&p, task, worker);
-    else if (p.gated) multiply_gated_columns(&p, task, scratch_of(p.stream, worker));
-    else multiply_unpacked(&p, task, worker);
+    (b->unpacked ? multiply_unpacked : multiply_packed)(&p, task, worker);
 }
 
 /* Unpacked for any number of rows, where there are such kernels: most experts have few. */
@@ -391,7 +382,7 @@ int lazy_cpu_multiply_experts(lazy_stream *stream, float *y, const float *x, con
         p.w += e;
         if (best_products(&p) != b.all.kernels) b.all.kernels = products_of(stream); /* for experts of any format */
     }
-    b.unpacked = b.all.kernels->dots && 4 * w->cols <= HALF_SCRATCH;
+    b.unpacked = b.all.kernels->dots && fits_unpacked(&b.all);
     b.all.n = sorted->begin[sorted->n_experts];
     int code = convert(&b.all, b.unpacked, err), n_active = 0, n_tasks = 0;
     if (code) return code;
@@ -418,7 +409,7 @@ int lazy_cpu_multiply_router(lazy_stream *stream, float *y, const float *x, int 
                   .w = w,
                   .n = n,
                   .columns = w->rows };
-    if (4 * w->cols > WORKER_SCRATCH) return lazy_cpu_logits(stream, y, x, n, w, err);
+    if (!fits_unpacked(&p)) return lazy_cpu_logits(stream, y, x, n, w, err);
     divide_unpacked(&p);
     return lazy_cpu_run(stream, multiply_unpacked, &p, p.col_blocks, err);
 }
@@ -439,7 +430,6 @@ typedef struct capping {
 
 static void cap_logits(void *job, int row, int worker)
 {
-    (void)worker;
     const capping *t = job;
     kernels_of(t->stream)->rows->cap_row(t->logits + (int64_t)row * t->vocab, t->vocab, t->stream->config->logit_cap);
 }
@@ -459,7 +449,6 @@ int lazy_cpu_gated(lazy_stream *stream, void *y, const void *x, int n, const laz
 
 int lazy_cpu_embed(lazy_stream *stream, void *x, const int32_t *ids, int n, const lazy_matrix *table, lazy_error *err)
 {
-    (void)err;
     const lazy_part *part = table->part;
     for (int r = 0; r < n; r++) {
         float *row = (float *)x + (int64_t)r * table->cols, scale = stream->config->embedding_scale;

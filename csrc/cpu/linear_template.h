@@ -179,7 +179,6 @@ static tile_function *const across_columns[TILE_VECTORS][TILE_ROWS] = {
 static void tile(float *c, int64_t c_stride, const void *a, int64_t a_stride, const void *b, lazy_dtype dtype, int k,
                  int rows, int cols, bool accumulate)
 {
-    (void)dtype;
     tile_product t = {
         c, c_stride, a, a_stride, 1, b, TILE_COLS, ceil_div(k, PER_OPERAND), cols, accumulate, { NULL }
     };

@@ -20,7 +20,6 @@ typedef struct norming {
 
 static void norm_rows(void *job, int task, int worker)
 {
-    (void)worker;
     norming *t = job;
     const lazy_row_kernels *kernels = kernels_of(t->stream)->rows;
     for (int r = task * ROWS_PER_TASK; r < block_end(task, ROWS_PER_TASK, t->n); r++) {
@@ -86,7 +85,6 @@ static void turn_head(const rotating *t, float *head, const float *rope, const f
 
 static void rotate_rows(void *job, int task, int worker)
 {
-    (void)worker;
     rotating *t = job;
     const lazy_config *c = t->stream->config;
     const lazy_kernels *kernels = kernels_of(t->stream);
@@ -138,7 +136,6 @@ typedef struct surprising {
 
 static void surprise_row(void *job, int r, int worker)
 {
-    (void)worker;
     const surprising *t = job;
     float *row = t->logits + (int64_t)r * t->vocab, max = -INFINITY, sum = 0.0f;
     kernels_of(t->stream)->rows->scale_row(row, t->vocab, (float)M_LOG2E);
@@ -156,7 +153,6 @@ int lazy_cpu_surprisal(lazy_stream *stream, float *surprisal, float *logits, int
 
 int lazy_cpu_argmax(lazy_stream *stream, int32_t *id, const float *logits, int vocab, lazy_error *err)
 {
-    (void)stream, (void)err;
     *id = 0;
     for (int i = 0; i < vocab && *id >= 0; i++) {
         if (!isfinite(logits[i])) *id = -1 - i;

@@ -27,22 +27,21 @@ static void multiply_keys(void *job, int task, int worker)
     const lazy_config *c = t->stream->config;
     int visible = t->seen.end - t->seen.begin, tasks = ceil_div(visible, TOKENS_PER_TASK), g = task / tasks,
         d = c->head_dim;
-    int group = c->n_heads / c->n_kv_heads, first = task % tasks * TOKENS_PER_TASK,
+    int heads_per_key = c->n_heads / c->n_kv_heads, first = task % tasks * TOKENS_PER_TASK,
         n = block_end(task % tasks, TOKENS_PER_TASK, visible) - first;
-    const float *q = t->q + g * group * d;
+    const float *q = t->q + g * heads_per_key * d;
     float *scaled = scratch_of(t->stream, worker), scale = scale_of(c);
-    for (int i = 0; i < group * d; i++) scaled[i] = q[i] * scale;
+    for (int i = 0; i < heads_per_key * d; i++) scaled[i] = q[i] * scale;
     first += t->seen.begin;
-    t->kernels->rows->key_dots(t->probabilities + (int64_t)g * group * t->a.m + first, t->a.m, scaled, group,
-                               kv_row(t->stream, t->a.kv, t->a.kv.k, g, 0), t->stream->backend->kv,
+    t->kernels->rows->key_dots(t->probabilities + (int64_t)g * heads_per_key * t->a.m + first, t->a.m, scaled,
+                               heads_per_key, kv_row(t->stream, t->a.kv, t->a.kv.k, g, 0), t->stream->backend->kv,
                                t->a.in_play + first, n, d);
-    for (int h = 0; h < group && c->attention_cap > 0; h++)
-        t->kernels->rows->cap_row(t->probabilities + (int64_t)(g * group + h) * t->a.m + first, n, cap_of(c));
+    for (int h = 0; h < heads_per_key && c->attention_cap > 0; h++)
+        t->kernels->rows->cap_row(t->probabilities + (int64_t)(g * heads_per_key + h) * t->a.m + first, n, cap_of(c));
 }
 
 static void normalise_head(void *job, int head, int worker)
 {
-    (void)worker;
     const scoring *t = job;
     float *probabilities = t->probabilities + (int64_t)head * t->a.m + t->seen.begin, max = -INFINITY, sum = 0.0f;
     int visible = t->seen.end - t->seen.begin;
@@ -52,7 +51,6 @@ static void normalise_head(void *job, int head, int worker)
 
 static void pool_heads(void *job, int task, int worker)
 {
-    (void)worker;
     const scoring *t = job;
     int n_heads = t->stream->config->n_heads, begin = task * TOKENS_PER_TASK,
         end = block_end(task, TOKENS_PER_TASK, t->a.m);
@@ -62,9 +60,9 @@ static void pool_heads(void *job, int task, int worker)
     for (int h = 0; h < n_heads; h++)
         for (int j = first; j < last; j++) sums[j - begin] += t->probabilities[(int64_t)h * t->a.m + j];
     for (int j = begin; j < end; j++) {
-        float share = (float)(sums[j - begin] / n), earlier = t->scores[j];
-        if (!t->row || (largest && (share > earlier || isnan(share)))) t->scores[j] = share;
-        else if (!largest) t->scores[j] = earlier + share;
+        float score = (float)(sums[j - begin] / n), earlier = t->scores[j];
+        if (!t->row || (largest && (score > earlier || isnan(score)))) t->scores[j] = score;
+        else if (!largest) t->scores[j] = earlier + score;
     }
 }
 

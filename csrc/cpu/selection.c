@@ -11,7 +11,6 @@ static bool is_free(const uint8_t *flags, int32_t position) { return flags[posit
 int lazy_cpu_share(lazy_stream *stream, float *share, const float *scores, const int32_t *in_play, int m,
                    const uint8_t *flags, lazy_error *err)
 {
-    (void)stream, (void)err;
     double sum = 0;
     for (int j = 0; j < m; j++) sum += is_free(flags, in_play[j]) ? scores[j] : 0.0f;
     for (int j = 0; j < m; j++)
@@ -22,7 +21,6 @@ int lazy_cpu_share(lazy_stream *stream, float *share, const float *scores, const
 int lazy_cpu_largest(lazy_stream *stream, float *scores, const float *shares, int n, int capacity,
                      const int32_t *in_play, int m, bool also, lazy_error *err)
 {
-    (void)stream, (void)err;
     for (int j = 0; j < m; j++) {
         float largest = also ? scores[j] : shares[in_play[j]];
         for (int k = !also; k < n; k++) {
@@ -38,7 +36,6 @@ int lazy_cpu_largest(lazy_stream *stream, float *scores, const float *shares, in
 int lazy_cpu_remember(lazy_stream *stream, float *scores, float *remembered, int n_old, int length, float factor,
                       const int32_t *in_play, int m, lazy_error *err)
 {
-    (void)stream, (void)err;
     for (int i = 0; i < n_old; i++) remembered[i] *= factor;
     for (int i = n_old; i < length; i++) remembered[i] = 0.0f;
     for (int j = 0; j < m; j++) {
@@ -51,7 +48,6 @@ int lazy_cpu_remember(lazy_stream *stream, float *scores, float *remembered, int
 
 int lazy_cpu_average(lazy_stream *stream, float *mean, const float *scores, int m, int n, lazy_error *err)
 {
-    (void)stream, (void)err;
     for (int j = 0; j < m; j++) mean[j] = n == 1 ? scores[j] : mean[j] + (scores[j] - mean[j]) / (float)n;
     return LAZY_OK;
 }
@@ -66,7 +62,6 @@ int lazy_cpu_average(lazy_stream *stream, float *mean, const float *scores, int 
  * windows of equal scores tie as they should. */
 int lazy_cpu_smooth(lazy_stream *stream, float *out, const float *scores, int m, int width, lazy_error *err)
 {
-    (void)err;
     double *to_block_end = ((lazy_cpu_stream *)stream)->block_sums, from_block_start = 0;
     for (int i = m - 1; i >= 0; i--)
         to_block_end[i] = scores[i] + (i == m - 1 || i % width == width - 1 ? 0.0 : to_block_end[i + 1]);

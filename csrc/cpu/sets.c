@@ -5,7 +5,6 @@
 
 int lazy_cpu_mark(lazy_stream *stream, int32_t *depth, const int32_t *rows, int n, int value, lazy_error *err)
 {
-    (void)stream, (void)err;
     for (int r = 0; r < n; r++) depth[rows[r]] = value;
     return LAZY_OK;
 }
@@ -13,7 +12,6 @@ int lazy_cpu_mark(lazy_stream *stream, int32_t *depth, const int32_t *rows, int 
 int lazy_cpu_filter(lazy_stream *stream, int32_t *out, int *n_out, const int32_t *positions, int n,
                     const int32_t *depth, int low, int high, lazy_error *err)
 {
-    (void)stream, (void)err;
     *n_out = 0;
     for (int i = 0; i < n; i++) {
         int32_t position = positions[i];
@@ -25,7 +23,6 @@ int lazy_cpu_filter(lazy_stream *stream, int32_t *out, int *n_out, const int32_t
 int lazy_cpu_regroup(lazy_stream *stream, void *y, const int32_t *new_rows, int n_new, const void *x,
                      const int32_t *rows, int n, void *aux, int d, int32_t *n_revived, lazy_error *err)
 {
-    (void)stream, (void)err;
     size_t bytes = (size_t)d * sizeof(float);
     *n_revived = 0;
     int r = 0;

@@ -150,7 +150,6 @@ void lazy_cpu_shared_close(lazy_shared *shared)
 
 int lazy_cpu_shared_open(lazy_backend *backend, lazy_shared **out, size_t bytes, lazy_error *err)
 {
-    (void)backend;
     mapping *m;
     *out = NULL;
     pthread_once(&handlers_once, install_handlers);

@@ -7,7 +7,7 @@
 
 /* ---- buffers whose size is that of the largest pass ------------------------------------- */
 
-enum { N_BUFFERS = 13 };
+enum { N_BUFFERS = 12 };
 
 typedef struct buffer {
     void **slot; /* its pointer in the stream */
@@ -41,13 +41,11 @@ static void list_buffers(lazy_cpu_stream *s, int n_rows, int n_tokens, buffer li
     operands = larger(operands, operands_for(stream, c->expert_ffn, n_rows, k, is_converted(stream, c->expert_ffn)));
     size_t rows = (size_t)n_rows, tokens = (size_t)n_tokens, heads = (size_t)c->n_heads, d = (size_t)c->head_dim,
            chunk = (size_t)min_int(n_rows, ROW_CHUNK), pairs = chunk * (size_t)k,
-           split_rows = (size_t)min_int(n_rows, SPLIT_KEYS_ROWS),
-           unpacked_rows = (size_t)min_int(n_rows, UNPACKED_ROWS_LIMIT);
+           split_rows = (size_t)min_int(n_rows, SPLIT_KEYS_ROWS);
 #define BUFFER(name, n) { (void **)&s->name, (n) * sizeof *s->name }
     const buffer buffers[N_BUFFERS] = {
         BUFFER(seen, rows),
         BUFFER(partial, split_rows * heads * MAX_CHUNKS * (d + 2)),
-        BUFFER(gate_up, unpacked_rows * 2 * (size_t)c->ffn),
         BUFFER(operands, operands),
         BUFFER(probabilities, heads * tokens),
         BUFFER(order, tokens),

@@ -36,9 +36,10 @@
 #define UP_TO_4(work, ...)           UP_TO_3(work, __VA_ARGS__) work(4, __VA_ARGS__)
 #define UP_TO_6(work, ...)           UP_TO_4(work, __VA_ARGS__) work(5, __VA_ARGS__) work(6, __VA_ARGS__)
 #define UP_TO_7(work, ...)           UP_TO_6(work, __VA_ARGS__) work(7, __VA_ARGS__)
-#define UP_TO_10(work, ...)          UP_TO_7(work, __VA_ARGS__) work(8, __VA_ARGS__) work(9, __VA_ARGS__) work(10, __VA_ARGS__)
-#define UP_TO_12(work, ...)          UP_TO_10(work, __VA_ARGS__) work(11, __VA_ARGS__) work(12, __VA_ARGS__)
-#define UP_TO_14(work, ...)          UP_TO_12(work, __VA_ARGS__) work(13, __VA_ARGS__) work(14, __VA_ARGS__)
+#define UP_TO_9(work, ...)           UP_TO_7(work, __VA_ARGS__) work(8, __VA_ARGS__) work(9, __VA_ARGS__)
+#define UP_TO_11(work, ...)          UP_TO_9(work, __VA_ARGS__) work(10, __VA_ARGS__) work(11, __VA_ARGS__)
+#define UP_TO_13(work, ...)          UP_TO_11(work, __VA_ARGS__) work(12, __VA_ARGS__) work(13, __VA_ARGS__)
+#define UP_TO_14(work, ...)          UP_TO_13(work, __VA_ARGS__) work(14, __VA_ARGS__)
 
 enum { FETCH_AHEAD = 1024 }; /* bytes; about what a stream reads during the latency of memory */
 

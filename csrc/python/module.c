@@ -29,7 +29,6 @@ PyObject *core_none(const void *object, const lazy_error *err)
 
 static PyObject *core_features(PyObject *module, PyObject *unused)
 {
-    (void)module, (void)unused;
     char sets[64] = "";
     for (const char *const *name = lazy_cpu_variants(); *name; name++) {
         if (*sets) strcat(sets, " ");

@@ -25,20 +25,26 @@ static void sampler_dealloc(SamplerObject *self)
     Py_DECREF((PyObject *)type);
 }
 
+lazy_sampler *sampler_at_rest(const SamplerObject *self)
+{
+    if (!self->in_use) return self->sampler;
+    PyErr_SetString(PyExc_RuntimeError, "the sampler is in use: a draw is under way");
+    return NULL;
+}
+
 static PyObject *sampler_sample(SamplerObject *self, PyObject *object)
 {
     PyObject *owner;
-    const float *logits;
+    const void *logits;
     Py_ssize_t n;
-    if (array_parse_floats(object, "logits", &owner, &logits, &n)) return NULL;
+    if (array_parse(object, ARRAY_FLOAT, "logits", &owner, &logits, &n)) return NULL;
     int32_t token;
     lazy_error err = { 0 };
-    int code;
-    Py_BEGIN_ALLOW_THREADS
-    code = lazy_sampler_next(self->sampler, logits, n > INT32_MAX ? 0 : (int)n, &token, &err);
-    Py_END_ALLOW_THREADS
+    bool at_rest = sampler_at_rest(self);
+    if (at_rest) WITHOUT_GIL(self, lazy_sampler_next(self->sampler, logits, n > INT32_MAX ? 0 : (int)n, &token, &err));
     Py_DECREF(owner);
-    return code ? core_raise(core_state_of(self), &err) : PyLong_FromLong(token);
+    if (!at_rest) return NULL;
+    return err.code ? core_raise(core_state_of(self), &err) : PyLong_FromLong(token);
 }
 
 static PyMethodDef sampler_methods[] = {

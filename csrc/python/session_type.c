@@ -88,7 +88,7 @@ static int run_parsed(SessionObject *self, lazy_pass *pass, PyObject *watch, laz
     int code = lazy_session_run(self->session, pass, &err);
     bool ended = !code;
     if (ended && sampler) code = lazy_sampler_next(sampler, pass->logits, vocab_of(self), drawn, &err);
-    watcher_end(&w);
+    watcher_hold(&w);
     if (ended) self->drawn = !code && drawn ? *drawn : -1;
     self->watcher = NULL;
     self->in_use = false;
@@ -131,11 +131,14 @@ static PyObject *session_advance(SessionObject *self, PyObject *args, PyObject *
     int32_t token;
     lazy_pass pass = { .generated = generated, .best = &token };
     lazy_error err = { 0 };
+    if (!sampler_at_rest(given)) return NULL;
     /* a greedy one saves the download of the logits */
     lazy_sampler *sampler = lazy_sampler_is_greedy(given->sampler) ? NULL : given->sampler;
     if (sampler && !(pass.logits = PyMem_Malloc((size_t)vocab * sizeof *pass.logits))) return PyErr_NoMemory();
     if (sampler && lazy_sampler_reserve(sampler, vocab, &err)) core_raise(state, &err); /* before the session changes */
+    given->in_use = true; /* before the ids are read, which may run Python code */
     int code = err.code ? -1 : run_pass(self, ids, watch, pass, sampler);
+    given->in_use = false;
     PyMem_Free(pass.logits);
     return code ? NULL : PyLong_FromLong(token);
 }
@@ -206,7 +209,6 @@ static PyObject *session_truncate(SessionObject *self, PyObject *argument)
 
 static PyObject *session_fork(SessionObject *self, PyObject *none)
 {
-    (void)none;
     if (!session_at_rest(self)) return NULL;
     SessionObject *fork = (SessionObject *)PyType_GenericAlloc(Py_TYPE((PyObject *)self), 0);
     if (!fork) return NULL;
@@ -234,7 +236,6 @@ static PyObject *session_bytes_for(SessionObject *self, PyObject *argument)
 #define READ(name, expression)                                                                                         \
     static PyObject *session_##name(SessionObject *self, void *closure)                                                \
     {                                                                                                                  \
-        (void)closure;                                                                                                 \
         lazy_session *s = session_at_rest(self);                                                                       \
         if (!s) return NULL;                                                                                           \
         const lazy_tokens *tokens = lazy_session_tokens(s);                                                            \
@@ -245,21 +246,20 @@ static PyObject *session_bytes_for(SessionObject *self, PyObject *argument)
 
 READ(length, PyLong_FromLong(tokens->length))
 READ(n_prompt, PyLong_FromLong(tokens->n_prompt))
-READ(ids, array_of_int32(tokens->ids, tokens->length))
+READ(ids, array_of(ARRAY_INT32, tokens->ids, tokens->length, 0))
 READ(drawn, self->drawn >= 0 ? PyLong_FromLong(self->drawn) : Py_NewRef(Py_None))
-READ(gone, array_of_uint8(tokens->gone, tokens->length))
-READ(depths, array_of_int32(tokens->depths, tokens->length))
-READ(kinds, array_of_uint8(tokens->kinds, tokens->length))
+READ(gone, array_of(ARRAY_UINT8, tokens->gone, tokens->length, 0))
+READ(depths, array_of(ARRAY_INT32, tokens->depths, tokens->length, 0))
+READ(kinds, array_of(ARRAY_UINT8, tokens->kinds, tokens->length, 0))
 READ(computed, PyFloat_FromDouble(lazy_tokens_computed(tokens, n_layers)))
 READ(reached_top, PyFloat_FromDouble(lazy_tokens_reached_top(tokens, n_layers)))
-READ(last_pass, array_of_counts(lazy_session_last_pass(s)->counts, n_layers))
+READ(last_pass, array_of(ARRAY_INT32, lazy_session_last_pass(s)->counts, n_layers, 3))
 READ(trace, PyBool_FromLong(*lazy_session_traces(s)))
 READ(fork_bytes, PyLong_FromUnsignedLongLong(lazy_session_fork_bytes(s)))
 READ(policy_seconds, PyFloat_FromDouble((double)self->policy_ns * 1e-9))
 
 static PyObject *session_logits(SessionObject *self, void *closure)
 {
-    (void)closure;
     if (!session_at_rest(self)) return NULL;
     float *data;
     lazy_error err = { 0 };
@@ -273,7 +273,6 @@ static PyObject *session_logits(SessionObject *self, void *closure)
 
 static int session_set_drawn(SessionObject *self, PyObject *value, void *closure)
 {
-    (void)closure;
     long long token = value ? PyLong_AsLongLong(value) : -1;
     if (PyErr_Occurred()) return -1;
     if (token < 0 || token >= vocab_of(self)) {
@@ -287,7 +286,6 @@ static int session_set_drawn(SessionObject *self, PyObject *value, void *closure
 
 static int session_set_trace(SessionObject *self, PyObject *value, void *closure)
 {
-    (void)closure;
     if (!value || !PyBool_Check(value)) {
         PyErr_SetString(PyExc_TypeError, "trace must be True or False");
         return -1;
@@ -301,18 +299,16 @@ static int session_set_trace(SessionObject *self, PyObject *value, void *closure
 static PyObject *run_as_dict(const lazy_trace_run *run)
 {
     return Py_BuildValue("{s:i,s:i,s:N,s:N,s:N}", "first_layer", run->first_layer, "last_layer", run->last_layer,
-                         "in_play", array_of_int32(run->in_play, run->n_in_play), "computed",
-                         array_of_int32(run->computed, run->n_computed), "scores",
-                         run->scores ? array_of_float(run->scores, run->n_in_play) : Py_NewRef(Py_None));
+                         "in_play", array_of(ARRAY_INT32, run->in_play, run->n_in_play, 0), "computed",
+                         array_of(ARRAY_INT32, run->computed, run->n_computed, 0), "scores",
+                         run->scores ? array_of(ARRAY_FLOAT, run->scores, run->n_in_play, 0) : Py_NewRef(Py_None));
 }
 
 static PyObject *session_last_trace(SessionObject *self, void *closure)
 {
-    (void)closure;
     const lazy_session *s = session_at_rest(self);
     if (!s) return NULL;
     const lazy_report *report = lazy_session_last_pass(s);
-    if (report->lost) return PyErr_Format(PyExc_MemoryError, "there was no memory for the trace of the last pass");
     PyObject *list = PyList_New(report->n_runs);
     for (int i = 0; i < report->n_runs && list; i++) {
         PyObject *dict = run_as_dict(&report->runs[i]);
@@ -364,7 +360,6 @@ static PyMethodDef session_methods[] = {
     { "set_state", (PyCFunction)state_set, METH_VARARGS, "set_state(part, layer, array), after set_tokens" },
     { "set_tokens", (PyCFunction)state_set_tokens, METH_VARARGS,
       "set_tokens(ids, kinds, depths, gone) of an empty session" },
-    { "check_state", (PyCFunction)state_check, METH_NOARGS, "refuses what no session has, after everything is set" },
     { "bytes_for", (PyCFunction)session_bytes_for, METH_O,
       "bytes_for(n_tokens) -> bytes of all buffers with room for n_tokens" },
     { "view", (PyCFunction)policy_view, METH_VARARGS,

@@ -89,12 +89,3 @@ PyObject *state_set_tokens(SessionObject *self, PyObject *args)
     PyBuffer_Release(&gone);
     return result;
 }
-
-PyObject *state_check(SessionObject *self, PyObject *none)
-{
-    (void)none;
-    lazy_error err = { 0 };
-    if (!session_at_rest(self)) return NULL;
-    lazy_session_check_state(self->session, self->drawn >= 0, &err);
-    return core_none(self, &err);
-}

@@ -40,6 +40,5 @@ void watcher_begin(watcher *w, PyObject *callback)
     watcher_release(w);
 }
 
-void watcher_end(watcher *w) { watcher_hold(w); }
 void watcher_hold(watcher *w) { PyEval_RestoreThread(w->thread); }
 void watcher_release(watcher *w) { w->thread = PyEval_SaveThread(); }

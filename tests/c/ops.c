@@ -3,6 +3,7 @@
 
 lazy_compute computing;
 lazy_dtype keeping;
+int each = 1;
 uint64_t seed = 1;
 
 uint32_t random_bits(void)

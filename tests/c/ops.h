@@ -15,6 +15,7 @@
 
 extern lazy_compute computing;
 extern lazy_dtype keeping; /* K and V */
+extern int each;           /* of like cases, one of so many is tested */
 
 /* ---- random data and guarded memory ----------------------------------------------------- */
 
@@ -48,7 +49,12 @@ static const double INTEGERS = 3e-2; /* where rows are rounded to integers of 8 
 
 /* ---- the two sides ---------------------------------------------------------------------- */
 
-enum { MAX_ROWS = 512, MAX_COLS = 5120, MAX_TOKENS = 20000 };
+enum {
+    MAX_ROWS = 512,
+    MAX_COLS = 5120,
+    MAX_TOKENS = 20000,
+    UNPACKED_ROWS_LIMIT = 160, /* the largest max_unpacked_halves and _others of any instruction set */
+};
 
 typedef struct side {
     lazy_backend *backend;

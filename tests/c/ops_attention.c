@@ -198,7 +198,7 @@ static void test_columns(const char *variant)
         };
         config.n_kv_heads = config.n_heads / shapes[i].group;
         sides s = open_sides(variant, &config, 2);
-        for (int n = 2; n <= 35; n++) {
+        for (int n = 2; n <= 35; n += each) {
             int m = random_int(n, 700);
             test_one_attention(s, n, m, n % 2 ? m : m + random_int(0, 20));
         }
@@ -214,7 +214,7 @@ void test_attention(const char *variant, const lazy_config *shapes, size_t n_sha
     seed = 1; /* its data depend on no other file */
     for (const lazy_config *shape = shapes; shape < shapes + n_shapes; shape++) {
         sides s = open_sides(variant, shape, 3);
-        for (int i = 0; i < 30; i++) {
+        for (int i = 0; i < 30; i += each) {
             int m = random_int(1, 300), n = random_int(1, m);
             test_one_attention(s, i % 2 ? n : (n + 15) / 16, m, m + random_int(0, 50));
         }

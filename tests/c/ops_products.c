@@ -114,7 +114,7 @@ static void test_quantized_products(sides s)
     uint64_t before = seed; /* a further format changes no other test's data */
     for (int dtype = LAZY_Q8_0; dtype < LAZY_N_DTYPES; dtype++) {
         int block = lazy_formats[dtype].values, long_row = 1024 / block * block + 5 * block;
-        for (int n = 1; n <= 20; n++)
+        for (int n = 1; n <= 20; n += each)
             test_matmul(s, n, 1, random_int(1, 50), block * (n < 3 ? 1 : random_int(1, 12)), (lazy_dtype)dtype, false,
                         n % 5 == 0, n % 2);
         for (int i = 0; i < 6; i++)
@@ -217,7 +217,7 @@ static void test_fixed_products(const char *variant)
     enum { ROWS = 9, MOST = 8 };
     const lazy_products *products = lazy_arithmetic_find(variant, computing)->fixed;
     for (int dtype = LAZY_Q8_0; products && dtype < LAZY_N_DTYPES; dtype++)
-        for (int i = 0; i < 60 && products->formats[dtype]; i++) {
+        for (int i = 0; i < 60 && products->formats[dtype]; i += each) {
             int n = i % products->max_unpacked_others + 1, cols = lazy_formats[dtype].values * random_int(1, 20);
             double share = computing == LAZY_COMPUTE_F32    ? 0x1p-23
                            : computing == LAZY_COMPUTE_BF16 ? 0x1p-15
@@ -253,16 +253,16 @@ static void test_fixed_products(const char *variant)
 
 static void test_plain_products(sides s)
 {
-    for (int n = 1; n <= 130; n++)
+    for (int n = 1; n <= 130; n += each)
         test_matmul(s, n, 1, random_int(1, 130), random_int(1, 130), (lazy_dtype)(n % 3), false, n % 5 == 0, n % 2);
-    for (int i = 0; i < 20; i++)
+    for (int i = 0; i < 20; i += each)
         test_matmul(s, random_int(1, 70), random_int(1, 3), random_int(1, 60), random_int(1, 130), (lazy_dtype)(i % 3),
                     i % 2, i % 3 == 0, i % 4 == 0);
     test_matmul(s, 3, 2, 40, 5000, LAZY_BF16, false, false, false);
     test_matmul(s, 33, 1, 40, 5000, LAZY_BF16, false, true, true);
     /* enough rows to pack the weights: in one stretch and several, rows that are copied first, blocks by rows and by
      * columns */
-    for (int i = 0; i < 20; i++)
+    for (int i = 0; i < 20; i += each)
         test_matmul(s, UNPACKED_ROWS_LIMIT + random_int(1, 80), random_int(1, 3), random_int(1, 130),
                     random_int(1, 130), (lazy_dtype)(i % 3), i % 2, i % 3 == 0, i % 4 == 0);
     test_matmul(s, UNPACKED_ROWS_LIMIT + 1, 1, 37, 1024, LAZY_F16, false, false, true);
@@ -305,7 +305,7 @@ static void test_any_threads(const char *variant)
     const int numbers[NUMBERS] = { 1, 2, 3, 5, 16, 40 };
     side with[NUMBERS];
     for (int t = 0; t < NUMBERS; t++) with[t] = open_side(variant, &config, numbers[t]);
-    for (int i = 0; i < 40; i++) {
+    for (int i = 0; i < 40; i += each) {
         lazy_dtype dtype = (lazy_dtype)(i % LAZY_N_DTYPES);
         int n = i % 5 == 0 ? random_int(UNPACKED_ROWS_LIMIT + 1, 400) : random_int(1, i % 5 == 1 ? 2 : 60),
             cols = lazy_is_quantized(dtype) ? 256 * random_int(1, 3) : random_int(1, 75);
@@ -414,12 +414,12 @@ static void test_experts(const char *variant)
                                .normed_experts = k > 1,
                                .gelu = k == 3 };
         sides s = open_sides(variant, &config, 3);
-        for (int i = 0; i < 24; i++) {
+        for (int i = 0; i < 24; i += each) {
             int n = i % 4 == 0 ? UNPACKED_ROWS_LIMIT + random_int(1, 80) : random_int(1, i % 4 == 1 ? 4 : 60);
             test_mix_experts(s, n, random_int(1, 100), k == 5 ? LAZY_F32 : (lazy_dtype)(i % 3), false, i % 2);
         }
         test_mix_experts(s, 12, 1024, LAZY_BF16, false, true);
-        for (int i = 0; k == 5 && i < 4 * LAZY_N_DTYPES; i++)
+        for (int i = 0; k == 5 && i < 4 * LAZY_N_DTYPES; i += each)
             test_mix_experts(s,
                              i % 4 < 2    ? 1 + i % 4
                              : i % 4 == 2 ? random_int(3, 60)
@@ -460,7 +460,7 @@ void test_products(const char *variant, const lazy_config *shapes, size_t n_shap
     seed = 1; /* its data depend on no other file */
     sides s = open_sides(variant, &shapes[0], 2);
     test_plain_products(s);
-    for (int vocab = 1; vocab <= 40; vocab++) test_logits(s, vocab % 3 + 1, vocab, vocab % 2 ? 0 : 1.5f);
+    for (int vocab = 1; vocab <= 40; vocab += each) test_logits(s, vocab % 3 + 1, vocab, vocab % 2 ? 0 : 1.5f);
     test_quantized_products(s);
     for (int n = 1; n <= 2 * UNPACKED_ROWS_LIMIT; n += n < 8 ? 1 : 40) {
         if (computing == LAZY_COMPUTE_INT8) test_rounded_weights(s.fast, n);

@@ -78,6 +78,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         c->expert_ffn = ffn;
         c->normed_experts = more & 16;
     }
+    static const char *const weights[] = { "auto", "q8", "q4" };
     lazy_error err = { 0 };
     table t = { 0 };
     fill_table(&t, &in, c);
@@ -92,7 +93,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (uint64_t at = 0; at < t.bytes && in.size; at += in.size)
         memcpy(file + at, in.data, t.bytes - at < in.size ? t.bytes - at : in.size);
     if (!code) {
-        code = bind_file(model, &t, file, (lazy_weights)(more >> 3 & 3) % 3, &err);
+        code = bind_file(model, &t, file, weights[(more >> 3 & 3) % 3], &err);
         require(!code || *err.message, "an error without words");
     }
     if (!code) run(model);

@@ -119,8 +119,6 @@ static lazy_model *unbound_model(int n_layers, int hidden, int ffn)
 {
     lazy_model *model;
     lazy_error err = { 0 };
-    float inv_freq[NARROW / 4];
-    for (int i = 0; i < NARROW / 4; i++) inv_freq[i] = 1.0f / (float)(1 + i);
     require(!lazy_alloc_zeroed(&model, 1, "the model", &err), err.message);
     lazy_config *c = &model->config;
     *c = (lazy_config){
@@ -141,21 +139,25 @@ static lazy_model *unbound_model(int n_layers, int hidden, int ffn)
         .logit_scale = 1,
         .pre_norms = true,
     };
-    size_t n = (size_t)n_layers;
-    int code = lazy_alloc_copy(&c->inv_freq, inv_freq, c->head_dim / 2, "the config", &err);
-    if (!code) code = lazy_alloc_copy(&c->rope_scale, &c->logit_scale, 1, "the config", &err);
-    if (!code) code = lazy_alloc_zeroed(&c->layer_rope, n, "the config", &err);
-    if (!code) code = lazy_alloc_zeroed(&c->windows, n, "the config", &err);
-    if (!code) code = lazy_alloc_zeroed(&c->expert_layers, n, "the config", &err);
-    if (!code) code = lazy_alloc_zeroed(&model->layers, n, "the layers", &err);
+    size_t n = (size_t)n_layers, n_frequencies = NARROW / 4;
+    float *arrays;
+    int code = lazy_alloc_zeroed(&arrays, n_frequencies + 1 + 3 * n, "the config", &err);
+    require(!code, err.message);
+    for (size_t i = 0; i < n_frequencies; i++) arrays[i] = 1.0f / (float)(1 + i);
+    arrays[n_frequencies] = 1;
+    c->inv_freq = arrays;
+    c->rope_scale = arrays + n_frequencies;
+    c->layer_rope = (int32_t *)(arrays + n_frequencies + 1);
+    c->windows = c->layer_rope + n;
+    c->expert_layers = c->windows + n;
+    code = lazy_alloc_zeroed(&model->layers, n, "the layers", &err);
     if (!code) code = lazy_alloc_zeroed(&model->shards, 1, "the shards", &err);
     require(!code, err.message);
     return model;
 }
 
 /* Binds the tensors to `file` of t->bytes bytes, which must outlive the model. */
-static int bind_file(lazy_model *model, const table *t, const unsigned char *file, lazy_weights weights,
-                     lazy_error *err)
+static int bind_file(lazy_model *model, const table *t, const unsigned char *file, const char *weights, lazy_error *err)
 {
     model->shards[0] = (lazy_mapping){ .data = file, .bytes = t->bytes };
     model->n_shards = 1;
