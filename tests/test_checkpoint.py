@@ -180,11 +180,7 @@ def test_resolve_fetches_only_what_is_used(
 @pytest.mark.parametrize(
     ("files", "file", "words"),
     [
-        (
-            GGUFS,
-            None,
-            f"no model.safetensors or .*; `file` takes one of its GGUF files: {GGUFS[0]}, {GGUFS[1]}",
-        ),
+        (GGUFS, None, f"model.safetensors or .*; `file` takes one of its GGUF files: {GGUFS[0]}, {GGUFS[1]}"),
         (GGUFS, "tiny.gguf", f"has no tiny.gguf; `file` takes one of its GGUF files: {GGUFS[0]}"),
         (OTHERS, None, "it has no model.safetensors or model.safetensors.index.json$"),
     ],
@@ -293,16 +289,8 @@ def test_damaged_files_are_refused_or_stay_in_bounds(
 @pytest.mark.parametrize(
     ("family", "field", "words"),
     [
-        (
-            "phi3",
-            "intermediate_size",
-            r"gate_up_proj.*expected 41 \+ 41 rows, of mlp\.gate_proj, mlp\.up_proj",
-        ),
-        (
-            "phi3",
-            "num_key_value_heads",
-            r"qkv_proj.*expected 32 \+ 8 \+ 8 rows, of self_attn\.q_proj, self_at",
-        ),
+        ("phi3", "intermediate_size", r"gate_up_proj.*expected 41 \+ 41 rows, of mlp\.gate_proj, mlp\.up"),
+        ("phi3", "num_key_value_heads", r"qkv_proj.*expected 32 \+ 8 \+ 8 rows, of self_attn\.q_proj, self"),
         ("glm4", "intermediate_size", r"gate_up_proj.*has shape \[80, 32\]; expected 41 \+ 41 rows"),
     ],
 )

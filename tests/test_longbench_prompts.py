@@ -256,10 +256,7 @@ A_LIST = r"expected a list of at least one string"
 def test_rows(tmp_path: Path) -> None:
     for row, message in (
         *(
-            (
-                {name: value for name, value in item().items() if name != field},
-                f"{field} is missing; expected ",
-            )
+            ({name: value for name, value in item().items() if name != field}, f"{field} is missing; exp")
             for field in item()
         ),
         (item(input=None), f"line 2: input is None; {A_STRING}"),
@@ -521,12 +518,7 @@ def test_wrapper_of_a_checkpoint(named: Named) -> None:
 def test_prompt_refusals(named: Named) -> None:
     tokenizer = named("plain", chat_template=False)
     for asked, options, error, message in (
-        (
-            {},
-            {"wrapper": "llama"},
-            ValueError,
-            "wrapper must be auto, none, llama-2, xgen or template, not 'lla",
-        ),
+        ({}, {"wrapper": "llama"}, ValueError, "must be auto, none, llama-2, xgen or template, not 'lla"),
         ({}, {"wrapper": "template"}, ValueError, "wrapper is 'template', and .*plain has no chat template"),
         ({}, {"max_length": 1}, ValueError, "max_length must be from 2 to .*, not 1"),
         ({}, {"max_length": 3500.0}, TypeError, "max_length must be a whole number, not 3500.0"),

@@ -562,11 +562,7 @@ def test_parse_method() -> None:
 def test_parse_method_refuses() -> None:
     for text, kind, words in (
         ("", ValueError, "it must be a speedup such as 2x, dense, random:keep=0.5"),
-        (
-            "sparse",
-            ValueError,
-            "pruning is 'sparse'; it must be a speedup such as 2x, dense, random:keep=0.5",
-        ),
+        ("sparse", ValueError, "pruning is 'sparse'; it must be a speedup such as 2x, dense, random:keep"),
         ("random", ValueError, "random: missing a required argument: 'keep'"),
         ("random:0.5", ValueError, "has '0.5', where a new name=value is wanted"),
         ("random:keep=", TypeError, "keep must be a number, not ''"),
@@ -577,11 +573,7 @@ def test_parse_method_refuses() -> None:
         ("{", ValueError, "pruning is not JSON"),
         ('{"method": "magic"}', ValueError, "method is 'magic'; it must be one of random, static, compress"),
         ('{"method": ["random"]}', ValueError, "it must be one of random, static, compress"),
-        (
-            '{"method": "random", "keep": 0.5, "seeds": 1}',
-            ValueError,
-            "random: got an unexpected keyword argument 'seeds'",
-        ),
+        ('{"method": "random", "keep": 0.5, "seeds": 1}', ValueError, "unexpected keyword argument 'seeds'"),
         ('{"10": 0.7, "10": 0.5}', ValueError, "'10' appears twice"),
     ):
         with pytest.raises(kind, match=re.escape(words)):

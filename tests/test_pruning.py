@@ -233,16 +233,8 @@ def test_json_refused() -> None:
         ("{10: 0.7}", ValueError, "pruning is not JSON"),
         ('{"10": 0.7, "10": 0.5}', ValueError, "'10' appears twice"),
         ('{"10": NaN}', ValueError, "NaN is not a JSON number"),
-        (
-            '{"stages": {"10": 0.7}, "sinks": 4}',
-            ValueError,
-            "no field 'sinks'; its fields are stages, scoring, decode",
-        ),
-        (
-            '{"10": 0.5, "min_tokens": 3000}',
-            ValueError,
-            "no field '10'; its fields are stages, scoring, decode",
-        ),
+        ('{"stages": {"10": 0.7}, "sinks": 4}', ValueError, "no field 'sinks'; its fields are stages"),
+        ('{"10": 0.5, "min_tokens": 3000}', ValueError, "no field '10'; its fields are stages"),
         ("0.5", TypeError, "must be a JSON object"),
     ):
         with pytest.raises(kind, match=re.escape(words)):

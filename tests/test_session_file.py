@@ -297,11 +297,7 @@ def test_tokens_that_no_session_has(llm: LLM) -> None:
         (HALF(), [KEPT, (READ, 2, 0), KEPT], "position 2.*follows one that was"),
         (HALF(), [(PROMPT, TOP, 1)], "gone, and no stage"),
         # a stage that counted on prompt tokens alone had more tokens in play than the stage before
-        (
-            Pruning({0: 0.3}, scoring=Scoring(memory=0.5)),
-            [KEPT, (GENERATED, TOP, 1)],
-            "position 1.* the pruning drops prompt",
-        ),
+        (Pruning({0: 0.3}, scoring=Scoring(memory=0.5)), [KEPT, (GENERATED, TOP, 1)], "1.* pruning drops p"),
         (Pruning({1: Drop(0.5)}), [(PROMPT, 0, 1), (READ, 0, 1)], "1.*the first stage does not allow"),
         (Pruning({1: 0.5, 3: Drop(0.3)}), [(PROMPT, 2, 1)], "is gone, and no stage at its depth"),
         (Pruning({1: Drop(0.5), 3: 0.3}), [(PROMPT, depth, 1) for depth in (0, 2, 4, TOP)], None),
