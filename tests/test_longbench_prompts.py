@@ -155,9 +155,7 @@ def test_zip_refusals(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"broken.zip/data/trec.jsonl is damaged, encrypted or no zip file"):
         read(broken, "trec")
     path = write_zip(whole, {"data/trec.jsonl": jsonl([item("trec", answers=[])])})
-    with pytest.raises(
-        ValueError, match=r"data.zip/data/trec.jsonl, line 1: answers is \[\]; expected a lis"
-    ):
+    with pytest.raises(ValueError, match=r"data.zip/data/trec.jsonl, line 1: answers is \[\]; expected a li"):
         read(path, "trec")
 
 
