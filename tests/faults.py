@@ -347,7 +347,6 @@ FOLDER = [
         ("another model", having(architectures=["GPT2LMHeadModel"]), "architectures is .*; expected one of"),
         ("two models", having(architectures=["LlamaForCausalLM"] * 2), "architectures is .*; expected one"),
         ("two types", having(model_type="qwen2"), "model_type is 'qwen2'; expected 'llama'"),
-        ("no layers", having(num_hidden_layers=0), "num_hidden_layers is 0; expected"),
         ("10^9 layers", having(num_hidden_layers=10**9), "num_hidden_layers is 1000000000; expected"),
         ("a number as text", having(hidden_size="32"), "hidden_size is '32'; expected a whole number"),
         ("a truth as number", having(hidden_size=True), "hidden_size is True; expected a whole number"),
@@ -363,7 +362,6 @@ FOLDER = [
         ("a base of 0", having(rope_theta=0), "rope_theta is 0; expected a number above 1"),
         ("a base of 10^400", having(rope_theta=10**400), "rope_theta is 1000.*; expected"),
         ("scaling as a list", having(rope_scaling=[1]), r"rope_scaling is \[1\]; expected an object"),
-        ("another scaling", having(rope_scaling={"type": "dynamic"}), "type is 'dynamic'; expected one of"),
         ("no factor", having(rope_scaling={"type": "linear"}), "factor is missing; expected"),
         ("YaRN by 0", having(rope_scaling={"type": "yarn", "factor": 0}), "factor is 0; expected"),
         ("an end beyond", having(eos_token_id=300), "eos_token_id is 300; expected token ids below"),
@@ -575,12 +573,7 @@ GGUF = faults(
 SESSION = [
     *faults(
         "kept",
-        ("empty", holds(b""), "is no session of lazyllm"),
-        ("cut by a byte", cut(-1), "is damaged or cut short"),
-        ("cut in its header", cut(100), "is no session of lazyllm"),
-        ("a tail", longer, "is damaged or cut short"),
         ("a header of 2^63", rewritten(lambda b: b"\0" * 7 + b"\x80" + b[8:]), "is no session of lazyllm"),
-        ("a changed byte", rewritten(lambda b: b[:-40] + b"\7" + b[-39:]), "contents do not have the digest"),
         *(
             (f"header {name}", resealed(holds(joined(text, b"\0" * 40))), "is no session of lazyllm")
             for name, (text, _) in JSON_TEXTS.items()

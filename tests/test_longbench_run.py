@@ -12,19 +12,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 from folders import PROMPTS, benchmark, benchmark_item, model_folder, untimed
 
 import lazyllm
 from lazyllm import longbench
-from lazyllm.checkpoints import digest
 from lazyllm.evaluation.longbench.tasks import LongBench, find_templates
-from lazyllm.evaluation.options import DataOptions, options_of
 from lazyllm.evaluation.results import ITEMS, MANIFEST, Manifest, RunFolder, new_manifest, read_rows
 from lazyllm.evaluation.summary import token_use_by_setting
-from lazyllm.support.files import OpenedFile
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 SETTINGS = ["dense", '{"1": 0.5, "3": 0.2}', '{"2": 0.9}']
@@ -492,22 +488,6 @@ def size(folder: Path) -> int:
 # ---- shown ---------------------------------------------------------------------------------------
 
 
-def test_hashing_a_model_counts_whole_mebibytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    line, counts = MagicMock(n=0), []
-
-    def update(count: float) -> None:
-        line.n += count
-        counts.append(line.n)
-
-    line.__enter__.return_value, line.update = line, update
-    monkeypatch.setattr(digest, "bar", lambda *_: line)
-    for number, n_bytes in enumerate((1000, (9 << 20) + 700_000, 700_000)):
-        (tmp_path / str(number)).write_bytes(bytes(n_bytes))
-    digest.digest([OpenedFile(tmp_path / str(number)) for number in range(3)], True)
-    assert all(isinstance(value, int) for value in counts)
-    assert counts[-1] == 10
-
-
 def test_a_run_prints_as_aligned_text(finished: Path) -> None:
     made = longbench.Run(finished)
     assert repr(made) == f"<Run {finished}: 9 rows, 3 settings>"
@@ -516,9 +496,3 @@ def test_a_run_prints_as_aligned_text(finished: Path) -> None:
     assert "Conditions" not in text
     table = text.split("\n\n")[2].splitlines()
     assert len({len(line) for line in table}) == 1
-
-
-def test_options_are_keyword_arguments_with_help() -> None:
-    assert DataOptions.of({"max_length": None, "limit": 3}) == DataOptions(limit=3)
-    for option in options_of(DataOptions):
-        assert f"- `{option.name}`: {option.help}" in (longbench.run.__doc__ or "")

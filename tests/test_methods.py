@@ -23,7 +23,6 @@ import lazyllm
 from lazyllm import (
     CLAA,
     LLM,
-    Drop,
     ExpectedAttention,
     FastKV,
     GemFilter,
@@ -92,18 +91,6 @@ def test_static_pruning_with_the_options_of_selection(
     passes = [(30, False), (1, True), (1, True), (8, False), (1, True), (5, False), (1, True)]
     rules = static(3, keep, **options)
     assert drive(tiny_of(Shape(seed=41, n_layers=5)), rules, passes).margin > NEAR_TIE
-
-
-def test_static_pruning_of_one_layer_is_a_drop_stage(tiny_of: Build) -> None:
-    tiny = tiny_of(Shape(seed=42))
-    methods = StaticPruning(0, 0.4), Pruning({0: Drop(0.4)}, decode={})
-    static_session, other = (tiny.load().session(method.core()) for method in methods)
-    for number, (count, generated) in enumerate([(50, False), (1, True), (1, True), (9, False), (1, True)]):
-        ids = tiny.ids(count, number)
-        logits = [one.forward(ids, generated=generated).tobytes() for one in (static_session, other)]
-        assert logits[0] == logits[1]
-        assert static_session.depths.tolist() == other.depths.tolist()
-        assert static_session.last_pass.tolist() == other.last_pass.tolist()
 
 
 @pytest.mark.parametrize(
@@ -201,14 +188,6 @@ def test_surprisal_beside_damaged_weights_is_an_error(tmp_path: Path) -> None:
     tiny = build(shape, tmp_path, {"lm_head.weight": head})
     with pytest.raises(ValueError, match="surprisal of token 1 is no finite number"):
         tiny.load().session(None).surprisal(tiny.ids(9))
-
-
-def test_session_surprisal_counts_as_a_prompt(llm: LLM) -> None:
-    session = llm.session()
-    values = session.surprisal(IDS)
-    assert values.shape == (len(IDS),)
-    assert (session.length, session.computed, session.reached_top) == (len(IDS), 1.0, 1.0)
-    assert np.isfinite(session.surprisal([7])).all()
 
 
 # ---- random token drop -----------------------------------------------------------------------------------

@@ -500,21 +500,6 @@ def test_json_names_the_class_and_its_source() -> None:
     assert json.loads(made["Mine"]({1: 0.5}).to_json())["source sha256"] is None
 
 
-def test_a_view_is_printed_by_its_layer(llm: LLM) -> None:
-    printed = []
-
-    class Printing(Paper):
-        layers = 2  # the layer below is looked at, to no effect
-
-        def score(self, view: Any) -> Any:
-            assert view.observed == {0: None}
-            printed.append(repr(view))
-            return super().score(view)
-
-    llm.generate([5, 6, 7, 8], pruning=Printing({1: 0.5}), max_new_tokens=1)
-    assert printed == ["<View of layer 1: 4 tokens in play>"]
-
-
 def test_what_cannot_be_aligned(tiny_of: Build) -> None:
     for layer, message in (
         (2, r"layer 2 was not observed in this pass; the layers observed are \[0, 1\]"),
@@ -628,12 +613,3 @@ def test_time_in_the_policy_is_shown_apart(llm: LLM) -> None:
         assert len(spent) == calls
         assert (session.core.policy_seconds > 0) == bool(calls)
         assert session.core.policy_seconds >= sum(spent)
-
-
-def test_the_notebook_scores_stages_near_each_other_and_the_bottom(llm: LLM) -> None:
-    notebook = json.loads(Path(__file__).parents[1].joinpath("notebooks", "05_policy.ipynb").read_text())
-    sources = ["".join(cell["source"]) for cell in notebook["cells"]]
-    names: dict[str, Any] = {"lazyllm": lazyllm, "np": np}
-    exec(next(source for source in sources if source.startswith("class SeveralLayers")), names)
-    out = llm.generate(IDS, names["SeveralLayers"]({1: 0.6, 3: 0.4}), max_new_tokens=1)
-    assert out.passes["in_play"][:5].tolist() == [50, 50, 30, 30, 20]

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from tiny import Shape
 
 import lazyllm
-from lazyllm import LLM, Drop, Method, Policy, Pruning, Scoring, _core, session_file
+from lazyllm import LLM, Drop, Method, Policy, Pruning, Scoring, _core
 from lazyllm.support.files import whole_file
 
 IDS = list(range(40, 90))
@@ -259,18 +259,6 @@ def test_a_full_disk_leaves_the_file_that_was_there(
             ran(llm, STAGES).save(kept)
     assert kept.read_bytes() == before
     assert os.listdir(kept.parent) == ["kept"]
-
-
-def test_tensors_must_be_those_of_the_tokens(llm: LLM, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file whose digest is right, and which lacks a tensor, cannot come from `save`."""
-    plain = session_file.layout
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            session_file, "layout", lambda *given: [one for one in plain(*given) if one[0] != "keys.2"]
-        )
-        ran(llm, STAGES).save(kept)
-    with pytest.raises(ValueError, match="its tensors are not those of its tokens"):
-        llm.restore(kept)
 
 
 def holding(llm: LLM, pruning: Pruning | None, tokens: list[tuple[int, int, int]]) -> _core.Session:

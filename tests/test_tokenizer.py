@@ -320,13 +320,6 @@ def test_messages_are_dicts(byte_level: Path) -> None:
             chat_text(byte_level, TEMPLATE, messages)
 
 
-def test_no_template(byte_level: Path) -> None:
-    tokenizer = Tokenizer.from_folder(byte_level, config())
-    assert not tokenizer.has_chat_template
-    with pytest.raises(ValueError, match="has no chat template"):
-        tokenizer.apply_chat_template(CHAT)
-
-
 # ---- refused files -------------------------------------------------------------------------------
 
 
