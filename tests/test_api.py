@@ -44,8 +44,6 @@ class Shorter(lazyllm.Method):
         return text[1:]
 
 
-# ---- signatures ------------------------------------------------------------------------------------
-
 TAKERS: list[tuple[Callable[..., Any], type, set[str]]] = [
     (lazyllm.longbench.run, DataOptions, set()),
     (lazyllm.longbench.run_ruler, RulerOptions, set()),
@@ -414,9 +412,6 @@ def test_memory_is_estimated_before_it_is_taken(llm: LLM, monkeypatch: pytest.Mo
         llm.generate(IDS, max_new_tokens=3)
     monkeypatch.setattr(memory, "available_bytes", lambda: asked)
     assert len(llm.generate(IDS, max_new_tokens=3).token_ids) == 3
-
-
-# ---- paths -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -299,9 +299,6 @@ def test_another_model_warns_by_name(
         lazyllm.load(renamed, threads=1).session(preset)
 
 
-# ---- the command -----------------------------------------------------------------------------------
-
-
 def test_the_command_writes_a_preset_that_generate_takes(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

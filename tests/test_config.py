@@ -345,9 +345,6 @@ def test_the_text_model_of_mistral3_is_of_its_own_type(text: str) -> None:
         config_of(fields | {"text_config": {"model_type": "bert"}})
 
 
-# ---- refused configs -------------------------------------------------------------------------------
-
-
 LINEAR = {"rope_type": "linear", "factor": 2.0}
 FOUR = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 REFUSED = [

@@ -271,9 +271,6 @@ def test_what_is_refused() -> None:
             score(*arguments)
 
 
-# ---- the optional packages ---------------------------------------------------------------------
-
-
 def test_a_package_that_is_missing_or_of_another_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics._rouge.cache_clear()
     metrics._segmenter.cache_clear()
@@ -285,9 +282,6 @@ def test_a_package_that_is_missing_or_of_another_version_is_named(monkeypatch: p
     monkeypatch.setattr(metrics, "metadata", SimpleNamespace(version=lambda package: "0.3.2"))
     with pytest.raises(ImportError, match=r"rouge 1\.0\.1, not 0\.3\.2: pip install"):
         metrics.rouge("a", "b")
-
-
-# ---- a real model's answers --------------------------------------------------------------------
 
 
 @pytest.mark.skipif(

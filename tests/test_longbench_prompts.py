@@ -245,8 +245,6 @@ def test_data_refusals(tmp_path: Path) -> None:
             LongBench(DataOptions(data=tmp_path / data, datasets=names))
 
 
-# ---- what an item must be ------------------------------------------------------------------------
-
 A_STRING = "expected a string$"
 A_LIST = r"expected a list of at least one string"
 
@@ -526,9 +524,6 @@ def test_prompt_refusals(named: Named) -> None:
     ):
         with pytest.raises(error, match=message):
             prompt_ids(tokenizer, item() | asked, **options)
-
-
-# ---- answers -------------------------------------------------------------------------------------
 
 
 def test_post_process() -> None:

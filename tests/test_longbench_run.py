@@ -294,9 +294,6 @@ def test_a_path_in_place_of_a_model_is_refused(tmp_path: Path) -> None:
             function("path", out=tmp_path, **options)
 
 
-# ---- token use -----------------------------------------------------------------------------------
-
-
 def test_token_use_ends_at_what_the_cache_holds(llm: lazyllm.LLM, data: Path, tmp_path: Path) -> None:
     """It is left out where generated tokens are pruned too."""
     setting = SETTINGS[1]
@@ -454,9 +451,6 @@ def test_a_full_disk_keeps_what_was_written(llm: lazyllm.LLM, tmp_path: Path) ->
     assert untimed(read_rows(hurt)) == untimed(read_rows(calm))
 
 
-# ---- killed --------------------------------------------------------------------------------------
-
-
 def test_killed_at_random_moments_and_resumed_it_ends_like_an_undisturbed_run(
     llm: lazyllm.LLM, tmp_path: Path
 ) -> None:
@@ -483,9 +477,6 @@ def test_killed_at_random_moments_and_resumed_it_ends_like_an_undisturbed_run(
 def size(folder: Path) -> int:
     path = folder / ITEMS
     return path.stat().st_size if path.exists() else 0
-
-
-# ---- shown ---------------------------------------------------------------------------------------
 
 
 def test_a_run_prints_as_aligned_text(finished: Path) -> None:

@@ -309,9 +309,6 @@ def test_random_drop_at_original_positions(llm: LLM) -> None:
     assert answers[0] == answers[1]
 
 
-# ---- static token pruning: the interface -----------------------------------------------------------------
-
-
 def test_static_pruning_generates(llm: LLM) -> None:
     method = StaticPruning(layer=1, keep=0.3)
     made = llm.generate(IDS, pruning=method, max_new_tokens=4, trace=True)

@@ -325,9 +325,6 @@ def test_chat(template: str | None, chat: list[dict[str, str]], demo_model: Path
         assert ours.apply_chat_template(chat, prompted) == oracle.encode(text, add_special_tokens=False)
 
 
-# ---- the demonstration model ---------------------------------------------------------------------
-
-
 def test_demonstration_model(demo_model: Path) -> None:
     oracle = transformers.AutoModelForCausalLM.from_pretrained(demo_model, dtype=torch.float32).eval()
     tokenizer = Tokenizer.from_folder(demo_model, ModelConfig.from_folder(demo_model))
@@ -352,9 +349,6 @@ def test_converted_weights(demo_model: Path, demo_gguf: Path) -> None:
     assert set(converted) == set(direct)
     for name, values in direct.items():
         assert torch.equal(values.to(torch.bfloat16), converted[name]), name
-
-
-# ---- Gemma 3 270M --------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

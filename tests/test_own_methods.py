@@ -68,9 +68,6 @@ def settings(name: str) -> Any:
     return getattr(import_module("tails"), name)
 
 
-# ---- in Python ---------------------------------------------------------------------------------------------
-
-
 def test_a_method_as_it_stands_is_dense(llm: LLM) -> None:
     dense, plain = (llm.generate(IDS, method, max_new_tokens=4) for method in (None, Method()))
     assert plain.token_ids == dense.token_ids
@@ -129,9 +126,6 @@ def test_what_compresses_may_prune_too(llm: LLM, site: Path, tmp_path: Path) -> 
     run = lazyllm.longbench.run(llm, method, out=tmp_path, **OPTIONS)
     (row,) = run.rows
     assert row["in_play"]["3"] < 0.6 * row["in_play"]["0"] < 0.6 * row["prompt_tokens"]
-
-
-# ---- from packages -----------------------------------------------------------------------------------------
 
 
 def test_entry_points_give_names(site: Path) -> None:

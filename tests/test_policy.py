@@ -19,6 +19,7 @@ from comparison import drive
 from reference import Reference
 from tiny import DEVICE, DTYPES, Build, Shape
 from tolerances import HALF_LOGITS, NEAR_TIE, SCORES, error
+from toys import Paper
 
 import lazyllm
 from lazyllm import LLM, Drop, Mass, Policy, Pruning, Scoring
@@ -32,11 +33,6 @@ CONVERSATION = [(30, False), (1, True), (1, True), (7, False), (2, True), (1, Tr
 @pytest.fixture(scope="module")
 def llm(folder: Path) -> LLM:
     return lazyllm.load(folder, device=DEVICE, threads=2)
-
-
-class Paper(Policy):
-    def score(self, view: Any) -> Any:
-        return view.attention(1).mean(axis=(0, 1))
 
 
 class ThreeLayers(Policy):
@@ -569,9 +565,6 @@ def test_counted_work_has_no_scores(llm: LLM) -> None:
     session = llm.session(Thirds({1: 0.6, 3: 0.3}))
     session.forward(IDS)
     assert Thirds({1: 0.6}).prefill_flops(config, 50, session.last_pass) < policy.flops(config, 50)
-
-
-# ---- where methods are given -------------------------------------------------------------------------------
 
 
 def test_answers_are_those_of_the_same_rule(llm: LLM) -> None:

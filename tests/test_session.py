@@ -259,17 +259,8 @@ def test_shares_of_a_prompt_that_was_cut(llm: LLM) -> None:
 
 # ---- answers that are interrupted ------------------------------------------------------------------------
 
-STEPS = {
-    "_advance",
-    "_run_prompt",
-    "prompt",
-    "reserve",
-    "run_pass",
-    "begin_prompt",
-    "_take",
-    "_record",
-    "_read",
-}
+STEPS = {"_advance", "_run_prompt", "prompt", "reserve", "run_pass"}
+STEPS |= {"begin_prompt", "_take", "_record", "_read"}
 SAMPLED = lazyllm.SamplingParams(1.0, seed=3)
 
 

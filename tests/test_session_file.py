@@ -17,9 +17,10 @@ import pytest
 from folders import model_folder
 from safetensors import safe_open
 from tiny import Shape
+from toys import Paper
 
 import lazyllm
-from lazyllm import LLM, Drop, Method, Policy, Pruning, Scoring, _core
+from lazyllm import LLM, Drop, Method, Pruning, Scoring, _core
 from lazyllm.support.files import whole_file
 
 IDS = list(range(40, 90))
@@ -33,11 +34,6 @@ SETTINGS = {
     "random": lazyllm.RandomDrop(0.5, 3, original_positions=True),
     "static": lazyllm.StaticPruning(2, 0.4),
 }
-
-
-class Mine(Policy):
-    def score(self, view: Any) -> Any:
-        return view.attention(1).mean(axis=(0, 1))
 
 
 def ran(llm: LLM, pruning: Any) -> lazyllm.Session:
@@ -99,8 +95,8 @@ class Shorter(Method):
 @pytest.mark.parametrize(
     ("method", "other", "words"),
     [
-        (Mine({1: 0.5}), Mine({1: 0.4}), r"give it as pruning=: the policy \S*Mine is code"),
-        (Shorter(), Mine({1: 0.4}), "give it as pruning="),
+        (Paper({1: 0.5}), Paper({1: 0.4}), r"give it as pruning=: the policy \S*Paper is code"),
+        (Shorter(), Paper({1: 0.4}), "give it as pruning="),
     ],
 )
 def test_settings_that_are_code_are_given_again(

@@ -163,9 +163,6 @@ def test_sessions_and_forks_run_in_threads(made: Tiny) -> None:
             told.check()
 
 
-# ---- several processes -----------------------------------------------------------------------------------
-
-
 def in_child(work: Callable[[], None]) -> Callable[[], int]:
     """A forked child, which does the work when the call returned here is made: that gives its exit status."""
     ours, theirs = multiprocessing.Pipe()

@@ -34,9 +34,6 @@ def html(trace: Trace) -> str:
     return trace.heatmap()._repr_html_()
 
 
-# ---- the sets --------------------------------------------------------------------------------------
-
-
 def test_every_pass_has_its_stages(trace: Trace) -> None:
     assert [one.generated for one in trace.passes] == [False] + [True] * 5
     assert [(one.pass_, one.layer) for one in trace.stages] == [(i, p) for i in range(6) for p in (1, 3)]
@@ -79,9 +76,6 @@ def test_a_trace_is_a_frame(trace: Trace, llm: LLM) -> None:
     assert (len(dense.to_frame()), list(dense.to_frame())) == (0, list(frame))
     assert (len(dense.passes), dense.stages) == (2, [])
     assert f"all {SHAPE.n_layers} layers" in dense.heatmap()._repr_html_()
-
-
-# ---- the picture -----------------------------------------------------------------------------------
 
 
 class Shown(HTMLParser):

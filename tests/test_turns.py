@@ -32,9 +32,6 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> lazyllm.LLM:
     return lazyllm.load(folder, device="cpu", threads=1)
 
 
-# ---- items ---------------------------------------------------------------------------------------
-
-
 def test_turns_ask_for_each_needle_of_one_text() -> None:
     for item, alone in zip(*(generate(task, pieces, 1200, 4, 0) for task in (IN_TURN, ALONE)), strict=True):
         assert (item["context"], item["turns"]) == (alone["context"], alone["turns"])
@@ -94,9 +91,6 @@ def test_scores_of_a_quote() -> None:
     assert lines_right("one two three four", part) == lines_right("", part) == 0
     assert 0.8 < similarity("one\n  two\nthree\nfive", part) < 1
     assert similarity(part + "\nand so on, and so on", part) == 1
-
-
-# ---- runs ----------------------------------------------------------------------------------------
 
 
 def test_a_run_asks_in_turn_and_alone(llm: lazyllm.LLM, tmp_path: Path) -> None:
