@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
-from folders import model_folder
+from folders import SHAPE, model_folder
 from hypothesis import HealthCheck, settings
 from tiny import DEVICE, SANITIZED, Build, build
 
@@ -79,9 +79,9 @@ def demo_tokenizer(demo_model: Path) -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny checkpoint with a tokenizer."""
-    return model_folder(tmp_path_factory.mktemp("model"))
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny checkpoint with a tokenizer; a module may have a shape MODEL of its own."""
+    return model_folder(tmp_path_factory.mktemp("model"), getattr(request.module, "MODEL", SHAPE))
 
 
 @pytest.fixture(scope="module")

@@ -27,11 +27,6 @@ HEAD = RNG.integers(3, 300, 2 * PASS + 100).tolist()
 TAILS = [RNG.integers(3, 300, n).tolist() for n in (PASS, 100, PASS + 80, 30, 700)]
 
 
-@pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
-    return lazyllm.load(model_folder(tmp_path_factory.mktemp("model"), MODEL), threads=1)
-
-
 def answered(llm: LLM, ids: list[int], pruning: Pruning, **options: Any) -> list[int]:
     return llm.generate(ids, pruning, max_new_tokens=6, **options).token_ids
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from folders import SHAPE, model_folder
+from folders import SHAPE
 
 import lazyllm
 from lazyllm import LLM, PrefixCache, Pruning, Scoring, Speedup
@@ -19,11 +19,6 @@ from lazyllm.methods.speedup import SHORTEST
 MODEL = replace(SHAPE, n_layers=8, context=3000)
 RNG = np.random.default_rng(5)
 IDS = RNG.integers(3, 300, 1200).tolist()
-
-
-@pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
-    return lazyllm.load(model_folder(tmp_path_factory.mktemp("model"), MODEL), threads=1)
 
 
 def layers(pruning: Any) -> list[int]:

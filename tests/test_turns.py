@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from folders import SHAPE, model_folder
+from folders import SHAPE
 from test_ruler import pieces
 
 import lazyllm
@@ -21,15 +21,9 @@ from lazyllm.evaluation.summary import Summary
 from lazyllm.pictures.panels import plot_turns
 
 QUIET: dict[str, Any] = {"warm_ups": 0, "progress": False, "wrapper": "none"}
+MODEL = replace(SHAPE, context=2000)  # room for all turns
 PRUNED = {1: 0.5, 2: 0.4}
 LABEL = "{1: 0.5, 2: 0.4}"
-
-
-@pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> lazyllm.LLM:
-    """A tiny model whose context has room for all turns."""
-    folder = model_folder(tmp_path_factory.mktemp("model"), replace(SHAPE, context=2000))
-    return lazyllm.load(folder, device="cpu", threads=1)
 
 
 def test_turns_ask_for_each_needle_of_one_text() -> None:
