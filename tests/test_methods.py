@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from comparison import compare_pass, drive, per_layer
+from comparison import drive, per_layer
 from folders import SHAPE, model_folder
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -237,33 +237,6 @@ def test_each_prompt_of_a_conversation_is_sampled_by_itself(llm: LLM) -> None:
     assert made.n_given == 11
     assert session.length == 25 + 2 + 6 + 1
     assert made.computed == pytest.approx((25 + 6) / (50 + 11))
-
-
-@settings(max_examples=EXAMPLES)
-@given(data=st.data(), shape=models(), seed=st.integers(0, 2**16))
-def test_tokens_left_out_equal_the_reference(
-    tiny_of: Build, data: st.DataObject, shape: Shape, seed: int
-) -> None:
-    tiny = tiny_of(shape)
-    edges = st.sampled_from([0, 0, 3])
-    asked = pruning(
-        data.draw(st.sampled_from([[], [(0, 0.5)]])),
-        sink=data.draw(edges),
-        window=data.draw(edges),
-        protect=data.draw(st.sampled_from([[], [(5, 9)]])),
-    )
-    session, reference = tiny.load().session(asked), Reference(tiny.config, tiny.weights, asked)
-    session.trace = True
-    session.reserve(200)
-    for number, (count, generated) in enumerate([(data.draw(st.integers(1, 60)), False), *data.draw(TURNS)]):
-        ids = tiny.ids(count, seed + number)
-        if not generated and count > 1 and (chosen := data.draw(st.sets(st.integers(0, count - 2)))):
-            positions = [session.length + i for i in sorted(chosen)]
-            session.leave_out(positions)
-            reference.gone |= set(positions)
-        want = reference.forward(ids, generated)
-        assume(reference.margin > NEAR_TIE)
-        compare_pass(session, reference, session.forward(ids, generated=generated), want, shape.dtype)
 
 
 def test_tokens_left_out_must_be_of_the_next_pass(tiny_of: Build) -> None:
