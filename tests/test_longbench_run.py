@@ -274,14 +274,6 @@ def test_niah_draws_a_heat_map_of_every_depth_and_length(
     assert "![](heat_map.png)" in (tmp_path / "report.md").read_text()
 
 
-def test_without_data_tasks_are_generated(llm: lazyllm.LLM, tmp_path: Path) -> None:
-    options = {"datasets": ["niah_single_1"], "limit": 2, "max_length": 600, "max_new_tokens": 3}
-    result = run(llm, None, tmp_path, wrapper="none", **options)
-    assert {row["dataset"] for row in result.rows} == {"niah_single_1@600"}
-    assert len(result.rows) == 2 * len(SETTINGS)
-    assert all(row["new_tokens"] <= 3 for row in result.rows)
-
-
 def test_a_path_in_place_of_a_model_is_refused(tmp_path: Path) -> None:
     calls: dict[Callable[..., Any], dict[str, Any]] = {
         longbench.run: {},
@@ -477,13 +469,3 @@ def test_killed_at_random_moments_and_resumed_it_ends_like_an_undisturbed_run(
 def size(folder: Path) -> int:
     path = folder / ITEMS
     return path.stat().st_size if path.exists() else 0
-
-
-def test_a_run_prints_as_aligned_text(finished: Path) -> None:
-    made = longbench.Run(finished)
-    assert repr(made) == f"<Run {finished}: 9 rows, 3 settings>"
-    text = made.text()
-    assert "paired difference to dense" in text
-    assert "Conditions" not in text
-    table = text.split("\n\n")[2].splitlines()
-    assert len({len(line) for line in table}) == 1
