@@ -469,3 +469,13 @@ def test_killed_at_random_moments_and_resumed_it_ends_like_an_undisturbed_run(
 def size(folder: Path) -> int:
     path = folder / ITEMS
     return path.stat().st_size if path.exists() else 0
+
+
+def test_a_run_prints_as_aligned_text(finished: Path) -> None:
+    made = longbench.Run(finished)
+    assert repr(made) == f"<Run {finished}: 9 rows, 3 settings>"
+    text = made.text()
+    assert "paired difference to dense" in text
+    assert "Conditions" not in text
+    table = text.split("\n\n")[2].splitlines()
+    assert len({len(line) for line in table}) == 1

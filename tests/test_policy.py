@@ -306,6 +306,7 @@ def test_a_view_ends_with_its_call(tiny_of: Build) -> None:
             kept.append((view, array, array.tolist()))
         for array in (view.protected, view.attention()):
             kept.append((view, array, array.tolist()))
+        assert repr(view).startswith(f"<View of layer {view.layer}: ")
         return np.zeros(view.positions.size)
 
     tiny = tiny_of(Shape())
