@@ -107,26 +107,35 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.fixture
-def png_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_pdf(patched: pytest.MonkeyPatch) -> None:
     """Pictures are not written as .pdf too, which takes as long again."""
     from matplotlib.figure import Figure
 
     savefig = Figure.savefig
 
-    def without_pdf(figure: Figure, file: Path, **options: Any) -> None:
+    def save(figure: Figure, file: Path, **options: Any) -> None:
         if file.suffix != ".pdf":
             savefig(figure, file, **options)
 
-    monkeypatch.setattr(Figure, "savefig", without_pdf)
+    patched.setattr(Figure, "savefig", save)
+
+
+@pytest.fixture
+def png_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_pdf(monkeypatch)
 
 
 @pytest.fixture
 def no_pictures() -> Iterator[Callable[[], None]]:
-    """Reports are quick without matplotlib; what the fixture gives brings it back."""
+    """Reports are quick without matplotlib; what the fixture gives brings it back, for .png alone."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setitem(sys.modules, "matplotlib", None)
-        yield patched.undo
+
+        def back() -> None:
+            patched.undo()
+            without_pdf(patched)
+
+        yield back
 
 
 class Alarm(Protocol):

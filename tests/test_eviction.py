@@ -68,15 +68,6 @@ def test_a_share_that_keeps_all_is_dense(llm: LLM) -> None:
         assert (out.passes["in_play"].reshape(-1, 6) == np.arange(120, 124)[:, None]).all()
 
 
-def test_a_saved_session_goes_on(llm: LLM, tmp_path: Any) -> None:
-    for method in (SnapKV(0.6), ExpectedAttention(0.2)):
-        session = llm.session(method)
-        session.forward(IDS)
-        session.save(tmp_path / "session")
-        again = llm.restore(tmp_path / "session")
-        assert again.forward(IDS[:9]).tobytes() == session.fork().forward(IDS[:9]).tobytes()
-
-
 @pytest.mark.parametrize("n", [5, 50])
 def test_counted_work(n: int) -> None:
     dense = Pruning().flops(SMALL, n)

@@ -25,7 +25,7 @@ def test_engine_equals_reference(tiny_of: Build, data: st.DataObject, shape: Sha
     assume(reference.margin > NEAR_TIE)
 
 
-@settings(max_examples=EXAMPLES)
+@settings(max_examples=EXAMPLES // 2)
 @given(data=st.data(), seed=st.integers(0, 2**16))
 def test_heavy_pruning_with_many_revivals(tiny_of: Build, data: st.DataObject, seed: int) -> None:
     """Few tokens are kept and every step selects anew, so revivals occur at all depths and in all orders."""
@@ -40,7 +40,7 @@ def test_heavy_pruning_with_many_revivals(tiny_of: Build, data: st.DataObject, s
     assume(reference.margin > NEAR_TIE)
 
 
-@settings(max_examples=EXAMPLES)
+@settings(max_examples=EXAMPLES // 2)
 @given(data=st.data(), seed=st.integers(0, 2**16))
 def test_dropping_for_good_beside_revivals(tiny_of: Build, data: st.DataObject, seed: int) -> None:
     """Drop stages below and above others, in prompts and decode steps, over several follow-ups."""

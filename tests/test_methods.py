@@ -227,18 +227,6 @@ def test_random_drop_is_dense_on_the_shorter_prompt(llm: LLM) -> None:
     assert "RandomDrop(keep=0.37, seed=4)" in repr(made)
 
 
-def test_each_prompt_of_a_conversation_is_sampled_by_itself(llm: LLM) -> None:
-    method = RandomDrop(0.5, seed=9)
-    session = llm.session(method)
-    session.forward(IDS)
-    session.forward([5, 6], generated=True)
-    made = session.ask(IDS[:11], max_new_tokens=2)
-    assert made.prompt_ids == [IDS[i] for i in method.positions(11, 1)]
-    assert made.n_given == 11
-    assert session.length == 25 + 2 + 6 + 1
-    assert made.computed == pytest.approx((25 + 6) / (50 + 11))
-
-
 def test_tokens_left_out_must_be_of_the_next_pass(tiny_of: Build) -> None:
     tiny = tiny_of(Shape(seed=3))
     session = tiny.load().session(None)

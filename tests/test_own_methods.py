@@ -16,6 +16,7 @@ from lazyllm.commands import main as cli
 from lazyllm.method import source_digest
 from lazyllm.methods.parsing import as_method
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
 IDS = list(range(40, 90))
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT.joinpath("docs", "policies.md").read_text()

@@ -33,6 +33,8 @@ SETTINGS = {
     "frozen": Pruning({1: 0.6}, decode="frozen", min_tokens=20),
     "random": lazyllm.RandomDrop(0.5, 3, original_positions=True),
     "static": lazyllm.StaticPruning(2, 0.4),
+    "SnapKV": lazyllm.SnapKV(0.6),
+    "expected": lazyllm.ExpectedAttention(0.2),
 }
 
 

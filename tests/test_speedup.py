@@ -16,6 +16,7 @@ from lazyllm.commands import main as cli
 from lazyllm.methods.parsing import as_method
 from lazyllm.methods.speedup import SHORTEST
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
 MODEL = replace(SHAPE, n_layers=8, context=3000)
 RNG = np.random.default_rng(5)
 IDS = RNG.integers(3, 300, 1200).tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from lazyllm.evaluation.report import scores_by_turn, turns_table
 from lazyllm.evaluation.summary import Summary
 from lazyllm.pictures.panels import plot_turns
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
 QUIET: dict[str, Any] = {"warm_ups": 0, "progress": False, "wrapper": "none"}
 MODEL = replace(SHAPE, context=2000)  # room for all turns
 PRUNED = {1: 0.5, 2: 0.4}
@@ -143,6 +145,7 @@ def test_the_report_has_turns_by_number_and_depth(llm: lazyllm.LLM, tmp_path: Pa
     assert all("similarity" in row for row in run.rows if row["dataset"].startswith("quote"))
 
 
-def test_the_picture_has_a_panel_for_each_data_set(tmp_path: Path) -> None:
+def test_the_picture_has_a_panel_for_each_data_set(tmp_path: Path, no_pictures: Callable[[], None]) -> None:
+    no_pictures()
     panels = {name: {"dense": [100.0, 50.0], "2x": [90.0, 40.0]} for name in ("a", "b", "c")}
     assert plot_turns(panels, "dense", tmp_path / "turns.png").stat().st_size > 10_000
