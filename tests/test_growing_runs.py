@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -196,8 +197,10 @@ def folders(
 ) -> tuple[Path, Path]:
     """The second has other threads, the first's items and one more, and one more setting."""
     here, there = (tmp_path_factory.mktemp(name) for name in ("here", "there"))
-    ruler(llm, here)
-    ruler(two_threads, there, (None, {1: 0.5}, {2: 0.5}), count=3)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(sys.modules, "matplotlib", None)
+        ruler(llm, here)
+        ruler(two_threads, there, (None, {1: 0.5}, {2: 0.5}), count=3)
     return here, there
 
 
