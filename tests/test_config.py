@@ -267,22 +267,6 @@ def angles(head_dim: int = 8, theta: float = 10000.0) -> np.ndarray:
     return theta ** -(np.arange(0, head_dim, 2) / head_dim)
 
 
-def test_rope_default_and_linear() -> None:
-    np.testing.assert_allclose(read().inv_freq[0], angles(), rtol=1e-7)
-    for key in ("type", "rope_type"):
-        scaled = read(rope_scaling={key: "linear", "factor": 4.0})
-        np.testing.assert_allclose(scaled.inv_freq[0], angles() / 4, rtol=1e-7)
-        assert scaled.rope_scale == (1.0,)
-
-
-def test_rope_llama3_keeps_fast_turns_and_divides_slow_ones() -> None:
-    plain, scaled = np.array(read().inv_freq[0]), np.array(read(rope_scaling=LLAMA3).inv_freq[0])
-    ratio = plain / scaled
-    assert ratio[0] == 1.0
-    assert 1.0 < ratio[1] < 8.0
-    np.testing.assert_allclose(ratio[2:], 8.0, rtol=1e-6)
-
-
 def test_rope_yarn_and_its_attention_factor() -> None:
     config = read(rope_scaling=YARN)
     np.testing.assert_allclose(config.inv_freq[0][0], 1.0, rtol=1e-7)
@@ -295,12 +279,6 @@ def test_rope_yarn_and_its_attention_factor() -> None:
     assert set((angles() / at_once.inv_freq[0]).round(3)) == {1.0, 4.0}  # no pairs in between
     assert config.context == 128  # the factor times the original
     assert read(rope_scaling=YARN | {"original_max_position_embeddings": 128}).context == 512
-
-
-def test_rope_parameters_of_transformers_5() -> None:
-    old = read(rope_theta=500000.0, rope_scaling=LLAMA3)
-    new = read(rope_theta=None, rope_parameters=LLAMA3 | {"rope_theta": 500000.0})
-    assert old == new
 
 
 def test_longrope_has_frequencies_for_each_length() -> None:
@@ -319,11 +297,6 @@ def test_longrope_has_frequencies_for_each_length() -> None:
         no_rope_layers=[1, 0, 1],
     )
     assert (mixed.layer_rope, mixed.rope_scale) == ((0, 2, 0), (2.0, 2.0, 1.0, 1.0))
-
-
-def test_a_fixed_alpha_stretches_the_base() -> None:
-    config = read("HunYuanDenseV1ForCausalLM", rope_scaling={"type": "dynamic", "alpha": 1000.0})
-    np.testing.assert_allclose(config.inv_freq[0], angles(theta=1e4 * 1000 ** (8 / 6)), rtol=1e-6)
 
 
 @pytest.mark.parametrize("text", ["mistral", "ministral3"])
