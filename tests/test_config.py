@@ -304,7 +304,9 @@ def test_the_text_model_of_mistral3_is_of_its_own_type(text: str) -> None:
     fields = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"}
     config = config_of(fields | {"text_config": FAMILIES[text].config})
     assert (config.query_growth > 0) == (text == "ministral3")
-    with pytest.raises(CheckpointError, match=r"model_type is 'bert'; expected one of llama, mistral"):
+    with pytest.raises(
+        CheckpointError, match=r"text_config: model_type is 'bert'; expected one of llama, mistral"
+    ):
         config_of(fields | {"text_config": {"model_type": "bert"}})
 
 

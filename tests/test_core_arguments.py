@@ -133,7 +133,9 @@ def test_a_table_of_tensors(made: tiny.Tiny) -> None:
 
 
 def test_a_table_of_tensors_with_one_twice_or_with_no_tuple(made: tiny.Tiny) -> None:
-    with pytest.raises(CheckpointError, match=re.escape(f"{made.tensors[0][0]}: stands in the checkpoint")):
+    with pytest.raises(
+        CheckpointError, match=re.escape(f"{made.tensors[0][0]}: stands in the checkpoint twice")
+    ):
         replace(made, tensors=[*made.tensors, made.tensors[0]]).load()
     with pytest.raises(TypeError, match=re.escape("an entry is (name, dtype, shape, shard, offset, bytes)")):
         replace(made, tensors=[list(made.tensors[0])]).load()  # type: ignore[list-item]

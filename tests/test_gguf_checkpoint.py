@@ -194,7 +194,9 @@ def test_refused(tmp_path: Path) -> None:
     files, stored = toy(["Q8_0"])
     files[1]["blk.1.ffn_up.weight"] = np.zeros((FFN, HIDDEN // 256 * 84), np.uint8)
     stored["blk.1.ffn_up.weight"] = "Q2_K"
-    with pytest.raises(lazyllm.CheckpointError, match=r"'blk\.1\.ffn_up\.weight' is in Q2_K; supported"):
+    with pytest.raises(
+        lazyllm.CheckpointError, match=r"tensor 'blk\.1\.ffn_up\.weight' is in Q2_K; supported are F32"
+    ):
         lazyllm.load(write_gguf(tmp_path / "q2.gguf", *files, kind=stored), device="cpu")
 
 

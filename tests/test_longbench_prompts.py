@@ -155,7 +155,9 @@ def test_zip_refusals(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"broken.zip/data/trec.jsonl is damaged, encrypted or no zip file"):
         read(broken, "trec")
     path = write_zip(whole, {"data/trec.jsonl": jsonl([item("trec", answers=[])])})
-    with pytest.raises(ValueError, match=r"data.zip/data/trec.jsonl, line 1: answers is \[\]; expected a li"):
+    with pytest.raises(
+        ValueError, match=r"data.zip/data/trec.jsonl, line 1: answers is \[\]; expected a lis"
+    ):
         read(path, "trec")
 
 

@@ -110,7 +110,9 @@ def test_the_paper_has_every_cell(setup: PaperSetup) -> None:
     methods = (BASELINE, *(METHODS[name] for name in ("random", "static", "compress", "lazyllm")))
     assert set(cells) == {(category, method) for category in CATEGORIES for method in methods}
     for (_, method), row in cells.items():
-        assert all(bool(row[name]) == (method == LAZY) for name in ("prompt computed", "generation speedup"))
+        assert all(
+            bool(row[column]) == (method == LAZY) for column in ("prompt computed", "generation speedup")
+        )
     speeds = [float(cells[category, LAZY]["TTFT speedup"][:-1]) for category in CATEGORIES]
     assert np.mean(speeds) == pytest.approx(setup.speedup, abs=0.05)
 

@@ -39,7 +39,9 @@ def test_min_p_leaves_what_is_likely_enough() -> None:
 
 def test_min_p_one_draws_what_greedy_does(llm: LLM) -> None:
     hot = SamplingParams(temperature=5.0, min_p=1.0, seed=3)
-    answers = [llm.generate(PROMPT, max_new_tokens=NEW, sampling=one) for one in (hot, SamplingParams())]
+    answers = [
+        llm.generate(PROMPT, max_new_tokens=NEW, sampling=sampling) for sampling in (hot, SamplingParams())
+    ]
     assert answers[0].token_ids == answers[1].token_ids
 
 

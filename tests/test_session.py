@@ -44,7 +44,9 @@ def test_forward_grows_token_by_token_to_the_context(llm: LLM) -> None:
     for token in range(130):
         logits = session.forward([token])
     assert np.allclose(logits, llm.session().forward(list(range(130))), atol=1e-5)
-    with pytest.raises(ValueError, match="130 tokens in the session, 471 given and 0 to be generated make"):
+    with pytest.raises(
+        ValueError, match="130 tokens in the session, 471 given and 0 to be generated make 601"
+    ):
         session.forward([1] * 471)
     session.forward([1] * 470)
     assert session.length == 600
@@ -76,7 +78,9 @@ def test_a_follow_up_continues_the_same_context(llm: LLM) -> None:
 def test_a_chat_goes_on_by_its_template(llm: LLM) -> None:
     session = llm.session(STAGES)
     correction = [{"role": "assistant", "content": "Hi."}, {"role": "user", "content": "Why?"}]
-    answers = [session.ask(text, chat=True, max_new_tokens=3) for text in ("Hello", "And you?", correction)]
+    answers = [
+        session.ask(prompt, chat=True, max_new_tokens=3) for prompt in ("Hello", "And you?", correction)
+    ]
     assert [llm.tokenizer.decode(one.prompt_ids, skip_special_tokens=False) for one in answers] == [
         "<s><turn>user\nHello</s>\n<turn>assistant\n",
         "</s>\n<turn>user\nAnd you?</s>\n<turn>assistant\n",
@@ -169,7 +173,9 @@ def test_a_chat_continues_a_prefix(llm: LLM) -> None:
 def test_what_is_no_prefix(llm: LLM, folder: Path) -> None:
     base = llm.session(STAGES)
     base.forward(IDS)
-    with pytest.raises(ValueError, match="must be a session of this model or a PrefixCache, not 'text'"):
+    with pytest.raises(
+        ValueError, match="prefix must be a session of this model or a PrefixCache, not 'text'"
+    ):
         llm.generate([5], prefix="text")  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="prefix must be a session of this model"):
         lazyllm.load(folder, device="cpu").generate([5], prefix=base)

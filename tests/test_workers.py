@@ -131,7 +131,9 @@ def test_a_setting_that_cannot_be_sent_is_refused_by_name(llm: lazyllm.LLM, tmp_
         def score(self, view: lazyllm.View) -> np.ndarray:
             return np.zeros(view.positions.size)
 
-    with pytest.raises(ValueError, match=r"setting Locked\(\{1: 0.5\}\) cannot be sent to workers: .*lock"):
+    with pytest.raises(
+        ValueError, match=r"the setting Locked\(\{1: 0.5\}\) cannot be sent to workers: .*lock"
+    ):
         lazyllm.sweep(llm, [Locked({1: 0.5})], out=tmp_path / "run", workers=2, **TASK, **QUIET)
     assert not (tmp_path / "run").exists()
 
@@ -174,7 +176,9 @@ def test_a_worker_under_other_conditions_is_refused(llm: lazyllm.LLM) -> None:
     assert [row["setting"] for row in rows] == ["dense", "{1: 0.5}"]
     assert where["threads"] == 1
     other = replace(same, call="other", expected={**same.expected, "kernels": "abacus"})
-    with pytest.raises(ValueError, match=r'worker on .* has other conditions .*: kernels is "abacus", not "'):
+    with pytest.raises(
+        ValueError, match=r'the worker on .* has other conditions .*: kernels is "abacus", not "'
+    ):
         run_part(other, trials)
 
 
