@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
-from folders import model_folder
+from folders import SHAPE, model_folder
 from hypothesis import HealthCheck, settings
 from tiny import DEVICE, SANITIZED, Build, build
 
@@ -79,9 +79,9 @@ def demo_tokenizer(demo_model: Path) -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny checkpoint with a tokenizer."""
-    return model_folder(tmp_path_factory.mktemp("model"))
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny checkpoint with a tokenizer; a module may have a shape MODEL of its own."""
+    return model_folder(tmp_path_factory.mktemp("model"), getattr(request.module, "MODEL", SHAPE))
 
 
 @pytest.fixture(scope="module")
@@ -107,26 +107,35 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.fixture
-def png_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_pdf(patched: pytest.MonkeyPatch) -> None:
     """Pictures are not written as .pdf too, which takes as long again."""
     from matplotlib.figure import Figure
 
     savefig = Figure.savefig
 
-    def without_pdf(figure: Figure, file: Path, **options: Any) -> None:
+    def save(figure: Figure, file: Path, **options: Any) -> None:
         if file.suffix != ".pdf":
             savefig(figure, file, **options)
 
-    monkeypatch.setattr(Figure, "savefig", without_pdf)
+    patched.setattr(Figure, "savefig", save)
+
+
+@pytest.fixture
+def png_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_pdf(monkeypatch)
 
 
 @pytest.fixture
 def no_pictures() -> Iterator[Callable[[], None]]:
-    """Reports are quick without matplotlib; what the fixture gives brings it back."""
+    """Reports are quick without matplotlib; what the fixture gives brings it back, for .png alone."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setitem(sys.modules, "matplotlib", None)
-        yield patched.undo
+
+        def back() -> None:
+            patched.undo()
+            without_pdf(patched)
+
+        yield back
 
 
 class Alarm(Protocol):

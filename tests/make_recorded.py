@@ -26,32 +26,8 @@ DEMO_PROMPT_TOKENS, DEMO_NEW_TOKENS = 256, 64
 LONG_TEXT = " ".join(
     f"In year {year} the harbour took in {year % 7} ships more." for year in range(1900, 1930)
 )
-DEMO_TEXTS = [
-    "",
-    " ",
-    "Hello",
-    " Hello world",
-    "The quick brown fox jumps over the lazy dog.",
-    "It's Mary's, they're sure; we'll see, I'd say 'twas.",
-    "def f(x: int) -> int:\n\treturn x ** 2  # 12345 67\n\n\n    pass",
-    'for (int i = 0; i < 10; ++i) { printf("%d\\n", a[i]); }',
-    "1234567890 3.14159 1,000,000 2024-05-17",
-    "a 1  2   3    44\t5\n6",
-    "x" + " " * 50 + "y" + "\n" * 20 + "z",
-    "\t\t\ttabs  and   blanks   ",
-    "\r\nwindows\r\n\r\n",
-    "\u4f60\u597d\uff0c\u4e16\u754c\u3002\u4eca\u5929\u662f2024\u5e745\u6708\u3002",
-    "\u3053\u3093\u306b\u3061\u306f \u30ab\u30bf\u30ab\u30ca \ud55c\uad6d\uc5b4",
-    "\u041f\u0440\u0438\u0432\u0435\u0442, \u03b3\u03b5\u03b9\u03b1, \u0645\u0631\u062d\u0628\u0627",
-    "\U0001f600\U0001f389 \U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f1eb\U0001f1f7 ok",
-    "na\u00efve caf\u00e9 cafe\u0301 \u00bd \u0661\u0662\u0663 \u2167",
-    "\u00a0no\u2003break\u3000spaces\u200b",
-    "<|im_start|>user\nhi<|im_end|>\n<|endoftext|>",
-    "<|im_start|><repo_name>x<|im_end",
-    "https://example.org/a?b=c&d=%20#e",
-    "AAAAaaaaBBBBbbbb____----====",
-    "\x00\x01\x7f\ufffd",
-]
+DEMO_TOKENS = RECORDED / "smollm2_tokens.json"
+DEMO_TEXTS = [text for text, _ in json.loads(DEMO_TOKENS.read_text(encoding="utf-8"))["texts"]]
 MIN_MARGIN = 1e-3  # between the best and the second logit of every greedy choice
 
 
@@ -138,8 +114,7 @@ def record_demo() -> None:
         "messages": messages,
         "chat": chat,
     }
-    path = RECORDED / "smollm2_tokens.json"
-    path.write_text(json.dumps(recorded, ensure_ascii=False) + "\n", encoding="utf-8")
+    DEMO_TOKENS.write_text(json.dumps(recorded, ensure_ascii=False) + "\n", encoding="utf-8")
     model = transformers.AutoModelForCausalLM.from_pretrained(demo_model(), dtype=torch.float32).eval()
     prompt = tokenizer.encode(LONG_TEXT)[:DEMO_PROMPT_TOKENS]
     expected, _ = answers(model, prompt, (1, DEMO_PROMPT_TOKENS // 2, DEMO_PROMPT_TOKENS), DEMO_NEW_TOKENS)

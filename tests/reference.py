@@ -69,9 +69,6 @@ class ReferenceView:
         return np.stack([self._state["hidden"][i] for i in self._state["computed"]])
 
 
-# ---- rules of other methods: each is the policy of a Reference --------------------------------------------
-
-
 def mean_with_zeros(row: np.ndarray, width: int) -> np.ndarray:
     """The mean of the `width` values around each; values beyond the ends count as 0."""
     half = width // 2

@@ -120,9 +120,6 @@ def test_report_says_the_worst_of_each_goal_and_keeps_every_round(tmp_path: Path
     assert plain["failures"] == {"decode": "no memory"}
 
 
-# ---- processes -------------------------------------------------------------------------------------
-
-
 class Worker:
     def __init__(self, fails: bool) -> None:
         if fails:

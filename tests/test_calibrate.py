@@ -27,14 +27,9 @@ from lazyllm.schedule import shape
 from lazyllm.scoring import Scoring
 from lazyllm.sweeps.sweep import measure_of
 
-LONG = replace(SHAPE, context=1100)
+MODEL = replace(SHAPE, context=1100)
 SPEEDUP = 1.5
 ANSWER = 3  # tokens, in place of the 16 and 48 of a real calibration
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_folder(tmp_path_factory.mktemp("model"), LONG)
 
 
 def shorten(patch: pytest.MonkeyPatch) -> None:
@@ -285,7 +280,7 @@ def test_another_model_warns_by_name(
 ) -> None:
     other_folder = tmp_path / "other"
     other_folder.mkdir()
-    other = lazyllm.load(model_folder(other_folder, replace(LONG, seed=9)), device="cpu", threads=1)
+    other = lazyllm.load(model_folder(other_folder, replace(MODEL, seed=9)), device="cpu", threads=1)
     preset, _ = calibrated
     with pytest.warns(UserWarning, match=f"was made for {preset.model}, not for other;"):
         other.session(preset)
@@ -297,9 +292,6 @@ def test_another_model_warns_by_name(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         lazyllm.load(renamed, threads=1).session(preset)
-
-
-# ---- the command -----------------------------------------------------------------------------------
 
 
 def test_the_command_writes_a_preset_that_generate_takes(

@@ -43,14 +43,6 @@ def test_rounded_products_are_close_to_f32_and_not_the_same(compute: str, tmp_pa
         assert 1e-4 < tolerances.error(got, want) < CLOSE[compute]
 
 
-@pytest.mark.parametrize("compute", ROUNDED)
-def test_threads_change_no_bit(compute: str, tmp_path: Path) -> None:
-    made = tiny.build(SHAPE, tmp_path)
-    alone = logits(made.load(compute=compute), STAGES)
-    for got, want in zip(logits(made.load(threads=3, compute=compute), STAGES), alone, strict=True):
-        np.testing.assert_array_equal(got, want)
-
-
 @pytest.mark.parametrize("compute", INSTRUCTIONS)
 @pytest.mark.parametrize("isa", ["avx2", "generic"])
 def test_compute_is_refused_without_instructions(

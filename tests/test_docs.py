@@ -59,8 +59,6 @@ def test_commands_parse_and_their_settings_exist(page: Path) -> None:
             assert combined(parse_json(args["space"], "--space", strict=True))
 
 
-# ---- Python: the blocks of a page in order, in one namespace ----------------------------------------
-
 NOT_RUN = {
     ("reproduction", 0): "180 conversations; test_turns.py runs the same call on a tiny model",
     ("runs", 0): "needs SLURM; test_workers.py has sweeps on a Dask cluster",
@@ -119,8 +117,6 @@ def test_python_runs(page: Path, example: dict[str, Any]) -> None:
         assert mlflow.logged
 
 
-# ---- the calls in the guide's tables ----------------------------------------------------------------
-
 CALL = re.compile(r"`((?:\w+ = )?(?:llm|lazyllm|load|doc|session|answer|exception)\b[^`…]*\([^`…]*\)[^`…]*)`")
 NOT_CALLED = {
     'load(path, compute="bf16")': "needs AVX512-BF16; test_compute.py",
@@ -152,8 +148,6 @@ def test_calls_of_the_guide_run(example: dict[str, Any], deep_model: Path) -> No
         if not setting.endswith('.json"'):
             as_method(eval(setting, names))
 
-
-# ---- commands that are cheap on a tiny model: a page's in order, in one folder ----------------------
 
 ONE = ["--limit", "1", "--max-length", "640", "--datasets", "niah_single_1", "--tokens", "2"]
 LESS = {

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from folders import SHAPE, model_folder
+from folders import SHAPE
 
 import lazyllm
 from lazyllm import LLM
@@ -19,11 +19,6 @@ MODEL = replace(SHAPE, n_layers=8, context=8000)
 TEXT = "The sea was calm. The bells rang over the town. " * 30
 QUESTIONS = ["What was calm?", "Who rang the bells? " * 12, "\nWhere?", "Why?"]
 NEW = 4
-
-
-@pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
-    return lazyllm.load(model_folder(tmp_path_factory.mktemp("model"), MODEL), threads=1)
 
 
 def whole(llm: LLM, question: str, **options: Any) -> list[int]:

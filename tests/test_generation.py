@@ -287,17 +287,16 @@ def test_a_follow_up_counts_by_itself(llm: LLM) -> None:
     assert first.speedup > second.speedup
 
 
+KEPT = "its stages, sink, window and protect keep all {} tokens of the prompt"
+
+
 def test_an_answer_says_why_nothing_was_dropped(llm: LLM) -> None:
     for pruning, n, reason in (
         (Pruning({1: 0.5}, min_tokens=3000), 50, "min_tokens=3000 is more than the context's 51 tokens"),
-        (
-            Pruning({1: 0.5}, sink=10),
-            5,
-            "its stages, sink, window and protect keep all 5 tokens of the prompt",
-        ),
-        (Pruning({1: 1.0}), 50, "its stages, sink, window and protect keep all 50 tokens of the prompt"),
-        (Pruning({1: 0.95}), 5, "its stages, sink, window and protect keep all 5 tokens of the prompt"),
-        (Pruning({}, window=3), 50, "its stages, sink, window and protect keep all 50 tokens of the prompt"),
+        (Pruning({1: 0.5}, sink=10), 5, KEPT.format(5)),
+        (Pruning({1: 1.0}), 50, KEPT.format(50)),
+        (Pruning({1: 0.95}), 5, KEPT.format(5)),
+        (Pruning({}, window=3), 50, KEPT.format(50)),
         (Pruning({1: Mass(1.0)}), 50, "no stage found a token to drop"),
         ("random:keep=1", 50, "random found no token to drop"),
     ):

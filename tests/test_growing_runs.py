@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from folders import untimed
+from toys import Paper
 
 import lazyllm
 from lazyllm import Pruning, longbench
@@ -132,27 +134,23 @@ def test_another_item_of_the_same_name_is_refused(llm: lazyllm.LLM, tmp_path: Pa
 
 
 def test_a_sweep_grows(llm: lazyllm.LLM, tmp_path: Path) -> None:
-    class Mine(lazyllm.Policy):
-        def score(self, view: Any) -> Any:
-            return view.attention(1).mean(axis=(0, 1))
-
     before = sweep(llm, tmp_path, [{1: 0.5}])
     grown = sweep(llm, tmp_path, [{2: 0.5}])
     assert [one.setting for one in grown] == ["dense", FIRST, SECOND]
     assert [one.pruning for one in grown] == [one.pruning for one in lazyllm.Sweep.read(tmp_path)]
     assert grown.rows[:4] == before.rows
     assert len(grown.rows) == 6
-    sweep(llm, tmp_path, [Mine({1: 0.5})])
+    sweep(llm, tmp_path, [Paper({1: 0.5})])
     with pytest.raises(ValueError, match="is code and cannot be made from text"):
         sweep(llm, tmp_path, [{3: 0.5}])
-    assert len(sweep(llm, tmp_path, [Mine({1: 0.5}), {3: 0.5}])) == 5
+    assert len(sweep(llm, tmp_path, [Paper({1: 0.5}), {3: 0.5}])) == 5
 
     class Other(lazyllm.Policy):
         def score(self, view: Any) -> Any:
             return view.attention(2).mean(axis=(0, 1))
 
-    Other.__name__ = "Mine"
-    with pytest.raises(ValueError, match=r"Mine\(.*: source sha256"):
+    Other.__name__ = "Paper"
+    with pytest.raises(ValueError, match=r"Paper\(.*: source sha256"):
         sweep(llm, tmp_path, [Other({1: 0.5}), {3: 0.5}])
 
 
@@ -170,9 +168,6 @@ def test_only_what_a_call_asks_for_is_run_again(
     made = ruler(llm, tmp_path, [{1: 0.5}], retry_failed=True)
     assert keys(made.rows) == [*keys(failed.rows)[::2], *keys(failed.rows)[1::2]]
     assert {row["setting"] for row in made.summary.failed} == {"dense"}
-
-
-# ---- times ---------------------------------------------------------------------------------------
 
 
 def test_times_of_other_threads_are_kept_apart(
@@ -202,8 +197,10 @@ def folders(
 ) -> tuple[Path, Path]:
     """The second has other threads, the first's items and one more, and one more setting."""
     here, there = (tmp_path_factory.mktemp(name) for name in ("here", "there"))
-    ruler(llm, here)
-    ruler(two_threads, there, (None, {1: 0.5}, {2: 0.5}), count=3)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(sys.modules, "matplotlib", None)
+        ruler(llm, here)
+        ruler(two_threads, there, (None, {1: 0.5}, {2: 0.5}), count=3)
     return here, there
 
 
@@ -292,9 +289,6 @@ def test_mappings_among_conditions_grow_and_must_agree() -> None:
         joined(made, other, "a", "b")
 
 
-# ---- the command ---------------------------------------------------------------------------------
-
-
 def test_the_command_reports_one_folder_and_several(
     folders: tuple[Path, Path],
     llm: lazyllm.LLM,
@@ -322,9 +316,6 @@ def test_the_command_reports_one_folder_and_several(
     assert (tmp_path / "sweeps" / "pareto.png").exists()
 
 
-# ---- the folder ----------------------------------------------------------------------------------
-
-
 def test_rows_stand_in_the_order_of_the_plan_and_their_environments_in_the_manifest(tmp_path: Path) -> None:
     with RunFolder(tmp_path, new_manifest("m", {}, {})) as folder:
         for item in "0312":
@@ -336,9 +327,6 @@ def test_rows_stand_in_the_order_of_the_plan_and_their_environments_in_the_manif
     (tmp_path / MANIFEST).write_text(json.dumps({**new_manifest("m", {}, {}), "format": 3}))
     with pytest.raises(ValueError, match="is no manifest of format 2; its format is 3"):
         read_manifest(tmp_path)
-
-
-# ---- tracking ------------------------------------------------------------------------------------
 
 
 def test_callbacks_get_each_new_row_when_it_is_on_disk(llm: lazyllm.LLM, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from folders import BOS, EOS, TEMPLATE, model_folder
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
+from toys import Paper
 
 import lazyllm
 from lazyllm.commands import main as cli
@@ -184,10 +185,6 @@ def test_a_pruned_context_changes_the_numbers_and_not_from_run_to_run(
 
 
 def test_a_policy_is_a_setting(ours: HarnessModel, pruned: HarnessModel) -> None:
-    class Paper(lazyllm.Policy):
-        def score(self, view: Any) -> Any:
-            return view.attention(1).mean(axis=(0, 1))
-
     model = HarnessModel(ours.llm, Paper(STAGES))
     assert "Paper" in model.get_model_info()["pruning"]
     pairs, options = [(TEXT, "x"), (TEXT, " and went on")], {"until": [], "max_gen_toks": 4}
@@ -394,9 +391,6 @@ def test_a_device_that_is_given_is_used() -> None:
     for given in (["--device", "cuda:0"], ["--device=cpu"], ["--config", "run.yaml"]):
         assert default_device(["--model", "lazyllm", *given]) == []
     assert default_device(["--model", "hf"]) == default_device(["ls", "tasks"]) == []
-
-
-# ---- refusals --------------------------------------------------------------------------------------
 
 
 def test_what_cannot_be_done_is_refused(ours: HarnessModel) -> None:

@@ -247,8 +247,6 @@ def test_data_refusals(tmp_path: Path) -> None:
             LongBench(DataOptions(data=tmp_path / data, datasets=names))
 
 
-# ---- what an item must be ------------------------------------------------------------------------
-
 A_STRING = "expected a string$"
 A_LIST = r"expected a list of at least one string"
 
@@ -256,10 +254,7 @@ A_LIST = r"expected a list of at least one string"
 def test_rows(tmp_path: Path) -> None:
     for row, message in (
         *(
-            (
-                {name: value for name, value in item().items() if name != field},
-                f"{field} is missing; expected ",
-            )
+            ({name: value for name, value in item().items() if name != field}, f"{field} is missing; exp")
             for field in item()
         ),
         (item(input=None), f"line 2: input is None; {A_STRING}"),
@@ -508,12 +503,7 @@ def test_wrapper_of_a_checkpoint(named: Named) -> None:
 def test_prompt_refusals(named: Named) -> None:
     tokenizer = named("plain", chat_template=False)
     for asked, options, error, message in (
-        (
-            {},
-            {"wrapper": "llama"},
-            ValueError,
-            "wrapper must be auto, none, llama-2, xgen or template, not 'lla",
-        ),
+        ({}, {"wrapper": "llama"}, ValueError, "must be auto, none, llama-2, xgen or template, not 'lla"),
         ({}, {"wrapper": "template"}, ValueError, "wrapper is 'template', and .*plain has no chat template"),
         ({}, {"max_length": 1}, ValueError, "max_length must be from 2 to .*, not 1"),
         ({}, {"max_length": 3500.0}, TypeError, "max_length must be a whole number, not 3500.0"),
@@ -523,9 +513,6 @@ def test_prompt_refusals(named: Named) -> None:
     ):
         with pytest.raises(error, match=message):
             prompt_ids(tokenizer, item() | asked, **options)
-
-
-# ---- answers -------------------------------------------------------------------------------------
 
 
 def test_post_process() -> None:

@@ -12,19 +12,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 from folders import PROMPTS, benchmark, benchmark_item, model_folder, untimed
 
 import lazyllm
 from lazyllm import longbench
-from lazyllm.checkpoints import digest
 from lazyllm.evaluation.longbench.tasks import LongBench, find_templates
-from lazyllm.evaluation.options import DataOptions, options_of
 from lazyllm.evaluation.results import ITEMS, MANIFEST, Manifest, RunFolder, new_manifest, read_rows
 from lazyllm.evaluation.summary import token_use_by_setting
-from lazyllm.support.files import OpenedFile
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 SETTINGS = ["dense", '{"1": 0.5, "3": 0.2}', '{"2": 0.9}']
@@ -278,14 +274,6 @@ def test_niah_draws_a_heat_map_of_every_depth_and_length(
     assert "![](heat_map.png)" in (tmp_path / "report.md").read_text()
 
 
-def test_without_data_tasks_are_generated(llm: lazyllm.LLM, tmp_path: Path) -> None:
-    options = {"datasets": ["niah_single_1"], "limit": 2, "max_length": 600, "max_new_tokens": 3}
-    result = run(llm, None, tmp_path, wrapper="none", **options)
-    assert {row["dataset"] for row in result.rows} == {"niah_single_1@600"}
-    assert len(result.rows) == 2 * len(SETTINGS)
-    assert all(row["new_tokens"] <= 3 for row in result.rows)
-
-
 def test_a_path_in_place_of_a_model_is_refused(tmp_path: Path) -> None:
     calls: dict[Callable[..., Any], dict[str, Any]] = {
         longbench.run: {},
@@ -296,9 +284,6 @@ def test_a_path_in_place_of_a_model_is_refused(tmp_path: Path) -> None:
     for function, options in calls.items():
         with pytest.raises(TypeError, match=r'llm must be an open model such as lazyllm.load\("path"\), not'):
             function("path", out=tmp_path, **options)
-
-
-# ---- token use -----------------------------------------------------------------------------------
 
 
 def test_token_use_ends_at_what_the_cache_holds(llm: lazyllm.LLM, data: Path, tmp_path: Path) -> None:
@@ -342,10 +327,7 @@ def finished(llm: lazyllm.LLM, data: Path, tmp_path_factory: pytest.TempPathFact
         ({"max_new_tokens": 3}, "cap on new tokens is null, not 3"),
         ({"wrapper": "none"}, 'wrapper is "template", not "none"'),
         ({"edit_sim": "levenshtein"}, 'edit similarity is "difflib", not "levenshtein"'),
-        (
-            {"data": None, "datasets": ["niah_single_1"], "max_length": 560},
-            'tasks is "LongBench", not "ruler"',
-        ),
+        ({"data": None, "datasets": ["niah_single_1"], "max_length": 560}, 'is "LongBench", not "ruler"'),
         ({"model": {"config.json": {"rms_norm_eps": 1e-4}}}, "model sha256 is"),
         ({"model": {"tokenizer_config.json": {"chat_template": "{{ messages }}"}}}, "tokenizer sha256 is"),
         ({"limits": 5}, "prompts sha256, qasper is"),
@@ -385,12 +367,7 @@ def test_what_no_item_could_be_run_with_is_refused_before_work(
         (run, {"wrapper": "loud"}, ValueError, "wrapper must be .*, not 'loud'"),
         (run, {"limit": 0}, ValueError, "limit must be from 1"),
         (run, {"datasets": ["qasper", "musique"]}, FileNotFoundError, "lacks musique; it holds qasper"),
-        (
-            run,
-            {"data": None, "prompts": "x"},
-            ValueError,
-            "prompts is for LongBench's own items and needs data",
-        ),
+        (run, {"data": None, "prompts": "x"}, ValueError, "prompts is for LongBench's own items and needs"),
         (run, {"data": None, "edit_sim": "levenshtein"}, ValueError, "edit_sim is for LongBench's own items"),
         (run, {"data": None, "datasets": ["hotpotqa"]}, ValueError, "hotpotqa is of LongBench and needs"),
         (run, {"datasets": "trec"}, TypeError, r'datasets must be a list such as \["trec"\], not \'trec\''),
@@ -466,9 +443,6 @@ def test_a_full_disk_keeps_what_was_written(llm: lazyllm.LLM, tmp_path: Path) ->
     assert untimed(read_rows(hurt)) == untimed(read_rows(calm))
 
 
-# ---- killed --------------------------------------------------------------------------------------
-
-
 def test_killed_at_random_moments_and_resumed_it_ends_like_an_undisturbed_run(
     llm: lazyllm.LLM, tmp_path: Path
 ) -> None:
@@ -497,25 +471,6 @@ def size(folder: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-# ---- shown ---------------------------------------------------------------------------------------
-
-
-def test_hashing_a_model_counts_whole_mebibytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    line, counts = MagicMock(n=0), []
-
-    def update(count: float) -> None:
-        line.n += count
-        counts.append(line.n)
-
-    line.__enter__.return_value, line.update = line, update
-    monkeypatch.setattr(digest, "bar", lambda *_: line)
-    for number, n_bytes in enumerate((1000, (9 << 20) + 700_000, 700_000)):
-        (tmp_path / str(number)).write_bytes(bytes(n_bytes))
-    digest.digest([OpenedFile(tmp_path / str(number)) for number in range(3)], True)
-    assert all(isinstance(value, int) for value in counts)
-    assert counts[-1] == 10
-
-
 def test_a_run_prints_as_aligned_text(finished: Path) -> None:
     made = longbench.Run(finished)
     assert repr(made) == f"<Run {finished}: 9 rows, 3 settings>"
@@ -524,9 +479,3 @@ def test_a_run_prints_as_aligned_text(finished: Path) -> None:
     assert "Conditions" not in text
     table = text.split("\n\n")[2].splitlines()
     assert len({len(line) for line in table}) == 1
-
-
-def test_options_are_keyword_arguments_with_help() -> None:
-    assert DataOptions.of({"max_length": None, "limit": 3}) == DataOptions(limit=3)
-    for option in options_of(DataOptions):
-        assert f"- `{option.name}`: {option.help}" in (longbench.run.__doc__ or "")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from comparison import compare_pass, drive, per_layer
+from comparison import drive, per_layer
 from folders import SHAPE, model_folder
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -23,7 +23,6 @@ import lazyllm
 from lazyllm import (
     CLAA,
     LLM,
-    Drop,
     ExpectedAttention,
     FastKV,
     GemFilter,
@@ -92,18 +91,6 @@ def test_static_pruning_with_the_options_of_selection(
     passes = [(30, False), (1, True), (1, True), (8, False), (1, True), (5, False), (1, True)]
     rules = static(3, keep, **options)
     assert drive(tiny_of(Shape(seed=41, n_layers=5)), rules, passes).margin > NEAR_TIE
-
-
-def test_static_pruning_of_one_layer_is_a_drop_stage(tiny_of: Build) -> None:
-    tiny = tiny_of(Shape(seed=42))
-    methods = StaticPruning(0, 0.4), Pruning({0: Drop(0.4)}, decode={})
-    static_session, other = (tiny.load().session(method.core()) for method in methods)
-    for number, (count, generated) in enumerate([(50, False), (1, True), (1, True), (9, False), (1, True)]):
-        ids = tiny.ids(count, number)
-        logits = [one.forward(ids, generated=generated).tobytes() for one in (static_session, other)]
-        assert logits[0] == logits[1]
-        assert static_session.depths.tolist() == other.depths.tolist()
-        assert static_session.last_pass.tolist() == other.last_pass.tolist()
 
 
 @pytest.mark.parametrize(
@@ -203,14 +190,6 @@ def test_surprisal_beside_damaged_weights_is_an_error(tmp_path: Path) -> None:
         tiny.load().session(None).surprisal(tiny.ids(9))
 
 
-def test_session_surprisal_counts_as_a_prompt(llm: LLM) -> None:
-    session = llm.session()
-    values = session.surprisal(IDS)
-    assert values.shape == (len(IDS),)
-    assert (session.length, session.computed, session.reached_top) == (len(IDS), 1.0, 1.0)
-    assert np.isfinite(session.surprisal([7])).all()
-
-
 # ---- random token drop -----------------------------------------------------------------------------------
 
 
@@ -246,45 +225,6 @@ def test_random_drop_is_dense_on_the_shorter_prompt(llm: LLM) -> None:
     assert made.computed == made.reached_top == pytest.approx(math.ceil(0.37 * 50) / 50)
     assert plain.computed == 1.0
     assert "RandomDrop(keep=0.37, seed=4)" in repr(made)
-
-
-def test_each_prompt_of_a_conversation_is_sampled_by_itself(llm: LLM) -> None:
-    method = RandomDrop(0.5, seed=9)
-    session = llm.session(method)
-    session.forward(IDS)
-    session.forward([5, 6], generated=True)
-    made = session.ask(IDS[:11], max_new_tokens=2)
-    assert made.prompt_ids == [IDS[i] for i in method.positions(11, 1)]
-    assert made.n_given == 11
-    assert session.length == 25 + 2 + 6 + 1
-    assert made.computed == pytest.approx((25 + 6) / (50 + 11))
-
-
-@settings(max_examples=EXAMPLES)
-@given(data=st.data(), shape=models(), seed=st.integers(0, 2**16))
-def test_tokens_left_out_equal_the_reference(
-    tiny_of: Build, data: st.DataObject, shape: Shape, seed: int
-) -> None:
-    tiny = tiny_of(shape)
-    edges = st.sampled_from([0, 0, 3])
-    asked = pruning(
-        data.draw(st.sampled_from([[], [(0, 0.5)]])),
-        sink=data.draw(edges),
-        window=data.draw(edges),
-        protect=data.draw(st.sampled_from([[], [(5, 9)]])),
-    )
-    session, reference = tiny.load().session(asked), Reference(tiny.config, tiny.weights, asked)
-    session.trace = True
-    session.reserve(200)
-    for number, (count, generated) in enumerate([(data.draw(st.integers(1, 60)), False), *data.draw(TURNS)]):
-        ids = tiny.ids(count, seed + number)
-        if not generated and count > 1 and (chosen := data.draw(st.sets(st.integers(0, count - 2)))):
-            positions = [session.length + i for i in sorted(chosen)]
-            session.leave_out(positions)
-            reference.gone |= set(positions)
-        want = reference.forward(ids, generated)
-        assume(reference.margin > NEAR_TIE)
-        compare_pass(session, reference, session.forward(ids, generated=generated), want, shape.dtype)
 
 
 def test_tokens_left_out_must_be_of_the_next_pass(tiny_of: Build) -> None:
@@ -328,9 +268,6 @@ def test_random_drop_at_original_positions(llm: LLM) -> None:
     dense = RandomDrop(1.0, original_positions=True)
     answers = [llm.generate(IDS, pruning=one, max_new_tokens=3).token_ids for one in (dense, None)]
     assert answers[0] == answers[1]
-
-
-# ---- static token pruning: the interface -----------------------------------------------------------------
 
 
 def test_static_pruning_generates(llm: LLM) -> None:
@@ -562,11 +499,7 @@ def test_parse_method() -> None:
 def test_parse_method_refuses() -> None:
     for text, kind, words in (
         ("", ValueError, "it must be a speedup such as 2x, dense, random:keep=0.5"),
-        (
-            "sparse",
-            ValueError,
-            "pruning is 'sparse'; it must be a speedup such as 2x, dense, random:keep=0.5",
-        ),
+        ("sparse", ValueError, "pruning is 'sparse'; it must be a speedup such as 2x, dense, random:keep"),
         ("random", ValueError, "random: missing a required argument: 'keep'"),
         ("random:0.5", ValueError, "has '0.5', where a new name=value is wanted"),
         ("random:keep=", TypeError, "keep must be a number, not ''"),
@@ -577,11 +510,7 @@ def test_parse_method_refuses() -> None:
         ("{", ValueError, "pruning is not JSON"),
         ('{"method": "magic"}', ValueError, "method is 'magic'; it must be one of random, static, compress"),
         ('{"method": ["random"]}', ValueError, "it must be one of random, static, compress"),
-        (
-            '{"method": "random", "keep": 0.5, "seeds": 1}',
-            ValueError,
-            "random: got an unexpected keyword argument 'seeds'",
-        ),
+        ('{"method": "random", "keep": 0.5, "seeds": 1}', ValueError, "unexpected keyword argument 'seeds'"),
         ('{"10": 0.7, "10": 0.5}', ValueError, "'10' appears twice"),
     ):
         with pytest.raises(kind, match=re.escape(words)):

@@ -16,6 +16,7 @@ from lazyllm.commands import main as cli
 from lazyllm.method import source_digest
 from lazyllm.methods.parsing import as_method
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
 IDS = list(range(40, 90))
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT.joinpath("docs", "policies.md").read_text()
@@ -66,9 +67,6 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def settings(name: str) -> Any:
     return getattr(import_module("tails"), name)
-
-
-# ---- in Python ---------------------------------------------------------------------------------------------
 
 
 def test_a_method_as_it_stands_is_dense(llm: LLM) -> None:
@@ -131,9 +129,6 @@ def test_what_compresses_may_prune_too(llm: LLM, site: Path, tmp_path: Path) -> 
     assert row["in_play"]["3"] < 0.6 * row["in_play"]["0"] < 0.6 * row["prompt_tokens"]
 
 
-# ---- from packages -----------------------------------------------------------------------------------------
-
-
 def test_entry_points_give_names(site: Path) -> None:
     tail, loudest = settings("Tail"), settings("Loudest")
     assert parse_method("tail:keep=0.5") == tail(0.5)
@@ -146,10 +141,7 @@ def test_entry_points_give_names(site: Path) -> None:
         ("tail", "tail: missing a required argument: 'keep'"),
         ("tail:kep=1", "tail: got an unexpected keyword argument 'kep'; its fields are keep"),
         ('{"method": "loudest"}', "loudest: missing a required argument: 'stages'"),
-        (
-            '{"method": "loudest", "stages": {"2": 0.5}, "queries": 4}',
-            "loudest: got an unexpected keyword argument 'queries'",
-        ),
+        ('{"method": "loudest", "stages": {"2": 0.5}, "queries": 4}', "keyword argument 'queries'"),
         ('{"method": "magic"}', "it must be one of random, .*expected, speedup, loudest, shortened, tail"),
         ("magic:keep=1", "pruning is 'magic:keep=1'; it must be a speedup such as 2x, dense"),
     ]:

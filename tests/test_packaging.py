@@ -54,8 +54,3 @@ def test_make_uses_the_cache_of_the_command_line() -> None:
     """One place for the demonstration model: the programs' own default, unless the user names another."""
     show = 'show: ; @echo "cache is $$LAZYLLM_CACHE."'
     assert make("--eval", show, "show") == "cache is .\n"
-
-
-def test_make_help_names_the_targets() -> None:
-    named = [line.split()[1] for line in make("help").splitlines()]
-    assert {"demo", "test", "docs", "wheel", "cuda-on-cpu"} <= set(named)

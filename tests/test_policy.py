@@ -19,6 +19,7 @@ from comparison import drive
 from reference import Reference
 from tiny import DEVICE, DTYPES, Build, Shape
 from tolerances import HALF_LOGITS, NEAR_TIE, SCORES, error
+from toys import Paper
 
 import lazyllm
 from lazyllm import LLM, Drop, Mass, Policy, Pruning, Scoring
@@ -32,11 +33,6 @@ CONVERSATION = [(30, False), (1, True), (1, True), (7, False), (2, True), (1, Tr
 @pytest.fixture(scope="module")
 def llm(folder: Path) -> LLM:
     return lazyllm.load(folder, device=DEVICE, threads=2)
-
-
-class Paper(Policy):
-    def score(self, view: Any) -> Any:
-        return view.attention(1).mean(axis=(0, 1))
 
 
 class ThreeLayers(Policy):
@@ -310,6 +306,7 @@ def test_a_view_ends_with_its_call(tiny_of: Build) -> None:
             kept.append((view, array, array.tolist()))
         for array in (view.protected, view.attention()):
             kept.append((view, array, array.tolist()))
+        assert repr(view).startswith(f"<View of layer {view.layer}: ")
         return np.zeros(view.positions.size)
 
     tiny = tiny_of(Shape())
@@ -500,21 +497,6 @@ def test_json_names_the_class_and_its_source() -> None:
     assert json.loads(made["Mine"]({1: 0.5}).to_json())["source sha256"] is None
 
 
-def test_a_view_is_printed_by_its_layer(llm: LLM) -> None:
-    printed = []
-
-    class Printing(Paper):
-        layers = 2  # the layer below is looked at, to no effect
-
-        def score(self, view: Any) -> Any:
-            assert view.observed == {0: None}
-            printed.append(repr(view))
-            return super().score(view)
-
-    llm.generate([5, 6, 7, 8], pruning=Printing({1: 0.5}), max_new_tokens=1)
-    assert printed == ["<View of layer 1: 4 tokens in play>"]
-
-
 def test_what_cannot_be_aligned(tiny_of: Build) -> None:
     for layer, message in (
         (2, r"layer 2 was not observed in this pass; the layers observed are \[0, 1\]"),
@@ -552,11 +534,7 @@ def test_settings_that_are_refused() -> None:
         (lambda: Policy({1: 0.5}), TypeError, "abstract"),  # type: ignore[abstract]
         (lambda: Paper({1: 1.5}), ValueError, "keep of the stage at layer 1"),
         (lambda: Paper({1: 0.5}, queries=2), TypeError, "queries"),
-        (
-            lambda: Weighted({1: 0.5}, object()).to_json(),
-            TypeError,
-            "Weighted.weight is a object; a policy's fields",
-        ),
+        (lambda: Weighted({1: 0.5}, object()).to_json(), TypeError, "Weighted.weight is a object; a policy"),
     ):
         with pytest.raises(kind, match=message):
             make()
@@ -588,9 +566,6 @@ def test_counted_work_has_no_scores(llm: LLM) -> None:
     session = llm.session(Thirds({1: 0.6, 3: 0.3}))
     session.forward(IDS)
     assert Thirds({1: 0.6}).prefill_flops(config, 50, session.last_pass) < policy.flops(config, 50)
-
-
-# ---- where methods are given -------------------------------------------------------------------------------
 
 
 def test_answers_are_those_of_the_same_rule(llm: LLM) -> None:
@@ -632,12 +607,3 @@ def test_time_in_the_policy_is_shown_apart(llm: LLM) -> None:
         assert len(spent) == calls
         assert (session.core.policy_seconds > 0) == bool(calls)
         assert session.core.policy_seconds >= sum(spent)
-
-
-def test_the_notebook_scores_stages_near_each_other_and_the_bottom(llm: LLM) -> None:
-    notebook = json.loads(Path(__file__).parents[1].joinpath("notebooks", "05_policy.ipynb").read_text())
-    sources = ["".join(cell["source"]) for cell in notebook["cells"]]
-    names: dict[str, Any] = {"lazyllm": lazyllm, "np": np}
-    exec(next(source for source in sources if source.startswith("class SeveralLayers")), names)
-    out = llm.generate(IDS, names["SeveralLayers"]({1: 0.6, 3: 0.4}), max_new_tokens=1)
-    assert out.passes["in_play"][:5].tolist() == [50, 50, 30, 30, 20]

@@ -27,11 +27,6 @@ HEAD = RNG.integers(3, 300, 2 * PASS + 100).tolist()
 TAILS = [RNG.integers(3, 300, n).tolist() for n in (PASS, 100, PASS + 80, 30, 700)]
 
 
-@pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
-    return lazyllm.load(model_folder(tmp_path_factory.mktemp("model"), MODEL), threads=1)
-
-
 def answered(llm: LLM, ids: list[int], pruning: Pruning, **options: Any) -> list[int]:
     return llm.generate(ids, pruning, max_new_tokens=6, **options).token_ids
 
@@ -63,13 +58,6 @@ def test_answers_are_those_without_the_cache(
         assert (one.token_ids, one.prompt_ids) == (other.token_ids, other.prompt_ids)
         assert one.n_given == other.n_given
         assert one.computed_series == pytest.approx(other.computed_series, abs=1e-12)
-
-
-def test_dense_logits_are_equal_to_the_bit(llm: LLM) -> None:
-    cache = PrefixCache()
-    for tail in TAILS:
-        want = llm.session().forward(HEAD + tail)
-        assert (llm.session(prefix=cache).forward(HEAD + tail) == want).all()
 
 
 def test_a_document_is_read_once_and_each_question_prunes_for_itself(llm: LLM) -> None:
@@ -164,13 +152,6 @@ def test_an_interrupted_answer_goes_on(llm: LLM) -> None:
             next(stream, None)
         stream.close()
         assert answered(llm, HEAD + TAILS[1], PRUNED, prefix=cache) == want
-
-
-def test_a_chat_goes_on(llm: LLM) -> None:
-    cache, text = PrefixCache(), "The sea was calm. " * 30
-    for session in (llm.session(prefix=cache), llm.session(prefix=cache)):
-        session.ask(text, chat=True, max_new_tokens=2)
-        assert session.ask("And you?", chat=True, max_new_tokens=2).text
 
 
 def test_only_an_empty_session_takes_from_the_cache(llm: LLM) -> None:

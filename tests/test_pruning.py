@@ -131,13 +131,6 @@ def test_mass_stages_are_free_of_the_rule_that_keeps_fall() -> None:
     assert Pruning({1: 0.5, 2: Mass(0.9), 3: 0.5}).stages == ((1, 0.5), (2, Mass(0.9)), (3, 0.5))
 
 
-def test_is_frozen_and_hashable() -> None:
-    pruning = Pruning({10: 0.7, 20: Mass(0.9)}, protect=[(1, 2)])
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        pruning.sink = 3  # type: ignore[misc]
-    assert {pruning: 1}[Pruning([(10, 0.7), (20, Mass(0.9))], protect=((1, 2),))] == 1
-
-
 def test_labels_are_short_and_tell_settings_apart() -> None:
     recommended = Scoring.recommended()
     labels = {
@@ -154,23 +147,6 @@ def test_labels_are_short_and_tell_settings_apart() -> None:
     long += [Pruning({**dict.fromkeys(range(19), 0.5), 19: 0.25})]
     assert len({pruning.label for pruning in long}) == 3
     assert all(len(pruning.label) == LABEL_WIDTH for pruning in long)
-
-
-def test_prints_only_what_was_set() -> None:
-    assert repr(Pruning()) == "Pruning({})"
-    assert str(Pruning({10: 0.7, 20: 0.5})) == "Pruning({10: 0.7, 20: 0.5})"
-    options: dict[str, Any] = {"decode": {3: 0.5}, "sink": 4, "protect": [(1, 2)], "prune_generated": True}
-    full = Pruning({10: Mass(0.95, keep_max=0.7)}, **options)
-    assert repr(full) == (
-        "Pruning({10: Mass(0.95, keep_max=0.7)}, decode={3: 0.5}, sink=4, protect=((1, 2),), "
-        "prune_generated=True)"
-    )
-    assert (
-        repr(Pruning({1: 0.5}, decode="frozen", scoring=Scoring(smooth=13)))
-        == "Pruning({1: 0.5}, scoring=Scoring(smooth=13), decode='frozen')"
-    )
-    assert repr(Pruning({1: Drop(0.4), 2: 0.3}, decode={})) == "Pruning({1: Drop(0.4), 2: 0.3}, decode={})"
-    assert repr(Mass(0.9, keep_min=0.1)) == "Mass(0.9, keep_min=0.1)"
 
 
 def test_core_has_plain_values_only() -> None:
@@ -233,16 +209,8 @@ def test_json_refused() -> None:
         ("{10: 0.7}", ValueError, "pruning is not JSON"),
         ('{"10": 0.7, "10": 0.5}', ValueError, "'10' appears twice"),
         ('{"10": NaN}', ValueError, "NaN is not a JSON number"),
-        (
-            '{"stages": {"10": 0.7}, "sinks": 4}',
-            ValueError,
-            "no field 'sinks'; its fields are stages, scoring, decode",
-        ),
-        (
-            '{"10": 0.5, "min_tokens": 3000}',
-            ValueError,
-            "no field '10'; its fields are stages, scoring, decode",
-        ),
+        ('{"stages": {"10": 0.7}, "sinks": 4}', ValueError, "no field 'sinks'; its fields are stages"),
+        ('{"10": 0.5, "min_tokens": 3000}', ValueError, "no field '10'; its fields are stages"),
         ("0.5", TypeError, "must be a JSON object"),
     ):
         with pytest.raises(kind, match=re.escape(words)):

@@ -39,9 +39,6 @@ def kept(reference: Reference) -> list[int]:
     return reference.last_trace[-1]["in_play"]
 
 
-# ---- the count of a keep stage ----
-
-
 @pytest.mark.parametrize(
     ("keep", "n", "count"),
     [
@@ -97,13 +94,7 @@ SELECTED: list[tuple[str, Any, list[float], list[int], dict[str, Any]]] = [
     ("p" * 8, (0.4, 0.0, 1.0), MASS, [1, 7], {}),  # reached exactly
     ("p" * 8, (0.6, 0.0, 1.0), MASS, [1, 2, 7], {}),
     ("p" * 8, (0.61, 0.0, 1.0), MASS, [1, 2, 3, 7], {}),
-    (
-        "p" * 8,
-        (0.5, 0.55, 1.0),
-        MASS,
-        [0, 1, 2, 3, 7],
-        {},
-    ),  # at least 5, in order of position
+    ("p" * 8, (0.5, 0.55, 1.0), MASS, [0, 1, 2, 3, 7], {}),  # at least 5, in order of position
     ("p" * 8, (0.9, 0.0, 0.25), MASS, [1, 7], {}),  # at most 2
     ("p" * 8, (1e-6, 0.0, 1.0), MASS, [1, 7], {}),
     # of prompt tokens only, those that are always kept first
@@ -119,9 +110,6 @@ def test_selections_by_hand(
     kinds: str, rule: Any, scores: list[float], want: list[int], options: dict[str, Any]
 ) -> None:
     assert choose(selecting(kinds, **options), rule, scores) == want
-
-
-# ---- scores ----
 
 
 def test_smooth_averages_over_neighbours_in_play_and_over_fewer_at_the_ends() -> None:
@@ -169,9 +157,6 @@ def test_a_prompt_forgets_what_every_stage_remembered(model: Tiny) -> None:
     assert set(reference.remembered) == {0, 2}
     reference.forward(ids[13:])
     assert set(reference.remembered) == {2}  # no stage of a prompt follows layer 0
-
-
-# ---- whole passes ----
 
 
 def test_depths_by_hand(model: Tiny) -> None:

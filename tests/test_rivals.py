@@ -30,9 +30,6 @@ SHAPES = [
 CONVERSATION = [(60, False), (1, True), (1, True), (20, False), (1, True), (3, False), (1, True)]
 
 
-# ---- FastKV and CLAA -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"model {shape.seed}")
 @pytest.mark.parametrize(("layer", "keep"), [(0, 0.25), (2, 0.6), (4, 0.25)])
 @pytest.mark.parametrize(("made", "rule"), [(FastKV, FastKVRule), (CLAA, CLAARule)])
@@ -95,9 +92,6 @@ def test_counts_after_a_run_are_those_before(llm: LLM, method: Any) -> None:
     flops = method.prefill_flops(llm.config, len(IDS), session.last_pass)
     assert flops == method.flops(llm.config, len(IDS))
     assert method.speedup(llm.config, len(IDS)) == Pruning().flops(llm.config, len(IDS)) / flops
-
-
-# ---- GemFilter -------------------------------------------------------------------------------------------
 
 
 class Reader:
@@ -210,9 +204,6 @@ def test_a_score_that_is_no_number_is_an_error() -> None:
     )
     with pytest.raises(ValueError, match="a score of layer 2 is no finite number"):
         FirstPass({2: 0.5}).score(view)
-
-
-# ---- all of one stage -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("made", [FastKV, CLAA, GemFilter, StaticPruning])

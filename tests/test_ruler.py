@@ -65,8 +65,6 @@ def prose(tmp_path: Path) -> Path:
     return folder
 
 
-# ---- the same everywhere -------------------------------------------------------------------------
-
 DIGESTS = {
     "niah_single_1": "ed19314e5fbcab9e",
     "niah_single_2": "90323cb5ccc2c86f",
@@ -237,9 +235,6 @@ def test_names_come_once_and_run_out_aloud(monkeypatch: pytest.MonkeyPatch) -> N
         generate("niah_multikey_2", pieces, 1000, count=1, seed=0)
 
 
-# ---- depth ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("task", ONE_NEEDLE)
 def test_the_needle_is_as_deep_as_asked(task: str) -> None:
     for depth in (0, 12.5, 50, 81, 100, None):
@@ -364,9 +359,6 @@ def test_lengths_too_short_for_some_tasks_name_the_way_out() -> None:
         ruler_items(pieces, RulerOptions(lengths=[20], count=1))
 
 
-# ---- the beginning of the answer -------------------------------------------------------------------
-
-
 @each_task
 def test_the_answer_begins_after_the_assistants_header(task: str, demo_tokenizer: Tokenizer) -> None:
     (item,) = generate(task, prompt_encoder(demo_tokenizer, "template"), 1000, count=1, seed=0)
@@ -380,9 +372,6 @@ def test_the_answer_begins_after_the_assistants_header(task: str, demo_tokenizer
     ids = wrapped_ids(demo_tokenizer, asked, "template", item["answer_prefix"])
     assert ids == demo_tokenizer.encode(text, add_special=False)
     assert demo_tokenizer.decode(ids, skip_special_tokens=False) == text
-
-
-# ---- questions on documents ------------------------------------------------------------------------
 
 
 def questions_folder(folder: Path, longbench: bool) -> Path:
@@ -449,9 +438,6 @@ def test_files_of_questions_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no question for qa_1"):
         read_questions(tmp_path, "qa_1")
     assert read_questions(tmp_path, "qa_2") is None
-
-
-# ---- string match --------------------------------------------------------------------------------
 
 
 def test_string_match_by_hand() -> None:

@@ -327,9 +327,6 @@ def test_a_search_under_other_conditions_is_refused_by_name(
     assert len(Search.read(out)) == 1
 
 
-# ---- processes -------------------------------------------------------------------------------------
-
-
 def test_two_processes_share_one_study(folder: Path, prompts: list[str], tmp_path: Path) -> None:
     """Forked, since importing takes longer than the search."""
 

@@ -75,17 +75,6 @@ class Told:
 # ---- one process -----------------------------------------------------------------------------------------
 
 
-def both_go_on(base: Told) -> list[Told]:
-    fork = base.fork()
-    return [base.write(1, 2, 3), fork.write(4, 5), base.fork().read(9, 1), fork.fork()]
-
-
-def the_session_is_taken_back(base: Told) -> list[Told]:
-    forks = [base.fork(), base.fork().write(6)]
-    base.truncate(10).read(30, 1)
-    return [base.write(7), *forks]
-
-
 def the_session_is_taken_back_twice(base: Told) -> list[Told]:
     first = base.fork()
     second = base.truncate(20).read(20, 1).write(3).fork()
@@ -125,8 +114,8 @@ def the_session_grows(base: Told) -> list[Told]:
     return [base.fork().write(1), base, fork.read(170, 2), fork.fork()]
 
 
-SCENARIOS = [both_go_on, the_session_is_taken_back, the_session_is_taken_back_twice, a_fork_is_taken_back]
-SCENARIOS += [forks_of_forks, the_session_ends_first, the_session_grows]
+SCENARIOS = [the_session_is_taken_back_twice, a_fork_is_taken_back, forks_of_forks]
+SCENARIOS += [the_session_ends_first, the_session_grows]
 
 
 def run(scenario: Callable[[Told], list[Told]], made: Tiny, threads: int = 2) -> None:
@@ -172,9 +161,6 @@ def test_sessions_and_forks_run_in_threads(made: Tiny) -> None:
     with ThreadPoolExecutor(5) as pool:
         for told in pool.map(go, range(5), [base, *line]):
             told.check()
-
-
-# ---- several processes -----------------------------------------------------------------------------------
 
 
 def in_child(work: Callable[[], None]) -> Callable[[], int]:

@@ -201,7 +201,7 @@ def test_any_calls_under_heavy_pruning(
     drive(poisoned(Shape(seed=5, n_layers=6)), rules, first, calls, seed)
 
 
-@settings(max_examples=EXAMPLES)
+@settings(max_examples=EXAMPLES // 2)
 @given(data=st.data(), parts=st.lists(st.integers(1, 20), min_size=1, max_size=3), seed=st.integers(0, 2**16))
 def test_a_prompt_read_in_parts_is_pruned_as_one(
     tiny_of: Build, data: st.DataObject, parts: list[int], seed: int

@@ -517,9 +517,6 @@ def test_numbers_of_a_picture_do_not_touch() -> None:
     assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
 
 
-# ---- the command ---------------------------------------------------------------------------------
-
-
 def test_the_command_prints_the_table(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -149,7 +149,7 @@ def test_a_watch_may_wait_for_another_thread_that_uses_the_model(tmp_path: Path)
         if stuck[-1]:
             raise TimeoutError
 
-    model.session(None).forward(made.ids(tiny.fewer_if_sanitized(4000)), watch=wait)
+    model.session(None).forward(made.ids(tiny.fewer_if_sanitized(2000)), watch=wait)
     assert stuck
     assert not any(stuck)
     for got in seen:

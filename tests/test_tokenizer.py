@@ -206,9 +206,6 @@ def test_what_the_config_adds(pieces: Path) -> None:
         Tokenizer.from_folder(pieces, config(325))
 
 
-# ---- XGen ----------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def xgen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """XGen's files; GPT-2's vocabulary is replaced by the single bytes and one pair of spaces."""
@@ -320,16 +317,6 @@ def test_messages_are_dicts(byte_level: Path) -> None:
             chat_text(byte_level, TEMPLATE, messages)
 
 
-def test_no_template(byte_level: Path) -> None:
-    tokenizer = Tokenizer.from_folder(byte_level, config())
-    assert not tokenizer.has_chat_template
-    with pytest.raises(ValueError, match="has no chat template"):
-        tokenizer.apply_chat_template(CHAT)
-
-
-# ---- refused files -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("package", "name"), [("sentencepiece", "pieces"), ("tiktoken", "xgen")])
 def test_missing_packages_are_named(
     package: str, name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
@@ -354,9 +341,6 @@ def test_damaged_files_are_refused_or_work(byte_level: Path, changes: list[tuple
     except CheckpointError:
         return
     assert all(token < 400 for token in tokenizer.encode("the quick brown fox"))
-
-
-# ---- the demonstration model ---------------------------------------------------------------------
 
 
 def test_recorded_ids(demo_model: Path) -> None:

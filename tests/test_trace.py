@@ -34,15 +34,9 @@ def html(trace: Trace) -> str:
     return trace.heatmap()._repr_html_()
 
 
-# ---- the sets --------------------------------------------------------------------------------------
-
-
 def test_every_pass_has_its_stages(trace: Trace) -> None:
     assert [one.generated for one in trace.passes] == [False] + [True] * 5
     assert [(one.pass_, one.layer) for one in trace.stages] == [(i, p) for i in range(6) for p in (1, 3)]
-    assert "6 passes, 12 stages" in repr(trace)
-    first = trace.stages[0]
-    assert repr(first) == f"<pass 0, layer 1: {first.kept.size} of {first.in_play.size} kept>"
 
 
 def test_kept_positions_are_the_best_scoring_ones(trace: Trace, made: Generation) -> None:
@@ -82,9 +76,6 @@ def test_a_trace_is_a_frame(trace: Trace, llm: LLM) -> None:
     assert (len(dense.to_frame()), list(dense.to_frame())) == (0, list(frame))
     assert (len(dense.passes), dense.stages) == (2, [])
     assert f"all {SHAPE.n_layers} layers" in dense.heatmap()._repr_html_()
-
-
-# ---- the picture -----------------------------------------------------------------------------------
 
 
 class Shown(HTMLParser):
@@ -139,7 +130,6 @@ def test_it_saves_a_page_of_its_own(trace: Trace, html: str, tmp_path: Path) -> 
     assert '<meta charset="utf-8">' in page
     assert "<title>A &lt;title&gt;</title>" in page
     assert Shown(page).fetched == []
-    assert "save(path)" in repr(trace.heatmap())
     assert re.search(r"\.boxed \.text \{ max-height: \w+; overflow-y: auto; \}", html)
     assert 'class="lazyllm-map boxed"' in html
     assert 'class="lazyllm-map"' in page

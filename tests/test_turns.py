@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from folders import SHAPE, model_folder
+from folders import SHAPE
 from test_ruler import pieces
 
 import lazyllm
@@ -20,19 +21,11 @@ from lazyllm.evaluation.report import scores_by_turn, turns_table
 from lazyllm.evaluation.summary import Summary
 from lazyllm.pictures.panels import plot_turns
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
 QUIET: dict[str, Any] = {"warm_ups": 0, "progress": False, "wrapper": "none"}
+MODEL = replace(SHAPE, context=2000)  # room for all turns
 PRUNED = {1: 0.5, 2: 0.4}
 LABEL = "{1: 0.5, 2: 0.4}"
-
-
-@pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> lazyllm.LLM:
-    """A tiny model whose context has room for all turns."""
-    folder = model_folder(tmp_path_factory.mktemp("model"), replace(SHAPE, context=2000))
-    return lazyllm.load(folder, device="cpu", threads=1)
-
-
-# ---- items ---------------------------------------------------------------------------------------
 
 
 def test_turns_ask_for_each_needle_of_one_text() -> None:
@@ -96,9 +89,6 @@ def test_scores_of_a_quote() -> None:
     assert similarity(part + "\nand so on, and so on", part) == 1
 
 
-# ---- runs ----------------------------------------------------------------------------------------
-
-
 def test_a_run_asks_in_turn_and_alone(llm: lazyllm.LLM, tmp_path: Path) -> None:
     asked = {"tasks": [IN_TURN, ALONE], "lengths": [600], "count": 1, **QUIET}
     run = longbench.run_ruler(llm, [None, PRUNED], out=tmp_path, **asked)
@@ -155,6 +145,7 @@ def test_the_report_has_turns_by_number_and_depth(llm: lazyllm.LLM, tmp_path: Pa
     assert all("similarity" in row for row in run.rows if row["dataset"].startswith("quote"))
 
 
-def test_the_picture_has_a_panel_for_each_data_set(tmp_path: Path) -> None:
+def test_the_picture_has_a_panel_for_each_data_set(tmp_path: Path, no_pictures: Callable[[], None]) -> None:
+    no_pictures()
     panels = {name: {"dense": [100.0, 50.0], "2x": [90.0, 40.0]} for name in ("a", "b", "c")}
     assert plot_turns(panels, "dense", tmp_path / "turns.png").stat().st_size > 10_000

@@ -228,9 +228,6 @@ def random_weights(shape: Shape) -> dict[str, np.ndarray]:
     return weights
 
 
-# ---- the safetensors file ----
-
-
 def encode(array: np.ndarray, dtype: str) -> np.ndarray:
     """The stored form of `array`; bfloat16, which NumPy lacks, as its 16 bits, rounded to nearest even."""
     if dtype == "BF16":

@@ -1,4 +1,4 @@
-"""Toy files for tokenizers and GGUF: a SentencePiece model and a writer of GGUF files."""
+"""Toy files for tokenizers and GGUF: a SentencePiece model and a writer of GGUF files; a toy policy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from families import FAMILIES, RECORDED
 
-from lazyllm import _core
+from lazyllm import Policy, _core
 from lazyllm.checkpoints.checkpoint import Checkpoint
 from lazyllm.checkpoints.gguf_checkpoint import (
     ARCHITECTURES,
@@ -31,6 +31,13 @@ FUSED = {
     **{f"mlp.{name}_proj": "mlp.gate_up_proj" for name in ("gate", "up")},
 }
 CORPUS = ["the quick brown fox jumps over the lazy dog, it's 2024", "def f(x): return x", "hello world"] * 5
+
+
+class Paper(Policy):
+    """The scores of `Pruning`, in Python."""
+
+    def score(self, view: Any) -> Any:
+        return view.attention(1).mean(axis=(0, 1))
 
 
 def train_pieces(folder: Path) -> Path:
