@@ -114,7 +114,8 @@ class Answer:
         if not self._holds_prompt:
             self._run_prompt(timeline)
         elif self._core.length < self._due:
-            self._run()([self._drawn[-1].token], generated=True)
+            run = partial(self._run(), generated=True)
+            timeline.run_pass(run, [self._drawn[-1].token], None, self._request.progress)
         self._take(timeline, started)
 
     def _run_prompt(self, timeline: Timeline, draws: bool = True) -> None:
