@@ -54,6 +54,8 @@ def problem_of(error: Exception, service: Service) -> Problem:
     """The status and the sentence for an error of an answer; others than the client's are logged."""
     if isinstance(error, Busy):
         return Problem(429, "too many requests wait already; try again later")
+    if isinstance(error, RecursionError):
+        return Problem(400, "the request's body is nested too deeply")
     if isinstance(error, MemoryError):
         return Problem(503, service.public(error))
     if isinstance(error, ValueError | TypeError):
