@@ -14,7 +14,8 @@ import uvicorn
 
 import lazyllm
 from lazyllm.serving.app import create
-from lazyllm.serving.service import Options, Service
+from lazyllm.serving.options import Options
+from lazyllm.serving.service import Service
 
 
 class Server:

@@ -153,6 +153,28 @@ def test_without_a_limit_a_chat_may_fill_the_context(llm: lazyllm.LLM, client: A
     assert answer.usage.total_tokens == llm.config.context
 
 
+def test_requests_that_begin_alike_share_what_is_read(llm: lazyllm.LLM) -> None:
+    """Exactly, and within a limit of memory."""
+    questions = [f"Question {i}: who slept?" for i in range(4)]
+    alone = [llm.generate(TEXT * 2 + question, 2.0, max_new_tokens=8) for question in questions]
+    room = 2 * llm.core.session(None).bytes_for(len(alone[0].prompt_ids))
+    with serving(llm, 2.0, cache_bytes=room) as server:
+        cache = server.service.cache
+        assert cache is not None
+        for question, wanted in zip(questions, alone, strict=True):
+            body = {"prompt": TEXT * 2 + question, "max_tokens": 8}
+            assert server.post("/v1/completions", body)[1]["choices"][0]["text"] == wanted.text
+        assert cache.hits == 3
+        assert cache.tokens_shared > 3 * 700  # of 735 tokens in each
+        for i in range(5):
+            assert server.post("/v1/completions", {"prompt": f"{i}" + TEXT * 2, "max_tokens": 1})[0] == 200
+            assert 0 < cache.bytes <= room
+    with serving(llm, 2.0, cache_bytes=0) as server:
+        assert server.service.cache is None
+        answer = server.post("/v1/completions", {"prompt": TEXT * 2 + questions[0], "max_tokens": 8})[1]
+        assert answer["choices"][0]["text"] == alone[0].text
+
+
 def test_the_command_needs_a_key_for_other_machines(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from lazyllm.commands.main import main
 

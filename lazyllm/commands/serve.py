@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import fields
 
 from lazyllm.commands import options
 from lazyllm.commands.options import Run
+from lazyllm.serving.options import Options
 
 KEY = "LAZYLLM_API_KEY"
+GRACE = 30  # seconds that requests have to end in after SIGTERM
 
 
 def serve(parser: argparse.ArgumentParser) -> Run:
@@ -18,24 +21,28 @@ def serve(parser: argparse.ArgumentParser) -> Run:
     options.add(parser, "--host", "default 127.0.0.1; others need a key")
     options.add(parser, "--port", "default 8000", "N")
     options.add(parser, "--api-key", f"that clients must send; default the variable {KEY}", "KEY")
+    options.add_options(parser, Options)
     options.add_device(parser)
 
     def run(args: argparse.Namespace) -> int:
         from lazyllm.support.optional import package
 
-        uvicorn = package("uvicorn", "lazyllm serve", "serve")
-        package("starlette", "lazyllm serve", "serve")
+        uvicorn, *_ = (package(name, "lazyllm serve", "serve") for name in ("uvicorn", "starlette"))
         from lazyllm.serving.app import LOOPBACK, create
-        from lazyllm.serving.service import Options, Service
+        from lazyllm.serving.service import Service
 
         host, key = vars(args).get("host", LOOPBACK[0]), vars(args).get("api_key", os.environ.get(KEY))
         if host not in LOOPBACK and not key:
             raise ValueError(f"a server that other machines reach needs a key: give --api-key, or set {KEY}")
-        service = Service(options.loaded(args), vars(args).get("pruning"), Options())
-        config = uvicorn.Config(
-            create(service, key or None, host), host, vars(args).get("port", 8000), http="h11"
-        )
-        uvicorn.Server(config).run()
+        own = options.keywords_of(args, *(option.name for option in fields(Options)))
+        service = Service(options.loaded(args), vars(args).get("pruning"), Options(**own))
+        place = {"host": host, "port": vars(args).get("port", 8000)}
+        app = create(service, key or None, host)
+        config = uvicorn.Config(app, **place, http="h11", timeout_graceful_shutdown=GRACE)
+        try:
+            uvicorn.Server(config).run()
+        finally:
+            service.close()
         return 0
 
     return run

@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Annotated
 
 from lazyllm.generation import Generation
 from lazyllm.llm import LLM
 from lazyllm.methods.parsing import PruningInput, as_method
+from lazyllm.prefix_cache import PrefixCache
+from lazyllm.serving.options import Options
 from lazyllm.serving.protocol import Ask, checked_request
 from lazyllm.serving.turns import Turns
-from lazyllm.support import checked
 
 Item = Ask | tuple[int, str | Generation]
 """A request once it has been checked, then the texts of its answers and their ends, by their index."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Options of a server; commands make arguments of them."""
-
-    at_once: Annotated[int, "requests that run at once, in turns", "N"] = 4
-    waiting: Annotated[int, "requests that wait; others get status 429", "N"] = 64
-
-    def __post_init__(self) -> None:
-        checked.whole(self.at_once, "at_once", 1, 257)
-        checked.whole(self.waiting, "waiting", 0)
 
 
 class Service:
@@ -39,6 +26,7 @@ class Service:
         self.setting.check(llm.config)
         if self.setting.compresses:
             raise ValueError(f"{self.setting} rewrites prompts, which serve does not do")
+        self.cache = PrefixCache(options.cache_bytes) if options.cache_bytes else None
         self.turns = Turns(options.at_once, options.waiting)
 
     def answers(self, body: bytes, chat: bool) -> Iterator[Item]:
@@ -48,7 +36,8 @@ class Service:
         setting = ask.pruning or self.setting
         for number, ids in enumerate(ask.prompts):
             index = number * ask.n
-            options = {**ask.options, "sampling": ask.sampling.for_prompt(number)}
+            prefix = self.cache if setting.reads_in_parts else None
+            options = {**ask.options, "sampling": ask.sampling.for_prompt(number), "prefix": prefix}
             if ask.n > 1:
                 for i, generation in enumerate(self.llm.generate(ids, setting, n=ask.n, **options)):
                     yield index + i, generation.text
