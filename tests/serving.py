@@ -22,7 +22,7 @@ class Server:
     """A Service behind uvicorn, as `lazyllm serve` runs it."""
 
     def __init__(self, llm: lazyllm.LLM, pruning: Any = None, key: str | None = None, **options: Any) -> None:
-        self.service = Service(llm, pruning, Options(**options))
+        self.service = Service(llm, Options(pruning=pruning, **options))
         config = uvicorn.Config(create(self.service, key), port=0, http="h11", log_level="error")
         self.uvicorn = uvicorn.Server(config)
         self.thread = threading.Thread(target=self.uvicorn.run)

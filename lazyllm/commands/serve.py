@@ -17,7 +17,6 @@ GRACE = 30  # seconds that requests have to end in after SIGTERM
 def serve(parser: argparse.ArgumentParser) -> Run:
     """Answer requests of OpenAI's interface over HTTP, each under a setting of its own."""
     options.add_model(parser)
-    options.add_pruning(parser, action="store")
     options.add(parser, "--host", "default 127.0.0.1; others need a key")
     options.add(parser, "--port", "default 8000", "N")
     options.add(parser, "--api-key", f"that clients must send; default the variable {KEY}", "KEY")
@@ -27,7 +26,9 @@ def serve(parser: argparse.ArgumentParser) -> Run:
     def run(args: argparse.Namespace) -> int:
         from lazyllm.support.optional import package
 
-        uvicorn, *_ = (package(name, "lazyllm serve", "serve") for name in ("uvicorn", "starlette"))
+        uvicorn, *_ = (
+            package(name, "lazyllm serve", "serve") for name in ("uvicorn", "starlette", "prometheus_client")
+        )
         from lazyllm.serving.app import LOOPBACK, create
         from lazyllm.serving.service import Service
 
@@ -35,7 +36,7 @@ def serve(parser: argparse.ArgumentParser) -> Run:
         if host not in LOOPBACK and not key:
             raise ValueError(f"a server that other machines reach needs a key: give --api-key, or set {KEY}")
         own = options.keywords_of(args, *(option.name for option in fields(Options)))
-        service = Service(options.loaded(args), vars(args).get("pruning"), Options(**own))
+        service = Service(options.loaded(args), Options(**own))
         place = {"host": host, "port": vars(args).get("port", 8000)}
         app = create(service, key or None, host)
         config = uvicorn.Config(app, **place, http="h11", timeout_graceful_shutdown=GRACE)

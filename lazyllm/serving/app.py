@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from hmac import compare_digest
-from typing import Any, NamedTuple, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.authentication import AuthenticationBackend, AuthenticationError
 from starlette.exceptions import HTTPException
@@ -18,12 +21,11 @@ from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from lazyllm.generation import Generation
-from lazyllm.serving.protocol import Ask, NoSuchModel, choice, envelope, usage
+from lazyllm.serving.protocol import Answered, Ask, NoSuchModel, choice, envelope, usage
 from lazyllm.serving.service import Item, Service
 from lazyllm.serving.turns import Busy
 
@@ -31,37 +33,33 @@ T = TypeVar("T")
 LARGEST_BODY = 16 << 20  # bytes
 OPEN = ("/", "/health")  # without a key
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}
+PAGE = Path(__file__).with_name("page.html").read_text("utf-8")
 log = logging.getLogger("lazyllm.serving")
 
 
-class Problem(NamedTuple):
-    """An answer that is an error."""
-
-    status: int
-    message: str
-
-    @property
-    def body(self) -> dict[str, Any]:
-        kind = "invalid_request_error" if self.status < 500 else "server_error"
-        return {"error": {"message": self.message, "type": kind, "param": None, "code": None}}
-
-    def response(self) -> Response:
-        headers = {429: {"Retry-After": "1"}, 401: {"WWW-Authenticate": "Bearer"}}.get(self.status)
-        return JSONResponse(self.body, self.status, headers)
+def refused(status: int, message: str) -> JSONResponse:
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    error = {"message": message, "type": kind, "param": None, "code": None}
+    return JSONResponse({"error": error}, status, HEADERS.get(status))
 
 
-def problem_of(error: Exception, service: Service) -> Problem:
-    """The status and the sentence for an error of an answer; others than the client's are logged."""
-    if isinstance(error, Busy):
-        return Problem(429, "too many requests wait already; try again later")
-    if isinstance(error, RecursionError):
-        return Problem(400, "the request's body is nested too deeply")
-    if isinstance(error, MemoryError):
-        return Problem(503, service.public(error))
-    if isinstance(error, ValueError | TypeError):
-        return Problem(404 if isinstance(error, NoSuchModel) else 400, service.public(error))
+def failed(service: Service, error: Exception) -> JSONResponse:
+    """The response to an error: a sentence for the client if it can do something about it, else a line of the
+    log."""
+    match error:
+        case HTTPException():
+            return refused(error.status_code, error.detail)
+        case Busy():
+            return refused(429, "too many requests wait already; try again later")
+        case RecursionError():
+            return refused(400, "the request's body is nested too deeply")
+        case MemoryError():
+            return refused(503, service.public(error))
+        case ValueError() | TypeError():
+            return refused(404 if isinstance(error, NoSuchModel) else 400, service.public(error))
     log.error("an answer failed", exc_info=error)
-    return Problem(500, "the answer failed; the server's log says why")
+    return refused(500, "the answer failed; the server's log says why")
 
 
 class KeyCheck(AuthenticationBackend):  # type: ignore[misc]
@@ -88,66 +86,55 @@ def create(service: Service, key: str | None = None, host: str = LOOPBACK[0]) ->
     """The application. Without a key it answers only requests to `host` or to this machine's own names, so
     that no page in a browser can reach the server by a name of its own."""
 
-    async def health(request: Request) -> Response:
-        return JSONResponse({"status": "ok"})
-
-    async def models(request: Request) -> Response:
-        model = {"id": service.model, "object": "model", "created": 0, "owned_by": "lazyllm"}
-        return JSONResponse({"object": "list", "data": [model]})
-
-    async def completions(request: Request) -> Response:
-        return await answered(request, chat=False)
-
-    async def chat_completions(request: Request) -> Response:
-        return await answered(request, chat=True)
-
-    async def answered(request: Request, chat: bool) -> Response:
-        if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-            return Problem(415, "the content type must be application/json").response()
-        body = await request.body()
-        items = service.turns.run(lambda: service.answers(body, chat))
-        try:
-            ask = await unless_gone(request, anext(items))
-            assert isinstance(ask, Ask)
-            if not ask.stream:
-                return JSONResponse(await unless_gone(request, whole(service, ask, items)))
-            first = await unless_gone(request, anext(items))
-            return Events(events(service, ask, first, items), media_type="text/event-stream")
-        except ClientDisconnect:
-            return Response(status_code=499)  # which nobody reads
-        except Exception as error:
-            return problem_of(error, service).response()
-
-    async def refused(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        return Problem(error.status_code, error.detail).response()
-
-    async def failed(request: Request, error: Exception) -> Response:
-        return problem_of(error, service).response()
-
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
         service.close()
 
-    middleware = [Middleware(RequestBodyLimitMiddleware, max_body_size=LARGEST_BODY)]
-    if key is None:
-        middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=[*LOOPBACK, host]))
-    else:
-        wrong = Problem(401, "the API key is missing or wrong")
-        middleware.append(
-            Middleware(
-                AuthenticationMiddleware, backend=KeyCheck(key), on_error=lambda conn, error: wrong.response()
-            )
-        )
+    model = {"id": service.model, "object": "model", "created": 0, "owned_by": "lazyllm"}
     routes = [
-        Route("/health", health),
-        Route("/v1/models", models),
-        Route("/v1/completions", completions, methods=["POST"]),
-        Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+        Route("/", lambda request: HTMLResponse(PAGE)),
+        Route("/health", lambda request: JSONResponse({"status": "ok"})),
+        Route("/v1/models", lambda request: JSONResponse({"object": "list", "data": [model]})),
+        Route("/v1/completions", partial(answered, service, False), methods=["POST"]),
+        Route("/v1/chat/completions", partial(answered, service, True), methods=["POST"]),
+        Route("/metrics", lambda request: Response(service.figures.text(), media_type=CONTENT_TYPE_LATEST)),
+        Route("/recent", lambda request: JSONResponse(service.figures.last_hour())),
+        Route("/heat-map", lambda request: HTMLResponse(service.heat_map or "")),
     ]
-    handlers = {HTTPException: refused, Exception: failed}
+    if key is None:
+        check = Middleware(TrustedHostMiddleware, allowed_hosts=[*LOOPBACK, host])
+    else:
+        wrong = partial(refused, 401, "the API key is missing or wrong")
+        check = Middleware(
+            AuthenticationMiddleware, backend=KeyCheck(key), on_error=lambda conn, error: wrong()
+        )
+    middleware = [Middleware(RequestBodyLimitMiddleware, max_body_size=LARGEST_BODY), check]
+
+    async def handler(request: Request, error: Exception) -> Response:
+        return failed(service, error)
+
+    handlers = {HTTPException: handler, Exception: handler}
     return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
+
+
+async def answered(service: Service, chat: bool, request: Request) -> Response:
+    """The response to a request for completions, whole or in events."""
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        return refused(415, "the content type must be application/json")
+    body = await request.body()
+    items = service.turns.run(partial(service.answers, body, chat))
+    try:
+        ask = await unless_gone(request, anext(items))
+        assert isinstance(ask, Ask)
+        if not ask.stream:
+            return JSONResponse(await unless_gone(request, whole(service, ask, items)))
+        first = await unless_gone(request, anext(items))
+        return Events(events(service, ask, first, items), media_type="text/event-stream")
+    except ClientDisconnect:
+        return Response(status_code=499)  # which nobody reads
+    except Exception as error:
+        return failed(service, error)
 
 
 async def unless_gone(request: Request, answer: Awaitable[T]) -> T:
@@ -177,8 +164,8 @@ async def whole(service: Service, ask: Ask, items: AsyncGenerator[Item]) -> dict
         async for item in items:
             assert not isinstance(item, Ask)
             index, part = item
-            if isinstance(part, Generation):
-                n_new += len(part.token_ids)
+            if isinstance(part, Answered):
+                n_new += len(part.generation.token_ids)
                 choices.append(choice(service.llm, ask, index, texts.get(index, ""), part))
             else:
                 texts[index] = texts.get(index, "") + part
@@ -189,8 +176,8 @@ async def events(service: Service, ask: Ask, item: Item, items: AsyncGenerator[I
     """The events of a streamed answer, of which `item` is the first."""
     n_new, begun = 0, set[int]()
 
-    def chunk(*choices: dict[str, Any], **more: Any) -> str:
-        return event({**envelope(ask, service.model, [*choices]), **more})
+    def event(*choices: dict[str, Any], **more: Any) -> str:
+        return f"data: {json.dumps({**envelope(ask, service.model, [*choices]), **more})}\n\n"
 
     async with aclosing(items):
         try:
@@ -200,20 +187,16 @@ async def events(service: Service, ask: Ask, item: Item, items: AsyncGenerator[I
                 if ask.chat and index not in begun:
                     begun.add(index)
                     role = {"role": "assistant", "content": ""}
-                    yield chunk({"index": index, "delta": role, "logprobs": None, "finish_reason": None})
-                if isinstance(part, Generation):
-                    n_new += len(part.token_ids)
-                    yield chunk(choice(service.llm, ask, index, "", part))
+                    yield event({"index": index, "delta": role, "logprobs": None, "finish_reason": None})
+                if isinstance(part, Answered):
+                    n_new += len(part.generation.token_ids)
+                    yield event(choice(service.llm, ask, index, "", part))
                 else:
-                    yield chunk(choice(service.llm, ask, index, part))
+                    yield event(choice(service.llm, ask, index, part))
                 item = await anext(items)
         except StopAsyncIteration:
             if ask.include_usage:
-                yield chunk(usage=usage(ask, n_new))
+                yield event(usage=usage(ask, n_new))
             yield "data: [DONE]\n\n"
         except Exception as error:
-            yield event(problem_of(error, service).body)
-
-
-def event(data: Mapping[str, Any]) -> str:
-    return f"data: {json.dumps(data)}\n\n"
+            yield f"data: {bytes(failed(service, error).body).decode()}\n\n"

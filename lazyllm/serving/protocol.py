@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from lazyllm.generation import Generation
@@ -210,12 +210,20 @@ def _setting(pruning: Any) -> Method:
 # ---- answers -------------------------------------------------------------------------------------
 
 
-def happened(generation: Generation) -> dict[str, Any]:
+class Answered(NamedTuple):
+    """An answer at its end, and the measured speedup of its setting so far, None before there is one."""
+
+    generation: Generation
+    measured_speedup: float | None
+
+
+def happened(answered: Answered) -> dict[str, Any]:
     """What the setting did to one answer."""
-    passes = generation.passes
+    generation, passes = answered.generation, answered.generation.passes
     return {
         "pruning": json.loads(generation.pruning.to_json()),
         "speedup": generation.speedup,
+        "measured_speedup": answered.measured_speedup,
         "computed": generation.computed,
         "reached_top": generation.reached_top,
         "in_play": passes["in_play"][passes["pass_"] == 0].tolist(),
@@ -239,7 +247,7 @@ def envelope(ask: Ask, model: str, choices: list[dict[str, Any]]) -> dict[str, A
     return {"id": name, "object": kind, "created": ask.created, "model": model, "choices": choices}
 
 
-def choice(llm: LLM, ask: Ask, index: int, text: str, end: Generation | None = None) -> dict[str, Any]:
+def choice(llm: LLM, ask: Ask, index: int, text: str, end: Answered | None = None) -> dict[str, Any]:
     """Text of the answer of that index; at its `end` the reason, log probabilities, and what happened."""
     content: dict[str, Any] = {"text": text}
     if ask.chat and ask.stream:
@@ -248,8 +256,8 @@ def choice(llm: LLM, ask: Ask, index: int, text: str, end: Generation | None = N
         content = {"message": {"role": "assistant", "content": text}}
     if end is None:
         return {"index": index, **content, "logprobs": None, "finish_reason": None}
-    logprobs = None if ask.top_logprobs is None else _logprobs(llm, ask, end)
-    more = {"finish_reason": end.finish_reason, "lazyllm": happened(end)}
+    logprobs = None if ask.top_logprobs is None else _logprobs(llm, ask, end.generation)
+    more = {"finish_reason": end.generation.finish_reason, "lazyllm": happened(end)}
     return {"index": index, **content, "logprobs": logprobs, **more}
 
 

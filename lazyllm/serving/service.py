@@ -4,52 +4,68 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lazyllm.generation import Generation
 from lazyllm.llm import LLM
-from lazyllm.methods.parsing import PruningInput, as_method
+from lazyllm.method import Method
+from lazyllm.methods.parsing import as_method
 from lazyllm.prefix_cache import PrefixCache
+from lazyllm.serving.figures import Figures
 from lazyllm.serving.options import Options
-from lazyllm.serving.protocol import Ask, checked_request
+from lazyllm.serving.protocol import Answered, Ask, checked_request
+from lazyllm.serving.shadow import Guard, Shadow
 from lazyllm.serving.turns import Turns
 
-Item = Ask | tuple[int, str | Generation]
+Item = Ask | tuple[int, str | Answered]
 """A request once it has been checked, then the texts of its answers and their ends, by their index."""
 
 
 class Service:
     """Answers requests to one model under its own setting or the request's."""
 
-    def __init__(self, llm: LLM, pruning: PruningInput, options: Options) -> None:
-        self.llm, self.options = llm, options
-        self.model = llm.config.name or "lazyllm"
-        self.setting = as_method(pruning)
-        self.setting.check(llm.config)
-        if self.setting.compresses:
-            raise ValueError(f"{self.setting} rewrites prompts, which serve does not do")
+    def __init__(self, llm: LLM, options: Options) -> None:
+        self.llm, self.model = llm, llm.config.name or "lazyllm"
+        self.heat_map: str | None = None  # of the last traced request, as HTML
+        self.guard = None if options.guard is None else Guard(options.guard, *options.bounds)
+        self._setting = self.guard.setting if self.guard else as_method(options.pruning or options.speedup)
+        self._setting.check(llm.config)
+        if self._setting.compresses:
+            raise ValueError(f"{self._setting} rewrites prompts, which serve does not do")
         self.cache = PrefixCache(options.cache_bytes) if options.cache_bytes else None
         self.turns = Turns(options.at_once, options.waiting)
+        self.figures = Figures(self.turns, self.cache)
+        self.shadow = Shadow(llm, self.turns, self.figures, self.guard, options)
+
+    @property
+    def setting(self) -> Method:
+        """The setting of requests that name none."""
+        return self.guard.setting if self.guard else self._setting
 
     def answers(self, body: bytes, chat: bool) -> Iterator[Item]:
         """The items of one request, made in the thread that asks for them."""
         ask = checked_request(self.llm, self.model, body, chat)
         yield ask
         setting = ask.pruning or self.setting
+        prefix = self.cache if setting.reads_in_parts else None
         for number, ids in enumerate(ask.prompts):
             index = number * ask.n
-            prefix = self.cache if setting.reads_in_parts else None
             options = {**ask.options, "sampling": ask.sampling.for_prompt(number), "prefix": prefix}
             if ask.n > 1:
-                for i, generation in enumerate(self.llm.generate(ids, setting, n=ask.n, **options)):
+                generations = self.llm.generate(ids, setting, n=ask.n, **options)
+                for i, generation in enumerate(generations):
                     yield index + i, generation.text
-                    yield index + i, generation
-                continue
-            stream = self.llm.stream(ids, setting, **options)
-            for piece in stream:
-                yield index, piece
-            yield index, stream.finished()
+            else:
+                stream = self.llm.stream(ids, setting, **options)
+                for piece in stream:
+                    yield index, piece
+                generations = [stream.finished()]
+            for i, generation in enumerate(generations):
+                yield index + i, Answered(generation, self.figures.answered(setting, generation))
+                if ask.options["trace"]:
+                    self.heat_map = generation.trace.heatmap()._repr_html_()
+            self.shadow.offer(ids, setting)
 
     def close(self) -> None:
         self.turns.close()
+        self.shadow.close()
 
     def public(self, error: Exception) -> str:
         """The error's sentence without the places of this machine's files."""
