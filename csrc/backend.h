@@ -14,8 +14,8 @@
 
 #include "lazyllm.h"
 
-/* Bytes of one activation, or of one value of K or V, of that type. */
-static inline size_t lazy_dtype_width(lazy_dtype dtype) { return dtype == LAZY_F32 ? 4 : 2; }
+/* Bytes of one value of LAZY_F32, LAZY_F16 or LAZY_BF16, which activations, K and V are of. */
+static inline size_t lazy_float_bytes(lazy_dtype dtype) { return dtype == LAZY_F32 ? 4 : 2; }
 
 /* Widths of the projections' outputs: H D, G D and (H + 2G) D. */
 static inline int lazy_q_width(const lazy_config *c) { return c->n_heads * c->head_dim; }
@@ -65,6 +65,17 @@ typedef struct lazy_kv {
     int capacity;
 } lazy_kv;
 
+/* Rows that attend to tokens in play, in one layer. */
+typedef struct lazy_attending {
+    const void *qkv;     /* (n, (H + 2G) D), as rotate leaves it */
+    const int32_t *rows; /* (n,) */
+    int n;
+    lazy_kv kv;
+    const int32_t *in_play; /* (m,) */
+    int m;
+    int window; /* at least 1; INT32_MAX: none */
+} lazy_attending;
+
 /* Flags of a token for selection. */
 enum {
     LAZY_PRUNABLE = 1, /* counts as a prompt token, and may be dropped */
@@ -92,14 +103,14 @@ typedef struct lazy_ops {
     void (*expect_sparse)(lazy_backend *, void *memory, size_t bytes);
     /* Memory that forks share: all four or none, when a session's memory is copied. It takes physical memory where it
      * is written. */
-    int (*share_open)(lazy_backend *, lazy_shared **out, size_t bytes, lazy_error *); /* as its owner */
+    int (*shared_open)(lazy_backend *, lazy_shared **out, size_t bytes, lazy_error *); /* as its owner */
     /* For a fork: it holds what the owner has written in these parts, not what another session has. parts: (n,)
      * ascending */
-    int (*share_join)(lazy_shared **out, const lazy_shared *from, const lazy_stretch *parts, int n, lazy_error *);
+    int (*shared_join)(lazy_shared **out, const lazy_shared *from, const lazy_stretch *parts, int n, lazy_error *);
     /* Before an owner writes anew what it had written: it ceases to be the owner, unless it is alone. In a child
      * process no session is. */
-    int (*share_leave)(lazy_shared *, lazy_error *);
-    void (*share_close)(lazy_shared *);
+    int (*shared_leave)(lazy_shared *, lazy_error *);
+    void (*shared_close)(lazy_shared *);
     /* Fails, with both numbers in the message, if so many bytes cannot fit. */
     int (*admit)(lazy_backend *, uint64_t bytes, const char *what, lazy_error *);
     /* Makes n matrices of one shape in host memory, which outlives them, usable by the ops. bias is in the backend's
@@ -151,9 +162,8 @@ typedef struct lazy_ops {
     int (*rotate)(lazy_stream *, void *qkv, const int32_t *rows, int n, lazy_kv, const float *q_rope,
                   const float *k_rope, const float *q_norm, const float *k_norm, float eps, lazy_error *);
     /* y[r,H*D] = softmax over {j : rows[r] - window < in_play[j] <= rows[r]}, the tokens that row r sees, of q.k_j /
-     * sqrt(query_scalar), capped by config->attention_cap, times v_j. window: at least 1; INT32_MAX: none. */
-    int (*attention)(lazy_stream *, void *y, const void *qkv, const int32_t *rows, int n, lazy_kv,
-                     const int32_t *in_play, int m, int window, lazy_error *);
+     * sqrt(query_scalar), capped by config->attention_cap, times v_j. */
+    int (*attention)(lazy_stream *, void *y, const lazy_attending *, lazy_error *);
     /* y[r, :rows] f32 = x W^T, capped by config->logit_cap: the LM head */
     int (*logits)(lazy_stream *, float *y, const void *x, int n, const lazy_matrix *w, lazy_error *);
     /* surprisal[r] = -ln softmax(logits[r, :vocab])[ids[r]]; overwrites logits */
@@ -166,8 +176,8 @@ typedef struct lazy_ops {
     /* ---- selection ---- */
     /* scores[j] = attention probability of in_play[j], 0 where the row does not see it; mean over the H heads, and mean
      * or largest, by the pooling, of those of the last `queries` rows whose position is at least first_asking */
-    int (*scores)(lazy_stream *, float *scores, const void *qkv, const int32_t *rows, int n, int queries, lazy_pooling,
-                  int first_asking, lazy_kv, const int32_t *in_play, int m, int window, lazy_error *);
+    int (*scores)(lazy_stream *, float *scores, const lazy_attending *, int queries, lazy_pooling, int first_asking,
+                  lazy_error *);
     /* share[in_play[j]] = scores[j] divided by the sum of the scores of all prunable, unforced tokens; 0 for other
      * tokens, and for all if there is no sum. share: (capacity,) by position. */
     int (*share)(lazy_stream *, float *share, const float *scores, const int32_t *in_play, int m, const uint8_t *flags,
@@ -219,7 +229,7 @@ struct lazy_backend {
 /* Bytes of one activation. */
 static inline size_t lazy_activation_bytes(const lazy_backend *backend)
 {
-    return lazy_dtype_width(backend->activations);
+    return lazy_float_bytes(backend->activations);
 }
 
 /* The first member of every backend's stream. */

@@ -1,5 +1,3 @@
-#include "binder.h"
-
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,6 +6,7 @@
 #include "error.h"
 #include "format.h"
 #include "memory.h"
+#include "model.h"
 
 /* The tensor table, sorted by name, and the model that its tensors are bound to. */
 typedef struct binder {
@@ -45,17 +44,19 @@ lazy_dtype lazy_bind_dtype(const lazy_tensor *tensors, int n_tensors)
     return most;
 }
 
+#define refuse(err, name, format, ...) lazy_fail(err, LAZY_CHECKPOINT, "tensor %s: " format, name, ##__VA_ARGS__)
+
 /* Finds a tensor, validates it as (rows, cols), or (rows,) if cols is 0, and returns its address in the mapping. */
 static int take(binder *b, const char *name, int rows, int cols, const void **data, lazy_dtype *dtype, lazy_error *err)
 {
     const lazy_tensor *t = find(b, name);
-    if (!t) return lazy_fail(err, LAZY_CHECKPOINT, "tensor %s: missing from the checkpoint", name);
+    if (!t) return refuse(err, name, "missing from the checkpoint");
 
     if (!lazy_format_find(t->dtype, dtype))
-        return lazy_fail(err, LAZY_CHECKPOINT,
-                         "tensor %s: dtype %s is not supported; F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, "
-                         "Q5_K and Q6_K are",
-                         name, t->dtype);
+        return refuse(err, name,
+                      "dtype %s is not supported; F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, "
+                      "Q5_K and Q6_K are",
+                      t->dtype);
     const lazy_format *format = &lazy_formats[*dtype];
 
     int rank = cols ? 2 : 1;
@@ -65,32 +66,26 @@ static int take(binder *b, const char *name, int rows, int cols, const void **da
         for (int i = 0; i < t->rank && length < (int)sizeof shape - 24; i++)
             length += snprintf(shape + length, sizeof shape - (size_t)length, "%s%" PRId64, i ? ", " : "", t->shape[i]);
         shape[length] = '\0';
-        if (cols)
-            return lazy_fail(err, LAZY_CHECKPOINT, "tensor %s: shape (%s), but the config asks for (%d, %d)", name,
-                             shape, rows, cols);
-        return lazy_fail(err, LAZY_CHECKPOINT, "tensor %s: shape (%s), but the config asks for (%d)", name, shape,
-                         rows);
+        if (cols) return refuse(err, name, "shape (%s), but the config asks for (%d, %d)", shape, rows, cols);
+        return refuse(err, name, "shape (%s), but the config asks for (%d)", shape, rows);
     }
     int row = cols ? cols : rows, n_rows = cols ? rows : 1;
     if (row % format->values)
-        return lazy_fail(err, LAZY_CHECKPOINT, "tensor %s: rows of %d values; %s stores whole blocks of %d", name, row,
-                         format->name, format->values);
+        return refuse(err, name, "rows of %d values; %s stores whole blocks of %d", row, format->name, format->values);
     uint64_t bytes = (uint64_t)n_rows * lazy_row_bytes(*dtype, row);
     if (t->bytes != bytes)
-        return lazy_fail(err, LAZY_CHECKPOINT, "tensor %s: %" PRIu64 " bytes, but its shape and dtype make %" PRIu64,
-                         name, t->bytes, bytes);
+        return refuse(err, name, "%" PRIu64 " bytes, but its shape and dtype make %" PRIu64, t->bytes, bytes);
     if (t->shard < 0 || t->shard >= b->model->n_shards)
-        return lazy_fail(err, LAZY_CHECKPOINT, "tensor %s: shard %d of %d", name, t->shard, b->model->n_shards);
+        return refuse(err, name, "shard %d of %d", t->shard, b->model->n_shards);
     const lazy_mapping *shard = &b->model->shards[t->shard];
     if (t->offset > shard->bytes || bytes > shard->bytes - t->offset)
-        return lazy_fail(err, LAZY_CHECKPOINT,
-                         "tensor %s: bytes %" PRIu64 " to %" PRIu64 " lie past the end of a file of %" PRIu64 " bytes",
-                         name, t->offset, t->offset + bytes, shard->bytes);
+        return refuse(err, name, "bytes %" PRIu64 " to %" PRIu64 " lie past the end of a file of %" PRIu64 " bytes",
+                      t->offset, t->offset + bytes, shard->bytes);
     if (t->offset % (uint64_t)format->align)
-        return lazy_fail(err, LAZY_CHECKPOINT,
-                         "tensor %s: begins at byte %" PRIu64
-                         ", which is no multiple of its %d-byte elements; save the checkpoint again",
-                         name, t->offset, format->align);
+        return refuse(err, name,
+                      "begins at byte %" PRIu64
+                      ", which is no multiple of its %d-byte elements; save the checkpoint again",
+                      t->offset, format->align);
     *data = shard->data + t->offset;
     return LAZY_OK;
 }
@@ -100,7 +95,7 @@ static int own(binder *b, void ***slot, size_t bytes, lazy_error *err)
 {
     lazy_model *model = b->model;
     *slot = &model->owned[model->n_owned];
-    int code = lazy_alloc(*slot, bytes, 1, "weights", err);
+    int code = lazy_alloc_bytes(*slot, bytes, 1, NULL, "weights", err);
     if (!code) model->n_owned++;
     return code;
 }
@@ -161,7 +156,7 @@ static int bind_vector(binder *b, float **out, const char *const *names, const i
     }
     void *memory = NULL;
     float *host = NULL; /* (2, total): the second one is for sorting */
-    int code = lazy_alloc((void **)&host, (size_t)total, 2 * sizeof *host, "a weight vector", err);
+    int code = lazy_alloc(&host, 2 * (size_t)total, "a weight vector", err);
     if (!code) code = backend->ops->alloc(backend, &memory, (size_t)total * sizeof *host, "a weight vector", err);
     if (!code) {
         for (int i = 0, at = 0; i < n_names; at += lengths[i++]) {
@@ -184,11 +179,6 @@ static int bind_norm(binder *b, float **out, const char *const *name, int length
     return bind_vector(b, out, name, &length, 1, use, b->model->config.norm_plus_one ? 1.0f : 0.0f, factor, err);
 }
 
-static int bind_layer_norm(binder *b, float **out, const char *const *name, lazy_error *err)
-{
-    return bind_norm(b, out, name, b->model->config.hidden, USE_LAYER, 1, err);
-}
-
 /* The format that a matrix is to have, if that is possible. */
 static int choose_format(const binder *b, const char *name, use use, int cols, lazy_dtype stored, lazy_dtype *format,
                          lazy_error *err)
@@ -205,14 +195,12 @@ static int choose_format(const binder *b, const char *name, use use, int cols, l
                          "tensor %s: in %s, which %s cannot compute with; the CPU can (device=\"cpu\")", name,
                          target->name, b->model->backend->name);
     if (*format != stored && lazy_is_quantized(stored))
-        return lazy_fail(
-            err, LAZY_INVALID,
-            "weights=\"%s\": tensor %s is stored in %s; quantized weights are used as stored, with \"auto\"",
+        return lazy_invalid(
+            err, "weights=\"%s\": tensor %s is stored in %s; quantized weights are used as stored, with \"auto\"",
             settings[b->weights], name, lazy_formats[stored].name);
     if (cols % target->values)
-        return lazy_fail(err, LAZY_INVALID,
-                         "weights=\"%s\": tensor %s has rows of %d values, and %s takes multiples of %d",
-                         settings[b->weights], name, cols, target->name, target->values);
+        return lazy_invalid(err, "weights=\"%s\": tensor %s has rows of %d values, and %s takes multiples of %d",
+                            settings[b->weights], name, cols, target->name, target->values);
     return LAZY_OK;
 }
 
@@ -297,7 +285,7 @@ static int bind_experts(binder *b, lazy_matrix **out, int l, const char *const *
 {
     int n = b->model->config.n_experts, code = LAZY_OK;
     lazy_matrix *bound = NULL, unused;
-    if (!b->dry) code = lazy_alloc((void **)&bound, (size_t)n, sizeof *bound, "the table of experts", err);
+    if (!b->dry) code = lazy_alloc(&bound, n, "the table of experts", err);
     for (int e = 0; e < n && !code; e++) {
         layer_names names;
         for (int i = 0; i < n_kinds; i++) {
@@ -341,19 +329,22 @@ static int bind_layer(binder *b, int l, lazy_error *err)
     float *bias = NULL;
 
     layer->window = c->windows[l] ? c->windows[l] : INT32_MAX;
-    if (c->pre_norms && (code = bind_layer_norm(b, &layer->attention_norm, LAYER("input_layernorm.weight"), err)))
-        return code;
-    /* the norm before the FFN was named after its place behind attention, until there were models with norms at both
-     * places */
-    float **after_attention = c->post_norms ? &layer->attention_post_norm : &layer->ffn_norm;
-    if (!c->parallel && (code = bind_layer_norm(b, after_attention, LAYER("post_attention_layernorm.weight"), err)))
-        return code;
-    if (c->post_norms && c->pre_norms &&
-        (code = bind_layer_norm(b, &layer->ffn_norm, LAYER("pre_feedforward_layernorm.weight"), err)))
-        return code;
-    if (c->post_norms &&
-        (code = bind_layer_norm(b, &layer->ffn_post_norm, LAYER("post_feedforward_layernorm.weight"), err)))
-        return code;
+    const struct {
+        bool present;
+        const char *name;
+        float **norm;
+    } norms[] = {
+        { c->pre_norms, "input_layernorm.weight", &layer->attention_norm },
+        /* the norm before the FFN was named after its place behind attention, until there were models with norms at
+         * both places */
+        { !c->parallel, "post_attention_layernorm.weight",
+          c->post_norms ? &layer->attention_post_norm : &layer->ffn_norm },
+        { c->post_norms && c->pre_norms, "pre_feedforward_layernorm.weight", &layer->ffn_norm },
+        { c->post_norms, "post_feedforward_layernorm.weight", &layer->ffn_post_norm },
+    };
+    for (size_t i = 0; i < sizeof norms / sizeof *norms; i++)
+        if (norms[i].present && (code = bind_norm(b, norms[i].norm, LAYER(norms[i].name), d, USE_LAYER, 1, err)))
+            return code;
     if (c->qk_norm) {
         bool all = c->wide_qk_norm || c->layer_norm;
         use use = c->layer_norm ? USE_HEADS : USE_QKV;
@@ -411,7 +402,7 @@ int lazy_bind(lazy_model *model, const lazy_tensor *tensors, int n_tensors, lazy
 {
     const lazy_ops *ops = model->backend->ops;
     binder b = { .model = model, .n = n_tensors, .weights = weights };
-    int code = lazy_alloc((void **)&b.by_name, (size_t)n_tensors, sizeof *b.by_name, "the tensor table", err);
+    int code = lazy_alloc(&b.by_name, n_tensors, "the tensor table", err);
     if (code) return code;
     for (int i = 0; i < n_tensors; i++) b.by_name[i] = &tensors[i];
     qsort(b.by_name, (size_t)n_tensors, sizeof *b.by_name, compare_names);
@@ -422,9 +413,7 @@ int lazy_bind(lazy_model *model, const lazy_tensor *tensors, int n_tensors, lazy
     if (!code) code = bind_all(&b, watch, err);
     if (!code) code = ops->admit(model->backend, model->bytes, "the weights", err);
     /* at most two for each tensor: sorted, and rounded */
-    if (!code)
-        code = lazy_alloc((void **)&model->owned, (size_t)n_tensors, 2 * sizeof *model->owned, "the table of weights",
-                          err);
+    if (!code) code = lazy_alloc(&model->owned, 2 * (size_t)n_tensors, "the table of weights", err);
     if (!code) code = ops->stream_open(model->backend, &model->config, &b.stream, err);
     if (!code) {
         b.dry = false;

@@ -1,5 +1,4 @@
-/* buffers.c — a cache's buffers whose size is proportional to its capacity: their list, their growth, copies of their
- * tokens. */
+/* buffers.c — a cache's buffers on its backend: their list, their growth, copies of their tokens. */
 #include "cache.h"
 #include "memory.h"
 #include "numeric.h"
@@ -12,6 +11,11 @@ static lazy_buffer *add(lazy_cache *cache, void *slot, int pieces, size_t per_to
         .slot = slot, .pieces = pieces, .per_token = per_token, .most = cache->model->config.n_layers, .what = what
     };
     return b;
+}
+
+static void add_fixed(lazy_cache *cache, void *slot, size_t n, size_t item, const char *what)
+{
+    add(cache, slot, 1, item, what)->fixed = (int)n;
 }
 
 enum { PAGE = 4096 };
@@ -31,14 +35,14 @@ static void add_rows(lazy_cache *cache, void *slot, int pieces, size_t per_token
 
 int lazy_buffers_open(lazy_cache *cache, const lazy_rules *rules, lazy_error *err)
 {
-    enum { MAX_PER_LAYER = 5, MAX_OTHERS = 16 };
+    enum { MAX_PER_LAYER = 5, MAX_OTHERS = 20 };
     const lazy_config *c = &cache->model->config;
     const lazy_backend *backend = cache->model->backend;
     const lazy_pruning *pruning = &rules->pruning;
     size_t a = lazy_activation_bytes(backend), d = (size_t)c->hidden * a,
-           head = (size_t)c->head_dim * lazy_dtype_width(backend->kv);
-    int n = c->n_layers, code = lazy_alloc_zeroed((void **)&cache->buffers, MAX_PER_LAYER * (size_t)n + MAX_OTHERS,
-                                                  sizeof *cache->buffers, "the buffer list", err);
+           head = (size_t)c->head_dim * lazy_float_bytes(backend->kv);
+    int n = c->n_layers,
+        code = lazy_alloc_zeroed(&cache->buffers, MAX_PER_LAYER * (size_t)n + MAX_OTHERS, "the buffer list", err);
     if (code) return code;
 
     for (int l = 0; l < n; l++) { /* first, so that buffers 2l and 2l + 1 are K and V of layer l */
@@ -66,6 +70,11 @@ int lazy_buffers_open(lazy_cache *cache, const lazy_rules *rules, lazy_error *er
     }
     add(cache, &cache->qkv, 1, (size_t)lazy_qkv_width(c) * a, "q, k and v");
     add(cache, &cache->attention, 1, (size_t)lazy_q_width(c) * a, "the attention's output");
+    add_fixed(cache, &cache->normed, (size_t)backend->row_chunk, d, "normed rows");
+    add_fixed(cache, &cache->ffn, (size_t)backend->row_chunk, (size_t)lazy_plain_ffn(c) * a, "FFN rows");
+    add_fixed(cache, &cache->logits, (size_t)c->vocab, sizeof(float), "the logits");
+    add_fixed(cache, &cache->fresh_logits, (size_t)c->vocab, sizeof(float), "the logits");
+    add_fixed(cache, &cache->notes, lazy_n_notes(c), sizeof(int32_t), "a pass's notes");
     return LAZY_OK;
 }
 
@@ -138,9 +147,10 @@ int lazy_buffers_grow(lazy_cache *cache, int capacity, const int32_t *depths, in
 {
     int code = LAZY_OK;
     for (int i = 0, n; i < cache->n_buffers && !code; i += n) {
+        lazy_buffer *b = &cache->buffers[i];
+        int wanted = b->fixed ? b->fixed : capacity;
         n = i < 2 * cache->model->config.n_layers ? 2 : 1; /* K and V of a layer have one capacity */
-        if (cache->buffers[i].capacity < capacity)
-            code = grow(cache, &cache->buffers[i], n, capacity, depths, length, err);
+        if (b->capacity < wanted) code = grow(cache, b, n, wanted, depths, length, err);
     }
     return code;
 }

@@ -8,21 +8,12 @@ int lazy_cache_open(lazy_cache *cache, lazy_model *model, const lazy_rules *rule
     *cache = (lazy_cache){ .model = model };
     lazy_backend *backend = model->backend;
     const lazy_config *c = &model->config;
-    size_t n = (size_t)c->n_layers, logits = (size_t)c->vocab * sizeof(float);
-    size_t chunk = (size_t)backend->row_chunk * lazy_activation_bytes(backend);
-    int code = lazy_alloc_zeroed((void **)&cache->kv, n, sizeof *cache->kv, "the cache table", err);
-    if (!code)
-        code = lazy_alloc_zeroed((void **)&cache->remembered, n, sizeof *cache->remembered, "the cache table", err);
-    if (!code) code = lazy_alloc_zeroed((void **)&cache->aux, n, sizeof *cache->aux, "the cache table", err);
+    int n = c->n_layers;
+    int code = lazy_alloc_zeroed(&cache->kv, n, "the cache table", err);
+    if (!code) code = lazy_alloc_zeroed(&cache->remembered, n, "the cache table", err);
+    if (!code) code = lazy_alloc_zeroed(&cache->aux, n, "the cache table", err);
     if (!code) code = lazy_buffers_open(cache, rules, err);
     if (!code) code = backend->ops->stream_open(backend, c, &cache->stream, err);
-    if (!code) code = backend->ops->alloc(backend, &cache->normed, chunk * (size_t)c->hidden, "normed rows", err);
-    if (!code) code = backend->ops->alloc(backend, &cache->ffn, chunk * (size_t)lazy_plain_ffn(c), "FFN rows", err);
-    if (!code) code = backend->ops->alloc(backend, (void **)&cache->logits, logits, "the logits", err);
-    if (!code) code = backend->ops->alloc(backend, (void **)&cache->fresh_logits, logits, "the logits", err);
-    if (!code)
-        code = backend->ops->alloc(backend, (void **)&cache->notes, lazy_n_notes(c) * sizeof(int32_t), "a pass's notes",
-                                   err);
     if (code) lazy_cache_close(cache);
     return code;
 }
@@ -31,11 +22,9 @@ void lazy_cache_close(lazy_cache *cache)
 {
     if (!cache->model) return;
     lazy_backend *backend = cache->model->backend;
-    void *fixed[] = { cache->normed, cache->ffn, cache->logits, cache->fresh_logits, cache->notes };
-    for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++) backend->ops->free(backend, fixed[i]);
     for (const lazy_buffer *b = cache->buffers; b < cache->buffers + cache->n_buffers; b++)
         if (!(b->has_rows && cache->shared)) backend->ops->free(backend, *b->slot);
-    if (cache->shared) backend->ops->share_close(cache->shared);
+    if (cache->shared) backend->ops->shared_close(cache->shared);
     backend->ops->stream_close(cache->stream);
     void *tables[] = { cache->shared_depths, cache->staging, cache->buffers, cache->kv, cache->remembered, cache->aux };
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) lazy_free(tables[i]);
@@ -52,20 +41,17 @@ uint64_t lazy_cache_bytes(const lazy_cache *cache, int capacity)
 {
     const lazy_backend *backend = cache->model->backend;
     const lazy_config *c = &cache->model->config;
-    uint64_t per_token = 0, chunk = (uint64_t)backend->row_chunk * lazy_activation_bytes(backend);
+    uint64_t bytes = staging_words(c, capacity) * sizeof(int32_t);
     for (const lazy_buffer *b = cache->buffers; b < cache->buffers + cache->n_buffers; b++)
-        per_token += b->per_token * (uint64_t)b->pieces;
-    uint64_t fixed = chunk * (uint64_t)(c->hidden + lazy_plain_ffn(c)) + 2 * (uint64_t)c->vocab * sizeof(float) +
-                     lazy_n_notes(c) * sizeof(int32_t);
-    return per_token * (uint64_t)capacity + staging_words(c, capacity) * sizeof(int32_t) + fixed +
-           backend->ops->scratch_bytes(cache->stream, capacity, capacity) + lazy_rope_bytes(cache->model, capacity);
+        bytes += b->per_token * (uint64_t)b->pieces * (uint64_t)(b->fixed ? b->fixed : capacity);
+    return bytes + backend->ops->scratch_bytes(cache->stream, capacity, capacity) +
+           lazy_rope_bytes(cache->model, capacity);
 }
 
 int lazy_cache_reserve(lazy_cache *cache, int capacity, const int32_t *depths, int length, lazy_error *err)
 {
     int32_t *staging;
-    int code = lazy_alloc((void **)&staging, staging_words(&cache->model->config, capacity), sizeof *staging,
-                          "the staging room", err);
+    int code = lazy_alloc(&staging, staging_words(&cache->model->config, capacity), "the staging room", err);
     if (code) return code;
     lazy_free(cache->staging);
     cache->staging = staging;

@@ -14,17 +14,18 @@
 #include "model.h"
 #include "rules.h"
 
-/* A buffer whose size is proportional to the capacity. */
+/* A buffer: of a fixed number of items, or with room for as many tokens as the cache. */
 typedef struct lazy_buffer {
     void **slot;      /* the pointer in lazy_cache */
+    int fixed;        /* items; 0: one for each token */
     int pieces;       /* consecutive arrays of `capacity` tokens each: the kv heads of K and V, else 1 */
-    size_t per_token; /* bytes of a token in one piece */
+    size_t per_token; /* bytes of an item, or of a token in one piece */
     bool kept;        /* from pass to pass, thus copied when it grows */
     bool has_rows;    /* one of K, V and Aux: has a row for a token of each depth from `least` to `most` */
     bool sparse;      /* only some tokens have rows */
     int least, most;
     const char *what;
-    int capacity;         /* tokens; at least the cache's */
+    int capacity;         /* items, or tokens; at least the cache's */
     size_t shared_offset; /* of K, V and Aux: where the buffer lies in shared memory */
 } lazy_buffer;
 
@@ -40,7 +41,7 @@ typedef struct lazy_cache {
     lazy_model *model;
     lazy_stream *stream;
     int capacity;         /* tokens */
-    lazy_buffer *buffers; /* (n_buffers,) all buffers below with a capacity in their shape */
+    lazy_buffer *buffers; /* (n_buffers,) all buffers below that are on the backend */
     int n_buffers;
     size_t shared_bytes; /* of K, V and Aux with room for the model's context */
 

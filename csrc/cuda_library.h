@@ -4,7 +4,7 @@
 
 #include "backend.h"
 
-enum { LAZY_CUDA_VERSION = 9 }; /* increases with every change of this file or of backend.h */
+enum { LAZY_CUDA_VERSION = 10 }; /* increases with every change of this file or of backend.h */
 
 typedef struct lazy_cuda_options {
     int device;

@@ -70,33 +70,28 @@ static int index_of(const char *name, const char *const *names, int n)
 int lazy_device_open(lazy_backend **out, const lazy_device *device, lazy_dtype type, lazy_error *err)
 {
     *out = NULL;
-    if (device->threads < 0 || device->threads > MAX_THREADS)
-        return lazy_fail(err, LAZY_INVALID, "threads is %d; it must be 0 (all cores) to %d", device->threads,
-                         MAX_THREADS);
     static const char *const computes[] = {
         [LAZY_COMPUTE_F32] = "f32", [LAZY_COMPUTE_BF16] = "bf16", [LAZY_COMPUTE_INT8] = "int8"
     };
     static const char *const types[] = { [LAZY_F32] = "f32", [LAZY_F16] = "f16", [LAZY_BF16] = "bf16" };
     int compute = index_of(device->compute, computes, 3), kv = index_of(device->kv, types, 3);
-    if (compute < 0)
-        return lazy_fail(err, LAZY_INVALID, "compute is \"%s\"; it must be f32, bf16 or int8", device->compute);
-    if (kv < 0) return lazy_fail(err, LAZY_INVALID, "kv is \"%s\"; it must be f32, f16 or bf16", device->kv);
-    if (strcmp(device->name, "cpu") == 0)
-        return lazy_cpu_open(out, device->threads, (lazy_compute)compute, (lazy_dtype)kv, err);
+    if (compute < 0) return lazy_invalid(err, "compute is \"%s\"; it must be f32, bf16 or int8", device->compute);
+    if (kv < 0) return lazy_invalid(err, "kv is \"%s\"; it must be f32, f16 or bf16", device->kv);
+    bool on_cpu = strcmp(device->name, "cpu") == 0;
+    if (on_cpu && (device->threads < 1 || device->threads > MAX_THREADS))
+        return lazy_invalid(err, "threads is %d; it must be 1 to %d", device->threads, MAX_THREADS);
+    if (on_cpu) return lazy_cpu_open(out, device->threads, (lazy_compute)compute, (lazy_dtype)kv, err);
 
     lazy_cuda_options options = { .device = cuda_ordinal(device->name),
                                   .type = type,
                                   .libraries = device->libraries,
                                   .n_libraries = device->n_libraries };
-    if (options.device < 0)
-        return lazy_fail(err, LAZY_INVALID, "device is \"%s\"; it must be cpu, cuda or cuda:N", device->name);
+    if (options.device < 0) return lazy_invalid(err, "device is \"%s\"; it must be cpu, cuda or cuda:N", device->name);
     if (compute != LAZY_COMPUTE_F32)
-        return lazy_fail(err, LAZY_INVALID,
-                         "compute is for the CPU; a GPU computes in the type of the checkpoint's weights");
+        return lazy_invalid(err, "compute is for the CPU; a GPU computes in the type of the checkpoint's weights");
     if (kv != LAZY_F32 && kv != (int)type)
-        return lazy_fail(
-            err, LAZY_INVALID,
-            "kv is \"%s\"; the CUDA core keeps K and V as %s, the type of the checkpoint's weights: leave kv out",
+        return lazy_invalid(
+            err, "kv is \"%s\"; the CUDA core keeps K and V as %s, the type of the checkpoint's weights: leave kv out",
             types[kv], types[type]);
     const lazy_cuda_library *library;
     int code = lazy_cuda_load(&library, err);

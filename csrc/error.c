@@ -18,7 +18,7 @@ int lazy_fail(lazy_error *err, lazy_code code, const char *format, ...)
 
 int lazy_fail_in(lazy_error *err, int code, const char *format, ...)
 {
-    if (!err) return code;
+    if (!code || !err) return code;
     char what[sizeof err->message];
     memcpy(what, err->message, sizeof what);
     va_list args;

@@ -21,14 +21,15 @@ static int move_to_shared(lazy_cache *cache, const int32_t *depths, int length, 
     const lazy_ops *ops = cache->model->backend->ops;
     const lazy_buffer *end = cache->buffers + cache->n_buffers;
     lazy_shared *shared;
-    if (cache->shared || !ops->share_open || ops->share_open(cache->model->backend, &shared, cache->shared_bytes, NULL))
+    if (cache->shared || !ops->shared_open ||
+        ops->shared_open(cache->model->backend, &shared, cache->shared_bytes, NULL))
         return LAZY_OK;
     int code = LAZY_OK;
     for (const lazy_buffer *b = cache->buffers; b < end && !code; b++)
         if (b->has_rows)
             code = lazy_buffer_copy(cache, b, shared_room(cache, shared, b), lazy_room_of(b), depths, length, err);
     if (code) {
-        ops->share_close(shared);
+        ops->shared_close(shared);
         return code;
     }
     for (const lazy_buffer *b = cache->buffers; b < end; b++)
@@ -42,8 +43,7 @@ static int move_to_shared(lazy_cache *cache, const int32_t *depths, int length, 
 /* Notes that rows of the first n tokens up to these depths are the owner's. */
 static int note_shared(lazy_cache *cache, const int32_t *depths, int n, lazy_error *err)
 {
-    int code =
-        lazy_alloc_copy((void **)&cache->shared_depths, depths, (size_t)n, sizeof *depths, "the shared tokens", err);
+    int code = lazy_alloc_copy(&cache->shared_depths, depths, n, "the shared tokens", err);
     if (!code) cache->n_shared = n;
     return code;
 }
@@ -55,7 +55,7 @@ static int list_parts(const lazy_cache *cache, int length, lazy_stretch **parts,
     size_t n_pieces = 0, context = (size_t)cache->model->config.context;
     for (const lazy_buffer *b = cache->buffers; b < end; b++)
         if (b->has_rows) n_pieces += (size_t)b->pieces;
-    int code = lazy_alloc((void **)parts, n_pieces, sizeof **parts, "the parts of shared memory", err);
+    int code = lazy_alloc(parts, n_pieces, "the parts of shared memory", err);
     *n = 0;
     for (const lazy_buffer *b = cache->buffers; b < end && !code; b++)
         for (size_t i = 0; b->has_rows && i < (size_t)b->pieces; i++) {
@@ -74,7 +74,7 @@ static int join_shared(lazy_cache *to, const lazy_cache *from, const int32_t *de
     lazy_stretch *parts;
     int code = list_parts(to, n, &parts, &n_parts, err);
     if (code) return code;
-    bool joined = to->model->backend->ops->share_join(&to->shared, from->shared, parts, n_parts, NULL) == LAZY_OK;
+    bool joined = to->model->backend->ops->shared_join(&to->shared, from->shared, parts, n_parts, NULL) == LAZY_OK;
     lazy_free(parts);
     if (!joined) return LAZY_OK;
     place_rows(to);
@@ -108,7 +108,7 @@ int lazy_cache_fork(lazy_cache *to, lazy_cache *from, const int32_t *depths, int
 int lazy_cache_write_from(lazy_cache *cache, int first, int end, const int32_t *depths, lazy_error *err)
 {
     if (first < cache->written && cache->shared && cache->shared->owner) {
-        int code = cache->model->backend->ops->share_leave(cache->shared, err);
+        int code = cache->model->backend->ops->shared_leave(cache->shared, err);
         if (!code && !cache->shared->owner) code = note_shared(cache, depths, first, err);
         if (code) return code;
     }

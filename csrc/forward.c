@@ -1,11 +1,9 @@
-#include "forward.h"
-
 #include <math.h>
 #include <string.h>
 
 #include "error.h"
 #include "numeric.h"
-#include "policy.h"
+#include "session.h"
 
 /* A set of positions on the backend, ascending and without repeats. */
 typedef struct set {
@@ -21,7 +19,9 @@ typedef struct pass {
     const lazy_ops *ops;
     const lazy_config *config;
     lazy_schedule schedule;
-    lazy_outputs outputs;
+    const lazy_pass *request;
+    float *head;   /* (head_rows, vocab) logits of some rows at a time, for surprisal */
+    int head_rows; /* at most row_chunk */
 
     int length;       /* tokens of the context, the new ones included */
     int first_new;    /* position of the first new token */
@@ -80,13 +80,13 @@ static int upload_cleared(pass *p, int32_t *to, size_t n, int32_t first, lazy_er
     return p->ops->upload(p->stream, to, p->cache->staging, n * sizeof *to, err);
 }
 
-static int begin(pass *p, int n_new, lazy_error *err)
+static int begin(pass *p, lazy_error *err)
 {
     lazy_cache *cache = p->cache;
     const lazy_tokens *tokens = &p->session->tokens;
     size_t length = (size_t)p->length;
-    int n_computed = n_new;
-    p->first_new = p->length - n_new;
+    int n_computed = p->request->n;
+    p->first_new = p->length - n_computed;
     p->first_asking = p->is_prompt ? lazy_tokens_prompt_begin(tokens, p->first_new) : p->first_new;
     for (int i = p->first_new; i < p->length; i++) n_computed -= tokens->gone[i];
     p->in_play = (set){ cache->in_play[0], p->length - tokens->n_gone };
@@ -147,77 +147,78 @@ static bool scores_layer(const pass *p, int l) { return scores_from(p, l, l); }
 
 /* ---- one layer -------------------------------------------------------------------------- */
 
-/* x += norm(product) */
-static int add_normed(pass *p, void *x, const void *product, int n, const float *norm, lazy_error *err)
+/* y (+)= the norm of x. x, y: (n, d) */
+static int norm_rows(pass *p, void *y, const void *x, int n, const float *weight, bool accumulate, lazy_error *err)
 {
-    return p->ops->rmsnorm(p->stream, x, product, n, p->config->hidden, norm, p->config->norm_eps, true, err);
+    return p->ops->rmsnorm(p->stream, y, x, n, p->config->hidden, weight, p->config->norm_eps, accumulate, err);
 }
 
-/* x += y W^T, or with a norm behind the product x += norm(y W^T). x: (n, d), y: (n, w->cols). */
-static int add_product(pass *p, void *x, const void *y, int n, const lazy_matrix *w, const float *post_norm,
-                       lazy_error *err)
+/* x += y W^T, or without w what the experts make of y; with a norm behind, x += the norm of that. x: (n, d), y: (n,
+ * w->cols) or (n, d). */
+static int add_product(pass *p, void *x, const void *y, int n, const lazy_matrix *w, const lazy_experts *experts,
+                       const float *post_norm, lazy_error *err)
 {
-    void *product = p->x_next; /* (capacity, d), free within a layer */
-    if (!post_norm) return p->ops->matmul(p->stream, x, y, n, w, true, err);
-    int code = p->ops->matmul(p->stream, product, y, n, w, false, err);
-    return code ? code : add_normed(p, x, product, n, post_norm, err);
-}
-
-/* The same with the sum of what each row's experts make of y. y: (n, d). */
-static int add_mixture(pass *p, void *x, const void *y, int n, const lazy_experts *experts, const float *post_norm,
-                       lazy_error *err)
-{
-    void *product = p->x_next;
-    if (!post_norm) return p->ops->mix_experts(p->stream, x, y, n, experts, true, err);
-    int code = p->ops->mix_experts(p->stream, product, y, n, experts, false, err);
-    return code ? code : add_normed(p, x, product, n, post_norm, err);
+    void *to = post_norm ? p->x_next : x; /* (capacity, d), free within a layer */
+    int code = w ? p->ops->matmul(p->stream, to, y, n, w, !post_norm, err)
+                 : p->ops->mix_experts(p->stream, to, y, n, experts, !post_norm, err);
+    return code || !post_norm ? code : norm_rows(p, x, to, n, post_norm, true, err);
 }
 
 /* x += down(gated(y)), or what experts make of y, or the norm of either with a norm behind. x, y: (n, d), n <=
  * row_chunk. */
 static int add_ffn(pass *p, const lazy_layer *w, void *x, const void *y, int n, lazy_error *err)
 {
-    if (w->experts.gate_up) {
-        int code = add_mixture(p, x, y, n, &w->experts, w->ffn_post_norm, err);
-        return code ? lazy_fail_in(err, code, "experts") : LAZY_OK;
-    }
-    int code = p->ops->gated(p->stream, p->cache->ffn, y, n, &w->gate_up, err);
+    void *gated = p->cache->ffn;
+    if (w->experts.gate_up)
+        return lazy_fail_in(err, add_product(p, x, y, n, NULL, &w->experts, w->ffn_post_norm, err), "experts");
+    int code = p->ops->gated(p->stream, gated, y, n, &w->gate_up, err);
     if (code) return lazy_fail_in(err, code, "gate and up projection");
-    code = add_product(p, x, p->cache->ffn, n, &w->down, w->ffn_post_norm, err);
-    return code ? lazy_fail_in(err, code, "down projection") : LAZY_OK;
+    return lazy_fail_in(err, add_product(p, x, gated, n, &w->down, NULL, w->ffn_post_norm, err), "down projection");
 }
 
 /* Attention and FFN of n rows, in place: x += o(attention), then x += down(gated(norm(x))), or without norms before
- * x += norm(down(gated(x))); attention alone in parallel layers. x: (n, d), qkv: (n, (H+2G) D). */
-static int run_attention_and_ffn(pass *p, const lazy_layer *w, lazy_kv kv, void *x, const void *qkv,
-                                 const int32_t *rows, int n, bool scored, lazy_error *err)
+ * x += norm(down(gated(x))); attention alone in parallel layers. x: (n, d). */
+static int run_attention_and_ffn(pass *p, const lazy_layer *w, void *x, const lazy_attending *a, bool scored,
+                                 lazy_error *err)
 {
     lazy_cache *cache = p->cache;
     const lazy_config *c = p->config;
     size_t d = (size_t)c->hidden;
+    int n = a->n;
     p->stream->scores_follow = scored;
-    int code = p->ops->attention(p->stream, cache->attention, qkv, rows, n, kv, p->in_play.positions, p->in_play.n,
-                                 w->window, err);
+    int code = p->ops->attention(p->stream, cache->attention, a, err);
     if (code) return lazy_fail_in(err, code, "attention");
-    if ((code = add_product(p, x, cache->attention, n, &w->o, w->attention_post_norm, err)))
+    if ((code = add_product(p, x, cache->attention, n, &w->o, NULL, w->attention_post_norm, err)))
         return lazy_fail_in(err, code, "output projection");
 
     for (int first = 0, here; first < n && !c->parallel; first += here) {
         here = even_part(n - first, p->session->model->backend->row_chunk);
         void *part = offset(p, x, (size_t)first * d);
-        if (w->ffn_norm && (code = p->ops->rmsnorm(p->stream, cache->normed, part, here, c->hidden, w->ffn_norm,
-                                                   c->norm_eps, false, err)))
+        if (w->ffn_norm && (code = norm_rows(p, cache->normed, part, here, w->ffn_norm, false, err)))
             return lazy_fail_in(err, code, "FFN norm");
         if ((code = add_ffn(p, w, part, w->ffn_norm ? cache->normed : part, here, err))) return code;
     }
     return LAZY_OK;
 }
 
+/* The attention of the rows of layer l behind the first `skip`. */
+static lazy_attending attending_of(const pass *p, int l, int skip)
+{
+    const lazy_cache *cache = p->cache;
+    return (lazy_attending){ .qkv = offset(p, cache->qkv, (size_t)skip * (size_t)lazy_qkv_width(p->config)),
+                             .rows = p->computed.positions + skip,
+                             .n = p->computed.n - skip,
+                             .kv = cache->kv[l],
+                             .in_play = p->in_play.positions,
+                             .m = p->in_play.n,
+                             .window = p->session->model->layers[l].window };
+}
+
 /* True if layer l computes a part of a prompt that is read in parts: with the sums of the whole prompt. From the first
  * stage on, the rows are those of the whole. */
 static bool computes_part(const pass *p, int l)
 {
-    return (p->outputs.stops_at_first_stage || p->first_asking < p->first_new) &&
+    return (p->request->reads || p->first_asking < p->first_new) &&
            l < lazy_rules_layers_before_pruning(&p->session->rules, p->config->n_layers);
 }
 
@@ -233,7 +234,7 @@ static int run_layer(pass *p, int l, lazy_error *err)
     bool last = l == c->n_layers - 1, is_part = computes_part(p, l);
 
     /* The last layer computes the query token alone, unless the surprisal of every token is wanted. */
-    int skip = last && !p->outputs.surprisal ? n - 1 : 0;
+    int skip = last && !p->request->surprisal ? n - 1 : 0;
 
     for (int first = 0, here; first < n; first += here) {
         here = even_part(n - first, p->session->model->backend->row_chunk);
@@ -260,8 +261,8 @@ static int run_layer(pass *p, int l, lazy_error *err)
         return lazy_fail_in(err, code, "RoPE");
 
     p->stream->many_rows = is_part && !last;
-    return run_attention_and_ffn(p, w, cache->kv[l], offset(p, p->x, (size_t)skip * d),
-                                 offset(p, cache->qkv, (size_t)skip * width), rows + skip, n - skip,
+    const lazy_attending a = attending_of(p, l, skip);
+    return run_attention_and_ffn(p, w, offset(p, p->x, (size_t)skip * d), &a,
                                  scores_layer(p, l) && !p->session->rules.pruning.policy.call, err);
 }
 
@@ -339,9 +340,8 @@ static int score_stage(pass *p, int l, float **out, lazy_error *err)
     if (!scores_layer(p, l)) return LAZY_OK;
     if (pruning->policy.call) return ask_policy(p, l, out, err);
 
-    int code = p->ops->scores(p->stream, scores, cache->qkv, p->computed.positions, p->computed.n, pruning->queries,
-                              pruning->pooling, p->first_asking, cache->kv[l], p->in_play.positions, p->in_play.n,
-                              p->session->model->layers[l].window, err);
+    const lazy_attending a = attending_of(p, l, 0);
+    int code = p->ops->scores(p->stream, scores, &a, pruning->queries, pruning->pooling, p->first_asking, err);
     if (!code) code = pool_layers(p, l, &scores, &spare, err);
     if (code) return lazy_fail_in(err, code, "scores");
     const lazy_stage *stage = lazy_schedule_stage(&p->schedule, l);
@@ -362,7 +362,7 @@ static int score_stage(pass *p, int l, float **out, lazy_error *err)
                                     p->in_play.positions, p->in_play.n, err);
         known->n_fresh = p->length;
     }
-    return code ? lazy_fail_in(err, code, "remembered scores") : LAZY_OK;
+    return lazy_fail_in(err, code, "remembered scores");
 }
 
 /* A[l+1]: the tokens in play that the stage after layer l keeps. */
@@ -390,8 +390,7 @@ static int prune(pass *p, const lazy_stage *stage, const float *scores, lazy_err
         if (!code) code = p->ops->mark(p->stream, gone, kept, p->in_play.n, 0, err);
         p->n_newly_gone += n_dropped;
     }
-    if (code) return lazy_fail_in(err, code, "selection");
-    return LAZY_OK;
+    return lazy_fail_in(err, code, "selection");
 }
 
 /* C[l] = the tokens of A[l] whose K,V layer l does not hold: those that go on from layer l-1, and those that come back
@@ -448,7 +447,7 @@ static int prune_and_revive(pass *p, int l, lazy_error *err)
     if (code || (!stage && !waiting && !last)) return code;
 
     if (scores && (code = prune(p, stage, scores, err))) return code;
-    code = lazy_trace_add(&session->under_way.trace, p->stream, p->trace_first, l, before.positions, before.n,
+    code = lazy_trace_add(&session->under_way, p->stream, p->trace_first, l, before.positions, before.n,
                           p->computed.positions, p->computed.n, scores, err);
     p->trace_first = l + 1;
     if (code || last) return code;
@@ -463,29 +462,28 @@ static int find_surprisal(pass *p, lazy_error *err)
 {
     lazy_cache *cache = p->cache;
     const lazy_model *model = p->session->model;
-    const lazy_outputs *out = &p->outputs;
+    float *surprisal_out = p->request->surprisal;
     int n = p->computed.n, vocab = p->config->vocab, first_known = cache->has_logits ? 0 : 1, code = LAZY_OK;
     float *surprisal = cache->scores[0]; /* free: no pass that prunes gets here */
     if (cache->has_logits) {
         code = p->ops->copy(p->stream, cache->fresh_logits, cache->logits, (size_t)vocab * sizeof *cache->logits, err);
         if (!code) code = p->ops->surprisal(p->stream, surprisal, cache->fresh_logits, 1, vocab, cache->ids, err);
     }
-    for (int first = 0; first < n - 1 && !code; first += out->head_rows) {
-        int here = min_int(out->head_rows, n - 1 - first);
+    for (int first = 0; first < n - 1 && !code; first += p->head_rows) {
+        int here = min_int(p->head_rows, n - 1 - first);
         const void *x = offset(p, p->x, (size_t)first * (size_t)p->config->hidden);
-        code = p->ops->rmsnorm(p->stream, cache->normed, x, here, p->config->hidden, model->final_norm,
-                               p->config->norm_eps, false, err);
-        if (!code) code = p->ops->logits(p->stream, out->head, cache->normed, here, &model->head, err);
+        code = norm_rows(p, cache->normed, x, here, model->final_norm, false, err);
+        if (!code) code = p->ops->logits(p->stream, p->head, cache->normed, here, &model->head, err);
         if (!code)
-            code = p->ops->surprisal(p->stream, surprisal + first + 1, out->head, here, vocab, cache->ids + first + 1,
-                                     err);
+            code =
+                p->ops->surprisal(p->stream, surprisal + first + 1, p->head, here, vocab, cache->ids + first + 1, err);
     }
-    out->surprisal[0] = NAN;
+    surprisal_out[0] = NAN;
     if (!code && first_known < n)
-        code = p->ops->download(p->stream, out->surprisal + first_known, surprisal + first_known,
+        code = p->ops->download(p->stream, surprisal_out + first_known, surprisal + first_known,
                                 (size_t)(n - first_known) * sizeof *surprisal, err);
     for (int i = first_known; i < n && !code; i++)
-        if (!isfinite(out->surprisal[i]))
+        if (!isfinite(surprisal_out[i]))
             code =
                 lazy_fail(err, LAZY_CHECKPOINT,
                           "the surprisal of token %d is no finite number: the final norm or the LM head is damaged", i);
@@ -503,7 +501,7 @@ static int commit(pass *p, lazy_error *err)
     if (!code && gone) code = p->ops->download(p->stream, gone, cache->gone, bytes, err);
     if (code) return code;
     lazy_tokens_commit(&session->tokens, gone);
-    if (!p->outputs.stops_at_first_stage) lazy_tokens_end_reading(&session->tokens, p->first_new);
+    if (!p->request->reads) lazy_tokens_end_reading(&session->tokens, p->first_new);
     lazy_cache_commit(cache);
     lazy_report outdated = session->last;
     session->last = session->under_way;
@@ -564,10 +562,10 @@ static int finish(pass *p, lazy_error *err)
     const lazy_config *c = p->config;
     const lazy_model *model = session->model;
     const int32_t *notes = cache->staging;
-    float *logits = p->outputs.logits;
-    int32_t *best = p->outputs.best;
+    float *logits = p->request->logits;
+    int32_t *best = p->request->best;
     int code = p->ops->mark(p->stream, cache->depth, p->computed.positions, p->computed.n, c->n_layers, err);
-    if (!code && p->outputs.surprisal) code = find_surprisal(p, err);
+    if (!code && p->request->surprisal) code = find_surprisal(p, err);
     const void *last = offset(p, p->x, (size_t)(p->computed.n - 1) * (size_t)c->hidden);
     if (!code)
         code = p->ops->checked_rmsnorm(p->stream, cache->normed, last, 1, c->hidden, model->final_norm, c->norm_eps,
@@ -591,8 +589,8 @@ static int finish_early(pass *p, int l, lazy_error *err)
     lazy_cache *cache = p->cache;
     const int32_t *rows = p->computed.positions;
     int n = p->computed.n;
-    int code = lazy_trace_add(&session->under_way.trace, p->stream, p->trace_first, l - 1, p->in_play.positions,
-                              p->in_play.n, rows, n, NULL, err);
+    int code = lazy_trace_add(&session->under_way, p->stream, p->trace_first, l - 1, p->in_play.positions, p->in_play.n,
+                              rows, n, NULL, err);
     for (int above = l; above < p->config->n_layers; above++)
         session->under_way.counts[above] = (lazy_layer_count){ 0 };
     if (!code) code = p->ops->mark(p->stream, cache->depth, rows, n, l, err);
@@ -607,38 +605,57 @@ static int finish_early(pass *p, int l, lazy_error *err)
     return LAZY_OK;
 }
 
-int lazy_forward(lazy_session *session, int n, bool generated, lazy_outputs outputs, lazy_error *err)
+/* Room for surprisal's logits: (p->head_rows, vocab). */
+static int open_head(pass *p, lazy_error *err)
+{
+    enum { LOGITS_AT_ONCE = 1 << 24 }; /* 64 MiB of logits */
+    lazy_backend *backend = p->session->model->backend;
+    int vocab = p->config->vocab, most = min_int(backend->row_chunk, LOGITS_AT_ONCE / vocab);
+    p->head_rows = clamp_int(p->request->n, 1, max_int(most, 1));
+    return backend->ops->alloc(backend, (void **)&p->head, (size_t)p->head_rows * (size_t)vocab * sizeof *p->head,
+                               "logits of many rows", err);
+}
+
+static int run_layers(pass *p, lazy_error *err)
+{
+    lazy_session *session = p->session;
+    int code = begin(p, err), all = p->config->n_layers;
+    if (code) return lazy_fail_in(err, code, "before the first layer");
+    int n_layers = p->request->reads ? lazy_rules_layers_before_pruning(&session->rules, all) : all;
+    for (int l = 0; l < n_layers; l++) {
+        session->under_way.counts[l] = (lazy_layer_count){ .in_play = p->in_play.n, .computed = p->computed.n };
+        if ((code = run_layer(p, l, err))) return lazy_fail_in(err, code, "layer %d", l);
+        p->stream->layers_done = l + 1;
+        const lazy_watch *watch = p->stream->watch;
+        if (watch && watch->poll(watch->context, l + 1, all))
+            return lazy_fail(err, LAZY_CANCELLED, "stopped after layer %d", l);
+        bool early = l == n_layers - 1 && n_layers < all;
+        if (!early && (code = prune_and_revive(p, l, err)))
+            return blame_layer(p, lazy_fail_in(err, code, "after layer %d", l), err);
+    }
+    return blame_layer(p, n_layers < all ? finish_early(p, n_layers, err) : finish(p, err), err);
+}
+
+int lazy_forward(lazy_session *session, const lazy_pass *request, lazy_error *err)
 {
     int length = session->tokens.length;
+    lazy_backend *backend = session->model->backend;
     pass p = {
         .session = session,
         .cache = &session->cache,
         .stream = session->cache.stream,
-        .ops = session->model->backend->ops,
+        .ops = backend->ops,
         .config = &session->model->config,
-        .schedule = outputs.stops_at_first_stage ? (lazy_schedule){ 0 }
-                                                 : lazy_rules_schedule(&session->rules, generated, length),
-        .outputs = outputs,
+        .request = request,
         .length = length,
-        .is_prompt = !generated,
+        .is_prompt = !request->generated,
         .n_free = -1,
     };
-    lazy_trace_begin(&session->under_way.trace, session->traces);
-    lazy_cache_begin(p.cache, generated);
-    int code = begin(&p, n, err);
-    if (code) return lazy_fail_in(err, code, "before the first layer");
-    int n_layers = outputs.stops_at_first_stage ? lazy_rules_layers_before_pruning(&session->rules, p.config->n_layers)
-                                                : p.config->n_layers;
-    for (int l = 0; l < n_layers; l++) {
-        session->under_way.counts[l] = (lazy_layer_count){ .in_play = p.in_play.n, .computed = p.computed.n };
-        if ((code = run_layer(&p, l, err))) return lazy_fail_in(err, code, "layer %d", l);
-        p.stream->layers_done = l + 1;
-        const lazy_watch *watch = p.stream->watch;
-        if (watch && watch->poll(watch->context, l + 1, p.config->n_layers))
-            return lazy_fail(err, LAZY_CANCELLED, "stopped after layer %d", l);
-        bool early = l == n_layers - 1 && n_layers < p.config->n_layers;
-        if (!early && (code = prune_and_revive(&p, l, err)))
-            return blame_layer(&p, lazy_fail_in(err, code, "after layer %d", l), err);
-    }
-    return blame_layer(&p, n_layers < p.config->n_layers ? finish_early(&p, n_layers, err) : finish(&p, err), err);
+    if (!request->reads) p.schedule = lazy_rules_schedule(&session->rules, request->generated, length);
+    lazy_trace_begin(&session->under_way, session->traces);
+    lazy_cache_begin(p.cache, request->generated);
+    int code = request->surprisal ? open_head(&p, err) : LAZY_OK;
+    if (!code) code = run_layers(&p, err);
+    backend->ops->free(backend, p.head);
+    return code;
 }

@@ -112,7 +112,7 @@ typedef struct lazy_tensor {
 /* The device that computes. */
 typedef struct lazy_device {
     const char *name;             /* "cpu", "cuda" or "cuda:N" */
-    int threads;                  /* on the CPU; 0: one per core that this process may use */
+    int threads;                  /* on the CPU; at least 1 */
     const char *compute;          /* "f32", "bf16" or "int8", on the CPU; NULL: f32 */
     const char *kv;               /* type of keys and values: "f32", "f16" or "bf16", on the CPU; NULL: f32 */
     const char *const *libraries; /* for CUDA: paths of cuBLASLt to try, in order */
@@ -262,24 +262,24 @@ int lazy_session_truncate(lazy_session *session, int64_t length, lazy_error *err
  * shows in the other. policy_context: for the policy's calls in it, if it has one. */
 int lazy_session_fork(lazy_session **out, lazy_session *session, void *policy_context, lazy_error *err);
 
-/* Appends n generated or prompt tokens and runs them through the model. logits: (vocab,) of the last one.
- * A pass that is stopped or fails leaves the session as it was before. */
-int lazy_session_forward(lazy_session *session, const int32_t *ids, int n, bool generated, float *logits,
-                         const lazy_watch *watch, lazy_error *err);
+/* Runs new tokens through the model. A pass that is stopped or fails leaves the session as it was before. */
+typedef struct lazy_pass {
+    const int32_t *ids; /* (n,) appended to the context */
+    int n;
+    bool generated;          /* tokens of an answer; else of a prompt */
+    const lazy_watch *watch; /* or NULL */
+    /* results; NULL where not wanted */
+    float *logits; /* (vocab,) of the last token */
+    int32_t *best; /* the id of the greatest logit, the smaller among equals */
+    /* (n,) -ln p(ids[i] | all tokens before it), NaN for the first token of the context. For prompts of sessions
+     * without pruning */
+    float *surprisal;
+    /* These are the beginning of a prompt: they run up to the first stage, since what comes next decides which of them
+     * are computed further. A prompt that is read in parts is pruned as if it had been run in one pass. No results. */
+    bool reads;
+} lazy_pass;
 
-/* Like lazy_session_forward, but returns the id of the greatest logit, the smaller id among equals. */
-int lazy_session_greedy(lazy_session *session, const int32_t *ids, int n, bool generated, int32_t *token,
-                        const lazy_watch *watch, lazy_error *err);
-
-/* Runs the beginning of a prompt, n tokens, up to the first stage: what comes next decides which of them are computed
- * further. A prompt that is read in parts, its last one by lazy_session_forward, is pruned as if it had been run in one
- * pass. */
-int lazy_session_read(lazy_session *session, const int32_t *ids, int n, const lazy_watch *watch, lazy_error *err);
-
-/* Like lazy_session_forward over n prompt tokens, but returns surprisal: (n,) -ln p(ids[i] | all tokens before it), NaN
- * for the first token of the context. For sessions without pruning. */
-int lazy_session_surprisal(lazy_session *session, const int32_t *ids, int n, float *surprisal, const lazy_watch *watch,
-                           lazy_error *err);
+int lazy_session_run(lazy_session *session, const lazy_pass *pass, lazy_error *err);
 
 /* The logits that the last pass ended with: (vocab,). There are none in an empty or a truncated context. */
 int lazy_session_logits(lazy_session *session, float *logits, lazy_error *err);
@@ -313,8 +313,8 @@ typedef struct lazy_layer_count {
     int32_t in_play, computed, revived; /* revived: rows fetched from the Aux cache on entering this layer */
 } lazy_layer_count;
 
-/* Tokens in play and computed, of consecutive layers where they are the same. Recorded for the last pass while tracing
- * is on. */
+/* Tokens in play and computed, of consecutive layers where they are the same. In the report of a pass that is
+ * traced. */
 typedef struct lazy_trace_run {
     int first_layer, last_layer;
     int n_in_play, n_computed;
@@ -323,21 +323,42 @@ typedef struct lazy_trace_run {
     float *scores;     /* (n_in_play,) of the stage after last_layer, smoothed; NULL without one */
 } lazy_trace_run;
 
-/* The functions below may be called between passes only. */
-int lazy_session_length(const lazy_session *session);
-int lazy_session_n_prompt(const lazy_session *session);
-const int32_t *lazy_session_ids(const lazy_session *session);    /* (length,) */
-const int32_t *lazy_session_depths(const lazy_session *session); /* (length,) layers that computed K,V of each token */
-const uint8_t *lazy_session_gone(const lazy_session *session);   /* (length,) true for tokens never in play again */
-const uint8_t *lazy_session_kinds(
-    const lazy_session *session); /* (length,) 0 prompt, 1 generated, 2 prompt read, with no pass since */
-double lazy_session_computed(const lazy_session *session);    /* share of (prompt token, layer) pairs computed */
-double lazy_session_reached_top(const lazy_session *session); /* share of prompt tokens computed in the last layer */
-const lazy_layer_count *lazy_session_last_pass(const lazy_session *session); /* (n_layers,) */
-bool lazy_session_traces(const lazy_session *session);
-void lazy_session_set_trace(lazy_session *session, bool on);
-const lazy_trace_run *lazy_session_trace(const lazy_session *session, int *n_runs);
-bool lazy_session_trace_lost(const lazy_session *session); /* there was no memory for the last pass's trace */
+/* The report of a pass. */
+typedef struct lazy_report {
+    lazy_layer_count *counts; /* (n_layers,) */
+    lazy_trace_run *runs;     /* (n_runs,) of at most n_layers */
+    int n_runs;
+    bool traced;
+    bool lost; /* memory for the trace ran out; the pass went on without one */
+} lazy_report;
+
+enum {
+    LAZY_PROMPT = 0,
+    LAZY_GENERATED = 1,
+    LAZY_READ = 2, /* of the prompt; read, and no pass has ended since */
+};
+
+/* A context: id, kind, depth and gone mark of the token at each position. */
+typedef struct lazy_tokens {
+    int length, n_prompt;
+    int n_gone;       /* of the tokens in the context */
+    int left_out_end; /* one past the last position named to lazy_session_leave_out; 0 for none */
+    int capacity;
+    int32_t *ids;          /* (capacity,) */
+    uint8_t *kinds;        /* (capacity,) */
+    int32_t *depths;       /* (capacity,) layers that hold K,V of the token after the last pass */
+    int32_t *fresh_depths; /* (capacity,) room for those after the pass under way */
+    uint8_t *gone; /* (capacity,) 1: in play in no later pass; dropped for good, or left out of its prompt in advance */
+} lazy_tokens;
+
+/* These may be called between passes only. */
+const lazy_tokens *lazy_session_tokens(const lazy_session *session);
+const lazy_report *lazy_session_last_pass(const lazy_session *session);
+bool *lazy_session_traces(lazy_session *session); /* true: passes to come are traced */
+
+/* Share of (prompt token, layer) pairs computed, and share of prompt tokens computed in every layer. */
+double lazy_tokens_computed(const lazy_tokens *tokens, int n_layers);
+double lazy_tokens_reached_top(const lazy_tokens *tokens, int n_layers);
 
 /* ---- sampler ---------------------------------------------------------------------------- */
 
@@ -359,7 +380,6 @@ const char *const *lazy_cpu_variants(void);
 /* The kernels that a model opened now would use: those of the best instruction set, or of the value of LAZYLLM_CPU.
  * NULL if this machine cannot run that value, or has no instructions for this arithmetic. */
 const char *lazy_cpu_variant_used(lazy_compute compute);
-int lazy_cpu_cores(void); /* physical ones that this process may use */
 /* Describes the CUDA devices, driver and libraries. On failure the error says why CUDA is unavailable. */
 int lazy_cuda_look(char *text, size_t size, const char *const *libraries, int n_libraries, lazy_error *err);
 

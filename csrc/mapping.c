@@ -75,7 +75,7 @@ static int announce(lazy_mapping *mapping, lazy_error *err)
     lazy_mapped *m = atomic_load(&all_mapped);
     while (m && !atomic_compare_exchange_strong(&m->begin, &(uintptr_t){ 0 }, UINTPTR_MAX)) m = m->next;
     if (!m) {
-        int code = lazy_alloc_zeroed((void **)&m, 1, sizeof *m, "the list of mappings", err);
+        int code = lazy_alloc_zeroed(&m, 1, "the list of mappings", err);
         if (code) return code;
         atomic_init(&m->begin, UINTPTR_MAX);
         m->next = atomic_load(&all_mapped);
@@ -109,7 +109,7 @@ int lazy_mapping_open(lazy_mapping *mapping, const char *path, lazy_error *err)
         close(file);
         return code;
     }
-    code = lazy_alloc_copy((void **)&mapping->path, path, strlen(path) + 1, 1, "a path", err);
+    code = lazy_alloc_copy(&mapping->path, path, strlen(path) + 1, "a path", err);
     if (!code) code = announce(mapping, err);
     if (code) lazy_mapping_close(mapping);
     return code;

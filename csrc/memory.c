@@ -11,33 +11,27 @@
  */
 enum { ALIGNMENT = 64, HUGE_PAGE = 2 * 1024 * 1024 };
 
-int lazy_alloc(void **out, size_t count, size_t size, const char *what, lazy_error *err)
+int lazy_alloc_bytes(void **out, size_t count, size_t size, const void *from, const char *what, lazy_error *err)
 {
     *out = NULL;
     size_t bytes;
     if (__builtin_mul_overflow(count, size, &bytes) || bytes > SIZE_MAX - ALIGNMENT)
         return lazy_fail(err, LAZY_MEMORY, "%s: %zu items of %zu bytes are more than can be addressed", what, count,
                          size);
-    size_t alignment = bytes < 2 * HUGE_PAGE ? ALIGNMENT : HUGE_PAGE;
+    size_t alignment = bytes < 2 * HUGE_PAGE ? ALIGNMENT : HUGE_PAGE, copied = bytes;
     bytes = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     if (bytes == 0) bytes = ALIGNMENT;
     if (posix_memalign(out, alignment, bytes)) *out = NULL;
     if (!*out) return lazy_fail(err, LAZY_MEMORY, "%s: could not get %zu bytes", what, bytes);
     if (alignment == HUGE_PAGE) madvise(*out, bytes, MADV_HUGEPAGE); /* may fail: small pages do as well */
+    if (from && copied) memcpy(*out, from, copied);
     return LAZY_OK;
 }
 
-int lazy_alloc_zeroed(void **out, size_t count, size_t size, const char *what, lazy_error *err)
+int lazy_alloc_zeroed_bytes(void **out, size_t count, size_t size, const char *what, lazy_error *err)
 {
-    int code = lazy_alloc(out, count, size, what, err);
+    int code = lazy_alloc_bytes(out, count, size, NULL, what, err);
     if (code == LAZY_OK) memset(*out, 0, count * size);
-    return code;
-}
-
-int lazy_alloc_copy(void **out, const void *from, size_t count, size_t size, const char *what, lazy_error *err)
-{
-    int code = lazy_alloc(out, count, size, what, err);
-    if (!code && count) memcpy(*out, from, count * size);
     return code;
 }
 

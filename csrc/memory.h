@@ -4,11 +4,18 @@
 
 #include "lazyllm.h"
 
-/* count * size bytes, aligned to 64, not zeroed; *out is NULL on failure. `what` names the buffer in the error. */
-int lazy_alloc(void **out, size_t count, size_t size, const char *what, lazy_error *err);
-int lazy_alloc_zeroed(void **out, size_t count, size_t size, const char *what, lazy_error *err);
-int lazy_alloc_copy(void **out, const void *from, size_t count, size_t size, const char *what,
-                    lazy_error *err); /* of `from` */
+/* *out = room for `count` items of the type that it points to, aligned to 64; NULL on failure. `what` names the buffer
+ * in the error. */
+#define lazy_alloc(out, count, what, err)                                                                              \
+    lazy_alloc_bytes((void **)(out), (size_t)(count), sizeof **(out), NULL, what, err)
+#define lazy_alloc_zeroed(out, count, what, err)                                                                       \
+    lazy_alloc_zeroed_bytes((void **)(out), (size_t)(count), sizeof **(out), what, err)
+#define lazy_alloc_copy(out, from, count, what, err)                                                                   \
+    lazy_alloc_bytes((void **)(out), (size_t)(count), sizeof **(out), from, what, err)
+
+/* count * size bytes: a copy of `from`, unless that is NULL. */
+int lazy_alloc_bytes(void **out, size_t count, size_t size, const void *from, const char *what, lazy_error *err);
+int lazy_alloc_zeroed_bytes(void **out, size_t count, size_t size, const char *what, lazy_error *err);
 void lazy_free(void *memory);
 
 /* Makes newly allocated memory use small pages only, and none yet: what it holds is lost. For sparsely written buffers:

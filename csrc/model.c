@@ -3,7 +3,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "binder.h"
 #include "device.h"
 #include "error.h"
 #include "memory.h"
@@ -18,14 +17,15 @@ enum {
     MAX_CONTEXT = 1 << 28
 };
 
+#define refuse(err, ...) lazy_fail(err, LAZY_CHECKPOINT, "config: " __VA_ARGS__)
+
 /* All three sizes are 0 where no layer has experts. */
 static int check_experts(const lazy_config *c, lazy_error *err)
 {
     int least = 0;
     for (int l = 0; l < c->n_layers; l++) {
         if (c->expert_layers[l] != 0 && c->expert_layers[l] != 1)
-            return lazy_fail(err, LAZY_CHECKPOINT, "config: expert_layers[%d] is %d; it must be 0 or 1", l,
-                             c->expert_layers[l]);
+            return refuse(err, "expert_layers[%d] is %d; it must be 0 or 1", l, c->expert_layers[l]);
         least |= c->expert_layers[l];
     }
     const struct {
@@ -38,8 +38,7 @@ static int check_experts(const lazy_config *c, lazy_error *err)
     };
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (fields[i].value < least || fields[i].value > fields[i].most)
-            return lazy_fail(err, LAZY_CHECKPOINT, "config: %s is %d; it must be %d to %d", fields[i].name,
-                             fields[i].value, least, fields[i].most);
+            return refuse(err, "%s is %d; it must be %d to %d", fields[i].name, fields[i].value, least, fields[i].most);
     return LAZY_OK;
 }
 
@@ -62,60 +61,52 @@ static int check_config(const lazy_config *c, lazy_error *err)
         { "query_step", c->query_step, MAX_CONTEXT },
         { "short_context", c->short_context, MAX_CONTEXT },
     };
+    const struct {
+        const char *name;
+        float value;
+        bool may_be_0;
+    } factors[] = {
+        { "query_scalar", c->query_scalar, true },
+        { "attention_cap", c->attention_cap, true },
+        { "logit_cap", c->logit_cap, true },
+        { "query_growth", c->query_growth, true },
+        { "embedding_scale", c->embedding_scale, false },
+        { "logit_scale", c->logit_scale, false },
+    };
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (fields[i].value < 1 || fields[i].value > fields[i].most)
-            return lazy_fail(err, LAZY_CHECKPOINT, "config: %s is %d; it must be 1 to %d", fields[i].name,
-                             fields[i].value, fields[i].most);
+            return refuse(err, "%s is %d; it must be 1 to %d", fields[i].name, fields[i].value, fields[i].most);
     if (c->n_heads % c->n_kv_heads)
-        return lazy_fail(err, LAZY_CHECKPOINT, "config: n_heads %d is no multiple of n_kv_heads %d", c->n_heads,
-                         c->n_kv_heads);
-    if (c->head_dim % 2)
-        return lazy_fail(err, LAZY_CHECKPOINT, "config: head_dim %d is odd; RoPE turns pairs", c->head_dim);
+        return refuse(err, "n_heads %d is no multiple of n_kv_heads %d", c->n_heads, c->n_kv_heads);
+    if (c->head_dim % 2 || c->rotary_dim % 2)
+        return refuse(err, "%s %d is odd; RoPE turns pairs", c->head_dim % 2 ? "head_dim" : "rotary_dim",
+                      c->head_dim % 2 ? c->head_dim : c->rotary_dim);
     if ((int64_t)c->n_heads * c->head_dim > MAX_HEADS_WIDTH)
-        return lazy_fail(err, LAZY_CHECKPOINT, "config: n_heads %d times head_dim %d is more than %d", c->n_heads,
-                         c->head_dim, MAX_HEADS_WIDTH);
+        return refuse(err, "n_heads %d times head_dim %d is more than %d", c->n_heads, c->head_dim, MAX_HEADS_WIDTH);
     if (!(c->norm_eps >= 0 && c->norm_eps < 1))
-        return lazy_fail(err, LAZY_CHECKPOINT, "config: norm_eps is %g; it must be at least 0 and below 1",
-                         c->norm_eps);
-    if (!isfinite(c->query_scalar) || c->query_scalar < 0)
-        return lazy_fail(err, LAZY_CHECKPOINT, "config: query_scalar is %g; it must be at least 0", c->query_scalar);
+        return refuse(err, "norm_eps is %g; it must be at least 0 and below 1", c->norm_eps);
+    for (size_t i = 0; i < sizeof factors / sizeof *factors; i++)
+        if (!isfinite(factors[i].value) || factors[i].value < 0 || (factors[i].value == 0 && !factors[i].may_be_0))
+            return refuse(err, "%s is %g; it must be %s 0", factors[i].name, factors[i].value,
+                          factors[i].may_be_0 ? "at least" : "above");
     if (c->layer_norm && (c->wide_qk_norm || c->late_qk_norm || c->post_norms))
-        return lazy_fail(err, LAZY_CHECKPOINT,
-                         "config: layer_norm goes with norms before attention, FFN and RoPE alone");
+        return refuse(err, "layer_norm goes with norms before attention, FFN and RoPE alone");
     if (c->parallel && (!c->pre_norms || c->post_norms))
-        return lazy_fail(err, LAZY_CHECKPOINT, "config: parallel goes with a norm before attention alone");
-    if (!isfinite(c->attention_cap) || c->attention_cap < 0)
-        return lazy_fail(err, LAZY_CHECKPOINT, "config: attention_cap is %g; it must be at least 0", c->attention_cap);
-    if (!isfinite(c->logit_cap) || c->logit_cap < 0)
-        return lazy_fail(err, LAZY_CHECKPOINT, "config: logit_cap is %g; it must be at least 0", c->logit_cap);
-    if (!isfinite(c->embedding_scale) || c->embedding_scale <= 0)
-        return lazy_fail(err, LAZY_CHECKPOINT, "config: embedding_scale is %g; it must be above 0", c->embedding_scale);
-    if (!isfinite(c->logit_scale) || c->logit_scale <= 0)
-        return lazy_fail(err, LAZY_CHECKPOINT, "config: logit_scale is %g; it must be above 0", c->logit_scale);
-    if (!isfinite(c->query_growth) || c->query_growth < 0)
-        return lazy_fail(err, LAZY_CHECKPOINT, "config: query_growth is %g; it must be at least 0", c->query_growth);
-    if (!c->pre_norms && !c->post_norms)
-        return lazy_fail(err, LAZY_CHECKPOINT, "config: neither pre_norms nor post_norms");
+        return refuse(err, "parallel goes with a norm before attention alone");
+    if (!c->pre_norms && !c->post_norms) return refuse(err, "neither pre_norms nor post_norms");
     if (c->query_growth > 0 && c->late_qk_norm)
-        return lazy_fail(err, LAZY_CHECKPOINT, "config: query_growth and late_qk_norm, which would norm it away");
-    if (c->rotary_dim % 2)
-        return lazy_fail(err, LAZY_CHECKPOINT, "config: rotary_dim %d is odd; RoPE turns pairs", c->rotary_dim);
+        return refuse(err, "query_growth and late_qk_norm, which would norm it away");
     for (int r = 0; r < c->n_ropes; r++)
         if (!isfinite(c->rope_scale[r]) || c->rope_scale[r] <= 0)
-            return lazy_fail(err, LAZY_CHECKPOINT, "config: rope_scale[%d] is %g; it must be above 0", r,
-                             c->rope_scale[r]);
+            return refuse(err, "rope_scale[%d] is %g; it must be above 0", r, c->rope_scale[r]);
     for (int i = 0; i < c->n_ropes * c->head_dim / 2; i++)
-        if (!isfinite(c->inv_freq[i]))
-            return lazy_fail(err, LAZY_CHECKPOINT, "config: inv_freq[%d] is %g", i, c->inv_freq[i]);
+        if (!isfinite(c->inv_freq[i])) return refuse(err, "inv_freq[%d] is %g", i, c->inv_freq[i]);
     int last_rope = c->n_ropes - 1 - (c->short_context < c->context);
     for (int l = 0; l < c->n_layers; l++)
         if (c->layer_rope[l] < 0 || c->layer_rope[l] > last_rope)
-            return lazy_fail(err, LAZY_CHECKPOINT, "config: layer_rope[%d] is %d; it must be 0 to %d", l,
-                             c->layer_rope[l], last_rope);
+            return refuse(err, "layer_rope[%d] is %d; it must be 0 to %d", l, c->layer_rope[l], last_rope);
     for (int l = 0; l < c->n_layers; l++)
-        if (c->windows[l] < 0)
-            return lazy_fail(err, LAZY_CHECKPOINT, "config: windows[%d] is %d; it must be at least 0", l,
-                             c->windows[l]);
+        if (c->windows[l] < 0) return refuse(err, "windows[%d] is %d; it must be at least 0", l, c->windows[l]);
     return check_experts(c, err);
 }
 
@@ -128,7 +119,7 @@ int lazy_model_open(lazy_model **out, const lazy_config *config, const char *con
     if (code) return code;
 
     lazy_model *model;
-    code = lazy_alloc_zeroed((void **)&model, 1, sizeof *model, "the model", err);
+    code = lazy_alloc_zeroed(&model, 1, "the model", err);
     if (code) return code;
     model->config = *config;
     lazy_config *own = &model->config;
@@ -144,17 +135,13 @@ int lazy_model_open(lazy_model **out, const lazy_config *config, const char *con
                    { (void **)&own->expert_layers, config->expert_layers, n_layers } }; /* of 4 bytes each */
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) *arrays[i].copy = NULL;
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
-        if ((code = lazy_alloc_copy(arrays[i].copy, arrays[i].array, arrays[i].n, 4, "the config", err))) goto done;
+        if ((code = lazy_alloc_bytes(arrays[i].copy, arrays[i].n, 4, arrays[i].array, "the config", err))) goto done;
 
-    if ((code = lazy_alloc_zeroed((void **)&model->shards, (size_t)n_shards, sizeof *model->shards, "the shard table",
-                                  err)))
-        goto done;
+    if ((code = lazy_alloc_zeroed(&model->shards, n_shards, "the shard table", err))) goto done;
     for (; model->n_shards < n_shards; model->n_shards++)
         if ((code = lazy_mapping_open(&model->shards[model->n_shards], shards[model->n_shards], err))) goto done;
 
-    if ((code = lazy_alloc_zeroed((void **)&model->layers, (size_t)config->n_layers, sizeof *model->layers,
-                                  "the layer table", err)))
-        goto done;
+    if ((code = lazy_alloc_zeroed(&model->layers, (size_t)config->n_layers, "the layer table", err))) goto done;
     if ((code = lazy_device_open(&model->backend, device, lazy_bind_dtype(tensors, n_tensors), err))) goto done;
     code = lazy_bind(model, tensors, n_tensors, weights, watch, err);
     if (!code) code = lazy_model_check(model, err);
@@ -196,10 +183,8 @@ void lazy_model_close(lazy_model *model)
             float *vectors[] = { layer->attention_norm,      layer->q_norm,   layer->k_norm,
                                  layer->attention_post_norm, layer->ffn_norm, layer->ffn_post_norm };
             for (size_t i = 0; i < sizeof vectors / sizeof *vectors; i++) backend->ops->free(backend, vectors[i]);
-            drop_matrix(backend, &layer->qkv);
-            drop_matrix(backend, &layer->o);
-            drop_matrix(backend, &layer->gate_up);
-            drop_matrix(backend, &layer->down);
+            lazy_matrix *matrices[] = { &layer->qkv, &layer->o, &layer->gate_up, &layer->down };
+            for (size_t i = 0; i < sizeof matrices / sizeof *matrices; i++) drop_matrix(backend, matrices[i]);
             drop_experts(backend, &layer->experts);
         }
         if (!model->config.tied) drop_matrix(backend, &model->head);

@@ -6,7 +6,14 @@
 
 #include "backend.h"
 #include "mapping.h"
-#include "rope.h"
+
+/* Tables are made as contexts get longer, and live as long as the model: whoever reads one need not know of others. */
+typedef struct lazy_rope {
+    float *of_k[LAZY_MAX_ROPES]; /* (length, D) D/2 cosines, then D/2 sines, of each position's angles */
+    float *of_q[LAZY_MAX_ROPES]; /* the same times the scale of q at the position; of_k's own where q has none */
+    int length;                  /* positions */
+    struct lazy_rope *next;      /* made before */
+} lazy_rope;
 
 typedef struct lazy_layer {
     float *attention_norm;      /* (d,) or NULL */
@@ -39,5 +46,25 @@ struct lazy_model {
 
 /* Fails if a shard has changed since it was opened. */
 int lazy_model_check(const lazy_model *model, lazy_error *err);
+
+/* ---- binder.c ------------------------------------------------------------------------------ */
+
+/* Checks every tensor that the model's config asks for (name, dtype, shape, place within its mapping), then fills
+ * the model's weights. model->config, backend and shards are set; layers has n_layers zeroed entries. */
+int lazy_bind(lazy_model *model, const lazy_tensor *tensors, int n_tensors, lazy_weights weights,
+              const lazy_watch *watch, lazy_error *err);
+
+/* The dtype that holds most of the tensors' bytes; f32 if none is known. */
+lazy_dtype lazy_bind_dtype(const lazy_tensor *tensors, int n_tensors);
+
+/* ---- rope.c -------------------------------------------------------------------------------- */
+
+/* A table of `length` positions or more. stream: to upload by. */
+int lazy_rope_find(const lazy_rope **out, lazy_model *model, lazy_stream *stream, int length, lazy_error *err);
+
+/* Bytes of the table that lazy_rope_find would make; 0 if there is one. */
+uint64_t lazy_rope_bytes(const lazy_model *model, int length);
+
+void lazy_rope_close(lazy_model *model);
 
 #endif

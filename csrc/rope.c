@@ -1,5 +1,3 @@
-#include "rope.h"
-
 #include <math.h>
 
 #include "memory.h"
@@ -47,7 +45,7 @@ static int make_table(float **out, lazy_stream *stream, int rope, float growth, 
     size_t d = (size_t)c->head_dim;
     const float *inv_freq = c->inv_freq + (size_t)rope * d / 2;
     float *rows;
-    int code = lazy_alloc((void **)&rows, AT_ONCE * d, sizeof *rows, "the RoPE table", err);
+    int code = lazy_alloc(&rows, AT_ONCE * d, "the RoPE table", err);
     if (code) return code;
     code = ops->alloc(stream->backend, (void **)out, table_bytes(c, length), "the RoPE table", err);
     for (int first = 0, n; first < length && !code; first += n) {
@@ -78,7 +76,7 @@ int lazy_rope_find(const lazy_rope **out, lazy_model *model, lazy_stream *stream
     const lazy_config *c = &model->config;
     if ((*out = find(model, length))) return LAZY_OK;
     lazy_rope *rope;
-    int code = lazy_alloc_zeroed((void **)&rope, 1, sizeof *rope, "the RoPE table", err);
+    int code = lazy_alloc_zeroed(&rope, 1, "the RoPE table", err);
     if (code) return code;
     rope->length = next_length(model, length);
     for (int i = 0; i < c->n_ropes && !code; i++) {

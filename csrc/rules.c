@@ -12,31 +12,32 @@ static int check_stages(const lazy_stage *stages, int n, int n_layers, const cha
     double last_keep = 1.0;
     for (int i = 0; i < n; i++) {
         const lazy_stage *s = &stages[i];
-        if (s->layer < 0 || s->layer >= n_layers - 1)
-            return lazy_fail(err, LAZY_INVALID,
-                             "%s: stage after layer %d; a model of %d layers can prune after layers 0 to %d", which,
-                             s->layer, n_layers, n_layers - 2);
+        int highest = n_layers - (s->for_good ? 1 : 2); /* above the last layer nothing can wait */
+        if (s->layer < 0 || s->layer > highest)
+            return lazy_invalid(err, "%s: stage after layer %d; a model of %d layers can prune after layers 0 to %d",
+                                which, s->layer, n_layers, highest);
         if (i && s->layer <= stages[i - 1].layer)
-            return lazy_fail(err, LAZY_INVALID, "%s: layer %d follows layer %d; layers must increase", which, s->layer,
-                             stages[i - 1].layer);
+            return lazy_invalid(err, "%s: layer %d follows layer %d; layers must increase", which, s->layer,
+                                stages[i - 1].layer);
         if (s->by_mass) {
             if (!(s->mass > 0 && s->mass <= 1))
-                return lazy_fail(err, LAZY_INVALID, "%s: mass %g after layer %d; it must be above 0 and at most 1",
-                                 which, s->mass, s->layer);
+                return lazy_invalid(err, "%s: mass %g after layer %d; it must be above 0 and at most 1", which, s->mass,
+                                    s->layer);
             if (!(s->keep_min >= 0 && s->keep_min <= s->keep_max && s->keep_max > 0 && s->keep_max <= 1))
-                return lazy_fail(err, LAZY_INVALID,
-                                 "%s: keep_min %g and keep_max %g after layer %d; 0 <= keep_min <= keep_max <= 1 and "
-                                 "keep_max > 0 must hold",
-                                 which, s->keep_min, s->keep_max, s->layer);
+                return lazy_invalid(
+                    err,
+                    "%s: keep_min %g and keep_max %g after layer %d; 0 <= keep_min <= keep_max <= 1 and "
+                    "keep_max > 0 must hold",
+                    which, s->keep_min, s->keep_max, s->layer);
             continue;
         }
         if (!(s->keep > 0 && s->keep <= 1))
-            return lazy_fail(err, LAZY_INVALID, "%s: keep %g after layer %d; it must be above 0 and at most 1", which,
-                             s->keep, s->layer);
+            return lazy_invalid(err, "%s: keep %g after layer %d; it must be above 0 and at most 1", which, s->keep,
+                                s->layer);
         if (s->keep > last_keep)
-            return lazy_fail(err, LAZY_INVALID,
-                             "%s: keep %g after layer %d is more than the %g before it; keeps must not increase", which,
-                             s->keep, s->layer, last_keep);
+            return lazy_invalid(err,
+                                "%s: keep %g after layer %d is more than the %g before it; keeps must not increase",
+                                which, s->keep, s->layer, last_keep);
         last_keep = s->keep;
     }
     return LAZY_OK;
@@ -48,11 +49,10 @@ static int check_policy(const lazy_pruning *p, lazy_error *err)
     int n_by_mass = 0;
     for (int i = 0; i < p->n_stages; i++) n_by_mass += p->stages[i].by_mass;
     for (int i = 0; i < p->n_decode_stages; i++) n_by_mass += p->decode_stages[i].by_mass;
-    if (n_by_mass) return lazy_fail(err, LAZY_INVALID, "a policy takes no stage by mass, whose scores must be shares");
+    if (n_by_mass) return lazy_invalid(err, "a policy takes no stage by mass, whose scores must be shares");
     if (p->queries > 1 || p->pooling != LAZY_POOLING_MEAN || p->smooth > 1 || p->memory > 0 || p->average)
-        return lazy_fail(
-            err, LAZY_INVALID,
-            "a policy takes no queries, pooling, smooth, memory and mean over layers: its scores are final");
+        return lazy_invalid(
+            err, "a policy takes no queries, pooling, smooth, memory and mean over layers: its scores are final");
     return LAZY_OK;
 }
 
@@ -72,30 +72,25 @@ static int check(const lazy_pruning *p, int n_layers, lazy_error *err)
                     { "min_tokens", p->min_tokens, 0 } };
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         if (numbers[i].value < numbers[i].least)
-            return lazy_fail(err, LAZY_INVALID, "%s is %d; it must be %d or more", numbers[i].name, numbers[i].value,
-                             numbers[i].least);
+            return lazy_invalid(err, "%s is %d; it must be %d or more", numbers[i].name, numbers[i].value,
+                                numbers[i].least);
     for (int i = 0; i < p->n_protect; i++)
         if (p->protect[i].begin < 0 || p->protect[i].end <= p->protect[i].begin)
-            return lazy_fail(err, LAZY_INVALID, "protect: span (%" PRId64 ", %" PRId64 "); 0 <= begin < end must hold",
-                             p->protect[i].begin, p->protect[i].end);
+            return lazy_invalid(err, "protect: span (%" PRId64 ", %" PRId64 "); 0 <= begin < end must hold",
+                                p->protect[i].begin, p->protect[i].end);
     if (p->smooth < 1 || p->smooth % 2 == 0)
-        return lazy_fail(err, LAZY_INVALID, "smooth is %d; it must be odd and 1 or more", p->smooth);
+        return lazy_invalid(err, "smooth is %d; it must be odd and 1 or more", p->smooth);
     if (!(p->memory >= 0 && p->memory <= 1))
-        return lazy_fail(err, LAZY_INVALID, "memory is %g; it must be from 0 to 1", p->memory);
+        return lazy_invalid(err, "memory is %g; it must be from 0 to 1", p->memory);
     if (p->average &&
         (p->n_stages != 1 || p->decode != LAZY_DECODE_OWN || p->n_decode_stages || p->layers > 1 || p->memory > 0))
-        return lazy_fail(err, LAZY_INVALID,
-                         "a mean over layers takes one stage, none for decode, no layers and no memory");
+        return lazy_invalid(err, "a mean over layers takes one stage, none for decode, no layers and no memory");
     return p->policy.call ? check_policy(p, err) : LAZY_OK;
-}
-
-static int copy(void *out, const void *from, int n, size_t size, lazy_error *err)
-{
-    return lazy_alloc_copy(out, from, (size_t)n, size, "a pruning setting", err);
 }
 
 int lazy_rules_open(lazy_rules *rules, const lazy_pruning *pruning, int n_layers, lazy_error *err)
 {
+    const char *what = "a pruning setting";
     const lazy_pruning dense = LAZY_PRUNING_DENSE;
     const lazy_pruning *p = pruning ? pruning : &dense;
     *rules = (lazy_rules){ 0 };
@@ -104,10 +99,9 @@ int lazy_rules_open(lazy_rules *rules, const lazy_pruning *pruning, int n_layers
     rules->pruning = *p;
     rules->pruning.stages = rules->pruning.decode_stages = NULL;
     rules->pruning.protect = NULL;
-    code = copy(&rules->pruning.stages, p->stages, p->n_stages, sizeof *p->stages, err);
-    if (!code)
-        code = copy(&rules->pruning.decode_stages, p->decode_stages, p->n_decode_stages, sizeof *p->decode_stages, err);
-    if (!code) code = copy(&rules->pruning.protect, p->protect, p->n_protect, sizeof *p->protect, err);
+    code = lazy_alloc_copy(&rules->pruning.stages, p->stages, p->n_stages, what, err);
+    if (!code) code = lazy_alloc_copy(&rules->pruning.decode_stages, p->decode_stages, p->n_decode_stages, what, err);
+    if (!code) code = lazy_alloc_copy(&rules->pruning.protect, p->protect, p->n_protect, what, err);
     if (code) lazy_rules_close(rules);
     return code;
 }

@@ -90,14 +90,13 @@ int lazy_sampler_open(lazy_sampler **out, double temperature, double top_p, int 
 {
     *out = NULL;
     if (!(temperature >= 0 && isfinite(temperature)))
-        return lazy_fail(err, LAZY_INVALID, "temperature is %g; it must be 0 or more", temperature);
-    if (!(top_p > 0 && top_p <= 1))
-        return lazy_fail(err, LAZY_INVALID, "top_p is %g; it must be above 0 and at most 1", top_p);
-    if (top_k < 0) return lazy_fail(err, LAZY_INVALID, "top_k is %d; it must be 0 (all) or more", top_k);
+        return lazy_invalid(err, "temperature is %g; it must be 0 or more", temperature);
+    if (!(top_p > 0 && top_p <= 1)) return lazy_invalid(err, "top_p is %g; it must be above 0 and at most 1", top_p);
+    if (top_k < 0) return lazy_invalid(err, "top_k is %d; it must be 0 (all) or more", top_k);
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, install_handlers);
     if (handlers_failed) return lazy_fail(err, LAZY_MEMORY, "the sampler: %s", strerror(handlers_failed));
-    int code = lazy_alloc_zeroed((void **)out, 1, sizeof **out, "the sampler", err);
+    int code = lazy_alloc_zeroed(out, 1, "the sampler", err);
     if (code) return code;
     (*out)->temperature = temperature;
     (*out)->top_p = top_p;
@@ -130,8 +129,8 @@ static int reserve(lazy_sampler *sampler, int n_vocab, lazy_error *err)
     if (sampler->n_vocab == n_vocab) return LAZY_OK;
     candidate *sorted;
     uint16_t *bucket = NULL;
-    int code = lazy_alloc((void **)&sorted, (size_t)n_vocab, sizeof *sorted, "the sampler's candidates", err);
-    if (!code) code = lazy_alloc((void **)&bucket, (size_t)n_vocab, sizeof *bucket, "the sampler's candidates", err);
+    int code = lazy_alloc(&sorted, n_vocab, "the sampler's candidates", err);
+    if (!code) code = lazy_alloc(&bucket, n_vocab, "the sampler's candidates", err);
     lazy_free(code ? sorted : sampler->sorted);
     if (code) return code;
     lazy_free(sampler->bucket);
@@ -242,12 +241,12 @@ static int32_t draw_token(lazy_sampler *sampler, const float *logits, float best
 
 int lazy_sampler_next(lazy_sampler *sampler, const float *logits, int n_vocab, int32_t *token, lazy_error *err)
 {
-    if (n_vocab < 1) return lazy_fail(err, LAZY_INVALID, "no logits were given");
+    if (n_vocab < 1) return lazy_invalid(err, "no logits were given");
     float best = -INFINITY, least = INFINITY; /* the least finite one */
     *token = 0;
     for (int i = 0; i < n_vocab; i++) {
         if (!(logits[i] <= best)) {
-            if (isnan(logits[i])) return lazy_fail(err, LAZY_INVALID, "logit %d is NaN", i);
+            if (isnan(logits[i])) return lazy_invalid(err, "logit %d is NaN", i);
             best = logits[i];
             *token = i;
         }

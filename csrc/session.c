@@ -3,37 +3,22 @@
 #include <string.h>
 
 #include "error.h"
-#include "forward.h"
 #include "memory.h"
 #include "numeric.h"
-
-static int open_report(lazy_report *report, int n_layers, lazy_error *err)
-{
-    return lazy_alloc_zeroed((void **)&report->counts, (size_t)n_layers, sizeof *report->counts, "the pass counts",
-                             err);
-}
-
-static void close_report(lazy_report *report)
-{
-    lazy_free(report->counts);
-    lazy_trace_close(&report->trace);
-}
 
 int lazy_session_open(lazy_session **out, lazy_model *model, const lazy_pruning *pruning, lazy_error *err)
 {
     *out = NULL;
     int n_layers = model->config.n_layers;
     lazy_session *s;
-    int code = lazy_alloc_zeroed((void **)&s, 1, sizeof *s, "the session", err);
+    int code = lazy_alloc_zeroed(&s, 1, "the session", err);
     if (code) return code;
     s->model = model;
     code = lazy_rules_open(&s->rules, pruning, n_layers, err);
     if (!code) code = lazy_cache_open(&s->cache, model, &s->rules, err);
-    if (!code) code = open_report(&s->last, n_layers, err);
-    if (!code) code = open_report(&s->under_way, n_layers, err);
-    if (!code)
-        code =
-            lazy_alloc_zeroed((void **)&s->waiting, (size_t)n_layers + 1, sizeof *s->waiting, "the waiting marks", err);
+    if (!code) code = lazy_report_open(&s->last, n_layers, err);
+    if (!code) code = lazy_report_open(&s->under_way, n_layers, err);
+    if (!code) code = lazy_alloc_zeroed(&s->waiting, (size_t)n_layers + 1, "the waiting marks", err);
     if (code) lazy_session_close(s);
     else *out = s;
     return code;
@@ -43,8 +28,8 @@ void lazy_session_close(lazy_session *s)
 {
     if (!s) return;
     lazy_free(s->waiting);
-    close_report(&s->under_way);
-    close_report(&s->last);
+    lazy_report_close(&s->under_way);
+    lazy_report_close(&s->last);
     lazy_cache_close(&s->cache);
     lazy_tokens_close(&s->tokens);
     lazy_rules_close(&s->rules);
@@ -59,10 +44,9 @@ int lazy_session_reschedule(lazy_session *s, const lazy_pruning *pruning, lazy_e
     if (code) return code;
     if (s->rules.pruning.policy.call || pruning->policy.call || !lazy_rules_same_caches(&s->rules, &rules, n_layers)) {
         lazy_rules_close(&rules);
-        return lazy_fail(
-            err, LAZY_INVALID,
-            "the session's caches are for stages after other layers, or for memory where there is none, or "
-            "one of the settings has a policy; open another session");
+        return lazy_invalid(
+            err, "the session's caches are for stages after other layers, or for memory where there is none, or "
+                 "one of the settings has a policy; open another session");
     }
     lazy_rules_close(&s->rules);
     s->rules = rules;
@@ -75,8 +59,7 @@ static int reserve(lazy_session *s, int64_t n_tokens, int64_t wish, lazy_error *
 {
     int context = s->model->config.context;
     if (n_tokens > context)
-        return lazy_fail(err, LAZY_INVALID, "%lld tokens are more than the model's context of %d", (long long)n_tokens,
-                         context);
+        return lazy_invalid(err, "%lld tokens are more than the model's context of %d", (long long)n_tokens, context);
     if (n_tokens <= s->cache.capacity) return LAZY_OK;
     int capacity = (int)(wish > context ? context : wish > n_tokens ? wish : n_tokens);
     int code = LAZY_OK;
@@ -103,12 +86,12 @@ uint64_t lazy_session_fork_bytes(const lazy_session *s)
 int lazy_session_leave_out(lazy_session *s, const int32_t *positions, int n, lazy_error *err)
 {
     int length = s->tokens.length, capacity = s->cache.capacity;
-    if (n < 1) return lazy_fail(err, LAZY_INVALID, "no positions were given; there must be one at least");
+    if (n < 1) return lazy_invalid(err, "no positions were given; there must be one at least");
     for (int i = 0; i < n; i++)
         if (positions[i] < (i ? positions[i - 1] + 1 : length) || positions[i] >= capacity)
-            return lazy_fail(err, LAZY_INVALID,
-                             "position %d at index %d; they must rise from %d, and room is reserved for %d tokens",
-                             positions[i], i, length, capacity);
+            return lazy_invalid(err,
+                                "position %d at index %d; they must rise from %d, and room is reserved for %d tokens",
+                                positions[i], i, length, capacity);
     lazy_tokens_leave_out(&s->tokens, positions, n);
     return LAZY_OK;
 }
@@ -116,8 +99,8 @@ int lazy_session_leave_out(lazy_session *s, const int32_t *positions, int n, laz
 int lazy_session_truncate(lazy_session *s, int64_t length, lazy_error *err)
 {
     if (length < 0 || length > s->tokens.length)
-        return lazy_fail(err, LAZY_INVALID, "a context of %d tokens cannot be truncated to %lld; it must be 0 to %d",
-                         s->tokens.length, (long long)length, s->tokens.length);
+        return lazy_invalid(err, "a context of %d tokens cannot be truncated to %lld; it must be 0 to %d",
+                            s->tokens.length, (long long)length, s->tokens.length);
     if (length < s->tokens.length) lazy_cache_truncate(&s->cache, (int)length);
     lazy_tokens_truncate(&s->tokens, (int)length);
     return LAZY_OK;
@@ -148,45 +131,60 @@ int lazy_session_logits(lazy_session *s, float *logits, lazy_error *err)
 {
     const lazy_cache *cache = &s->cache;
     if (!cache->has_logits)
-        return lazy_fail(err, LAZY_INVALID,
-                         "there are no logits: the context is empty, or was truncated after its last pass");
+        return lazy_invalid(err, "there are no logits: the context is empty, or was truncated after its last pass");
     size_t bytes = (size_t)s->model->config.vocab * sizeof *logits;
     return s->model->backend->ops->download(cache->stream, logits, cache->logits, bytes, err);
 }
 
-static int check_ids(const lazy_session *s, const int32_t *ids, int n, lazy_error *err)
+/* Refuses a pass of a kind that cannot come next, before anything changes. */
+static int check_kind(const lazy_session *s, const lazy_pass *pass, lazy_error *err)
 {
-    if (n < 1) return lazy_fail(err, LAZY_INVALID, "no tokens were given; a pass needs at least one");
-    int vocab = s->model->config.vocab;
-    for (int i = 0; i < n; i++)
-        if (ids[i] < 0 || ids[i] >= vocab)
-            return lazy_fail(err, LAZY_INVALID, "token id %d at index %d; ids go from 0 to %d", ids[i], i, vocab - 1);
+    const lazy_pruning *pruning = &s->rules.pruning;
+    int left_out_end = s->tokens.left_out_end;
+    if (pass->reads && pruning->n_stages && pruning->stages[0].for_good)
+        return lazy_invalid(
+            err,
+            "the first stage, after layer %d, drops tokens for good, so that none can wait there for a later prompt",
+            pruning->stages[0].layer);
+    if (pass->surprisal && lazy_rules_prune(&s->rules))
+        return lazy_invalid(err,
+                            "the session prunes, so that not every token has a surprisal; open one without pruning");
+    if (left_out_end > s->tokens.length &&
+        (left_out_end >= (int64_t)s->tokens.length + pass->n || pass->generated || pass->surprisal))
+        return lazy_invalid(
+            err, "tokens are left out up to position %d; a pass over the user's tokens beyond it must come next",
+            left_out_end - 1);
     return LAZY_OK;
 }
 
-static int run(lazy_session *s, const int32_t *ids, int n, bool generated, lazy_outputs outputs,
-               const lazy_watch *watch, lazy_error *err)
+static int check_ids(const lazy_session *s, const lazy_pass *pass, lazy_error *err)
 {
-    int64_t length = (int64_t)s->tokens.length + n;
-    if (s->tokens.left_out_end > s->tokens.length &&
-        (s->tokens.left_out_end >= length || generated || outputs.surprisal))
-        return lazy_fail(
-            err, LAZY_INVALID,
-            "tokens are left out up to position %d; a pass over the user's tokens beyond it must come next",
-            s->tokens.left_out_end - 1);
+    int vocab = s->model->config.vocab;
+    if (pass->n < 1) return lazy_invalid(err, "no tokens were given; a pass needs at least one");
+    for (int i = 0; i < pass->n; i++)
+        if (pass->ids[i] < 0 || pass->ids[i] >= vocab)
+            return lazy_invalid(err, "token id %d at index %d; ids go from 0 to %d", pass->ids[i], i, vocab - 1);
+    return LAZY_OK;
+}
+
+int lazy_session_run(lazy_session *s, const lazy_pass *pass, lazy_error *err)
+{
     enum { SLACK = 64 }; /* tokens: spare room for decoding; later the capacity doubles */
-    int code = check_ids(s, ids, n, err);
+    int64_t length = (int64_t)s->tokens.length + pass->n;
+    int code = check_kind(s, pass, err);
+    if (code) return code;
+    code = check_ids(s, pass, err);
     if (!code) code = reserve(s, length, s->tokens.length ? 2 * length : length + SLACK, err);
     if (!code) code = lazy_cache_write_from(&s->cache, s->tokens.length, (int)length, s->tokens.depths, err);
     const lazy_tokens before = s->tokens;
     if (!code) {
-        lazy_tokens_append(&s->tokens, ids, n,
-                           outputs.stops_at_first_stage ? LAZY_READ
-                           : generated                  ? LAZY_GENERATED
-                                                        : LAZY_PROMPT);
-        s->cache.stream->watch = watch;
+        lazy_tokens_append(&s->tokens, pass->ids, pass->n,
+                           pass->reads       ? LAZY_READ
+                           : pass->generated ? LAZY_GENERATED
+                                             : LAZY_PROMPT);
+        s->cache.stream->watch = pass->watch;
         s->cache.stream->layers_done = 0;
-        code = lazy_forward(s, n, generated, outputs, err);
+        code = lazy_forward(s, pass, err);
         s->cache.stream->watch = NULL;
     }
     if (!code) return LAZY_OK;
@@ -195,68 +193,6 @@ static int run(lazy_session *s, const int32_t *ids, int n, bool generated, lazy_
     return code;
 }
 
-int lazy_session_forward(lazy_session *s, const int32_t *ids, int n, bool generated, float *logits,
-                         const lazy_watch *watch, lazy_error *err)
-{
-    return run(s, ids, n, generated, (lazy_outputs){ .logits = logits }, watch, err);
-}
-
-int lazy_session_greedy(lazy_session *s, const int32_t *ids, int n, bool generated, int32_t *token,
-                        const lazy_watch *watch, lazy_error *err)
-{
-    return run(s, ids, n, generated, (lazy_outputs){ .best = token }, watch, err);
-}
-
-int lazy_session_read(lazy_session *s, const int32_t *ids, int n, const lazy_watch *watch, lazy_error *err)
-{
-    const lazy_pruning *pruning = &s->rules.pruning;
-    if (pruning->n_stages && pruning->stages[0].for_good)
-        return lazy_fail(
-            err, LAZY_INVALID,
-            "the first stage, after layer %d, drops tokens for good, so that none can wait there for a later prompt",
-            pruning->stages[0].layer);
-    return run(s, ids, n, false, (lazy_outputs){ .stops_at_first_stage = true }, watch, err);
-}
-
-int lazy_session_surprisal(lazy_session *s, const int32_t *ids, int n, float *surprisal, const lazy_watch *watch,
-                           lazy_error *err)
-{
-    enum { LOGITS_AT_ONCE = 1 << 24 }; /* 64 MiB of logits */
-    if (lazy_rules_prune(&s->rules))
-        return lazy_fail(err, LAZY_INVALID,
-                         "the session prunes, so that not every token has a surprisal; open one without pruning");
-    lazy_backend *backend = s->model->backend;
-    int vocab = s->model->config.vocab,
-        rows = max_int(min_int(min_int(LOGITS_AT_ONCE / vocab, backend->row_chunk), n), 1);
-    lazy_outputs outputs = { .surprisal = surprisal, .head_rows = rows };
-    int code = backend->ops->alloc(backend, (void **)&outputs.head, (size_t)rows * (size_t)vocab * sizeof(float),
-                                   "logits of many rows", err);
-    if (!code) code = run(s, ids, n, false, outputs, watch, err);
-    backend->ops->free(backend, outputs.head);
-    return code;
-}
-
-int lazy_session_length(const lazy_session *s) { return s->tokens.length; }
-int lazy_session_n_prompt(const lazy_session *s) { return s->tokens.n_prompt; }
-const int32_t *lazy_session_ids(const lazy_session *s) { return s->tokens.ids; }
-const int32_t *lazy_session_depths(const lazy_session *s) { return s->tokens.depths; }
-const uint8_t *lazy_session_gone(const lazy_session *s) { return s->tokens.gone; }
-const uint8_t *lazy_session_kinds(const lazy_session *s) { return s->tokens.kinds; }
-double lazy_session_computed(const lazy_session *s)
-{
-    return lazy_tokens_computed(&s->tokens, s->model->config.n_layers);
-}
-double lazy_session_reached_top(const lazy_session *s)
-{
-    return lazy_tokens_reached_top(&s->tokens, s->model->config.n_layers);
-}
-const lazy_layer_count *lazy_session_last_pass(const lazy_session *s) { return s->last.counts; }
-bool lazy_session_traces(const lazy_session *s) { return s->traces; }
-void lazy_session_set_trace(lazy_session *s, bool on) { s->traces = on; }
-bool lazy_session_trace_lost(const lazy_session *s) { return s->last.trace.lost; }
-
-const lazy_trace_run *lazy_session_trace(const lazy_session *s, int *n_runs)
-{
-    *n_runs = s->last.trace.n_runs;
-    return s->last.trace.runs;
-}
+const lazy_tokens *lazy_session_tokens(const lazy_session *s) { return &s->tokens; }
+const lazy_report *lazy_session_last_pass(const lazy_session *s) { return &s->last; }
+bool *lazy_session_traces(lazy_session *s) { return &s->traces; }

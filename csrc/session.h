@@ -5,13 +5,6 @@
 #include "cache.h"
 #include "rules.h"
 #include "tokens.h"
-#include "trace.h"
-
-/* The report of a pass. */
-typedef struct lazy_report {
-    lazy_layer_count *counts; /* (n_layers,) */
-    lazy_trace trace;
-} lazy_report;
 
 struct lazy_session {
     lazy_model *model;
@@ -22,5 +15,38 @@ struct lazy_session {
     bool traces;                 /* passes to come are traced */
     uint8_t *waiting;            /* (n_layers + 1,) true where tokens of that depth may be in the Aux cache */
 };
+
+/* ---- forward.c -------------------------------------------------------------------------- */
+
+/* Runs the tokens of a pass, already appended and with room reserved, through the model. Only a pass that succeeds
+ * changes what the session knows of earlier tokens, at its end. */
+int lazy_forward(lazy_session *session, const lazy_pass *request, lazy_error *err);
+
+/* ---- trace.c ---------------------------------------------------------------------------- */
+
+int lazy_report_open(lazy_report *report, int n_layers, lazy_error *err);
+void lazy_report_close(lazy_report *report); /* may be zeroed */
+
+/* Drops the trace of an earlier pass; `traced` starts another. */
+void lazy_trace_begin(lazy_report *report, bool traced);
+
+/* Copies the sets of a run of layers from the backend; scores may be NULL. Does nothing where none is wanted or once
+ * the trace is lost. Running out of memory loses the trace and is no error. */
+int lazy_trace_add(lazy_report *report, lazy_stream *stream, int first_layer, int last_layer, const int32_t *in_play,
+                   int n_in_play, const int32_t *computed, int n_computed, const float *scores, lazy_error *err);
+
+/* ---- policy.c ------------------------------------------------------------------------------ */
+
+/* A layer that has run; on the backend. */
+typedef struct lazy_layer_state {
+    const lazy_cache *cache;
+    int layer;
+    const int32_t *in_play; /* (m,) positions */
+    const int32_t *rows;    /* (n,) positions */
+    const void *x;          /* (n, d) */
+} lazy_layer_state;
+
+/* One call of the policy. scores: (m,) on the backend; scores and n_free are NULL where it only observes. */
+int lazy_policy_ask(const lazy_policy *policy, const lazy_view *view, float *scores, int *n_free, lazy_error *err);
 
 #endif

@@ -69,12 +69,12 @@ static int move_part(lazy_session *s, lazy_state_part part, int layer, int n, vo
 {
     const lazy_buffer *b = find_buffer(s, part, layer);
     int length = part == LAZY_STATE_REMEMBERED ? n : s->tokens.length;
-    if (!b) return lazy_fail(err, LAZY_INVALID, "the session has no part %d of layer %d", (int)part, layer);
+    if (!b) return lazy_invalid(err, "the session has no part %d of layer %d", (int)part, layer);
     if (n < 0 || length > s->tokens.length || mark_rows(s, b, part, length, NULL) != n)
-        return lazy_fail(err, LAZY_INVALID, "part %d of layer %d has %d tokens; the session has rows of %d", (int)part,
-                         layer, n, mark_rows(s, b, part, s->tokens.length, NULL));
+        return lazy_invalid(err, "part %d of layer %d has %d tokens; the session has rows of %d", (int)part, layer, n,
+                            mark_rows(s, b, part, s->tokens.length, NULL));
     uint8_t *has;
-    int code = lazy_alloc((void **)&has, (size_t)length + 1, sizeof *has, "marks of tokens", err);
+    int code = lazy_alloc(&has, (size_t)length + 1, "marks of tokens", err);
     if (code) return code;
     mark_rows(s, b, part, length, has);
     code = move_rows(&s->cache, b, has, length, n, data, writes, err);
@@ -93,8 +93,8 @@ static int check_values(const float *values, int n, float least, const char *wha
 {
     for (int i = 0; i < n; i++)
         if (!(values[i] >= least && values[i] <= FLT_MAX))
-            return lazy_fail(err, LAZY_INVALID, "%s %d is %g; it must be finite%s", what, i, values[i],
-                             least < 0 ? "" : " and 0 or more");
+            return lazy_invalid(err, "%s %d is %g; it must be finite%s", what, i, values[i],
+                                least < 0 ? "" : " and 0 or more");
     return LAZY_OK;
 }
 
@@ -102,8 +102,10 @@ int lazy_session_set_state(lazy_session *s, lazy_state_part part, int layer, int
 {
     lazy_cache *cache = &s->cache;
     int code = lazy_cache_write_from(cache, 0, s->tokens.length, s->tokens.depths, err);
+    if (!code && part == LAZY_STATE_LOGITS && !s->tokens.length)
+        code = lazy_invalid(err, "there are no tokens that the logits could be of");
     if (!code && part == LAZY_STATE_LOGITS && n != s->model->config.vocab)
-        code = lazy_fail(err, LAZY_INVALID, "%d logits; the model has a vocabulary of %d", n, s->model->config.vocab);
+        code = lazy_invalid(err, "%d logits; the model has a vocabulary of %d", n, s->model->config.vocab);
     if (!code && part == LAZY_STATE_LOGITS) code = check_values(data, n, -FLT_MAX, "logit", err);
     if (!code && part == LAZY_STATE_REMEMBERED) code = check_values(data, n, 0, "remembered score", err);
     if (code) return code;
@@ -155,20 +157,15 @@ static int check_tokens(const lazy_session *s, const int32_t *ids, const uint8_t
     const lazy_config *c = &s->model->config;
     for (int i = 0, rank = 0; i < n; i++) {
         if (ids[i] < 0 || ids[i] >= c->vocab)
-            return lazy_fail(err, LAZY_INVALID, "token id %d at position %d; ids go from 0 to %d", ids[i], i,
-                             c->vocab - 1);
-        if (kinds[i] > LAZY_READ)
-            return lazy_fail(err, LAZY_INVALID, "kind %d at position %d; it must be 0, 1 or 2", kinds[i], i);
-        if (gone[i] > 1)
-            return lazy_fail(err, LAZY_INVALID, "gone is %d at position %d; it must be 0 or 1", gone[i], i);
+            return lazy_invalid(err, "token id %d at position %d; ids go from 0 to %d", ids[i], i, c->vocab - 1);
+        if (kinds[i] > LAZY_READ) return lazy_invalid(err, "kind %d at position %d; it must be 0, 1 or 2", kinds[i], i);
+        if (gone[i] > 1) return lazy_invalid(err, "gone is %d at position %d; it must be 0 or 1", gone[i], i);
         if (depths[i] < 0 || depths[i] > c->n_layers)
-            return lazy_fail(err, LAZY_INVALID, "depth %d at position %d; it must be 0 to %d", depths[i], i,
-                             c->n_layers);
+            return lazy_invalid(err, "depth %d at position %d; it must be 0 to %d", depths[i], i, c->n_layers);
         const char *problem = find_contradiction(s, i, kinds[i], depths[i], gone[i], rank);
         if (i && kinds[i - 1] == LAZY_READ && kinds[i] != LAZY_READ)
             problem = "follows one that was read with no pass since";
-        if (problem)
-            return lazy_fail(err, LAZY_INVALID, "the token at position %d, of depth %d, %s", i, depths[i], problem);
+        if (problem) return lazy_invalid(err, "the token at position %d, of depth %d, %s", i, depths[i], problem);
         rank += kinds[i] != LAZY_GENERATED;
     }
     return LAZY_OK;
@@ -177,10 +174,9 @@ static int check_tokens(const lazy_session *s, const int32_t *ids, const uint8_t
 int lazy_session_set_tokens(lazy_session *s, const int32_t *ids, const uint8_t *kinds, const int32_t *depths,
                             const uint8_t *gone, int n, lazy_error *err)
 {
-    if (n < 1) return lazy_fail(err, LAZY_INVALID, "no tokens were given");
+    if (n < 1) return lazy_invalid(err, "no tokens were given");
     lazy_tokens *tokens = &s->tokens;
-    if (tokens->length)
-        return lazy_fail(err, LAZY_INVALID, "the session has %d tokens; it must be empty", tokens->length);
+    if (tokens->length) return lazy_invalid(err, "the session has %d tokens; it must be empty", tokens->length);
     int code = lazy_session_reserve(s, n, err);
     if (!code) code = check_tokens(s, ids, kinds, depths, gone, n, err);
     if (!code) lazy_tokens_truncate(tokens, 0); /* forgets which later tokens were to be left out */
@@ -221,21 +217,20 @@ static int check_remembered(const lazy_session *s, lazy_error *err)
             possible && prompts <= both && (steps <= 0 || steps == both) && (steps || prompts < 0 || prompts == both);
     if (steps > 0) possible = possible && prompts <= steps;
     if (possible) return LAZY_OK;
-    return lazy_fail(err, LAZY_INVALID,
-                     "%d scores are remembered after layer %d, which no passes over these tokens leave there",
-                     s->cache.remembered[layer].n, layer);
+    return lazy_invalid(err, "%d scores are remembered after layer %d, which no passes over these tokens leave there",
+                        s->cache.remembered[layer].n, layer);
 }
 
 int lazy_session_check_state(const lazy_session *s, bool drawn, lazy_error *err)
 {
     const lazy_tokens *tokens = &s->tokens;
     int last = tokens->length - 1;
-    if (last < 0) return lazy_fail(err, LAZY_INVALID, "the session is empty");
+    if (last < 0) return lazy_invalid(err, "the session is empty");
     if (s->cache.has_logits && tokens->gone[last])
-        return lazy_fail(err, LAZY_INVALID, "there are logits, and the last token is gone, with which no pass ends");
+        return lazy_invalid(err, "there are logits, and the last token is gone, with which no pass ends");
     bool dense = !lazy_rules_prune(&s->rules),
          ran = !tokens->gone[last] && tokens->depths[last] == s->model->config.n_layers;
     if (drawn && (!ran || tokens->kinds[last] == LAZY_READ || (dense && !s->cache.has_logits)))
-        return lazy_fail(err, LAZY_INVALID, "a token is drawn, and no pass that draws has ended with the last token");
+        return lazy_invalid(err, "a token is drawn, and no pass that draws has ended with the last token");
     return check_remembered(s, err);
 }

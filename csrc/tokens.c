@@ -19,11 +19,11 @@ int lazy_tokens_reserve(lazy_tokens *tokens, int capacity, lazy_error *err)
     const char *what = "the tokens' ids, kinds and depths";
     size_t n = (size_t)capacity;
     lazy_tokens fresh = { .capacity = capacity };
-    int code = lazy_alloc((void **)&fresh.ids, n, sizeof *fresh.ids, what, err);
-    if (!code) code = lazy_alloc((void **)&fresh.kinds, n, sizeof *fresh.kinds, what, err);
-    if (!code) code = lazy_alloc((void **)&fresh.depths, n, sizeof *fresh.depths, what, err);
-    if (!code) code = lazy_alloc((void **)&fresh.fresh_depths, n, sizeof *fresh.fresh_depths, what, err);
-    if (!code) code = lazy_alloc_zeroed((void **)&fresh.gone, n, sizeof *fresh.gone, what, err);
+    int code = lazy_alloc(&fresh.ids, n, what, err);
+    if (!code) code = lazy_alloc(&fresh.kinds, n, what, err);
+    if (!code) code = lazy_alloc(&fresh.depths, n, what, err);
+    if (!code) code = lazy_alloc(&fresh.fresh_depths, n, what, err);
+    if (!code) code = lazy_alloc_zeroed(&fresh.gone, n, what, err);
     if (code) {
         free_arrays(&fresh);
         return code;

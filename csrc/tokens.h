@@ -4,24 +4,6 @@
 
 #include "lazyllm.h"
 
-enum {
-    LAZY_PROMPT = 0,
-    LAZY_GENERATED = 1,
-    LAZY_READ = 2, /* of the prompt; read, and no pass has ended since */
-};
-
-typedef struct lazy_tokens {
-    int length, n_prompt;
-    int n_gone;       /* of the tokens in the context */
-    int left_out_end; /* one past the last position named to lazy_tokens_leave_out; 0 for none */
-    int capacity;
-    int32_t *ids;          /* (capacity,) */
-    uint8_t *kinds;        /* (capacity,) */
-    int32_t *depths;       /* (capacity,) layers that hold K,V of the token after the last pass */
-    int32_t *fresh_depths; /* (capacity,) room for those after the pass under way */
-    uint8_t *gone; /* (capacity,) 1: in play in no later pass; dropped for good, or left out of its prompt in advance */
-} lazy_tokens;
-
 /* Bytes of each token. */
 enum { LAZY_TOKEN_BYTES = 3 * sizeof(int32_t) + 2 * sizeof(uint8_t) };
 
@@ -57,9 +39,5 @@ void lazy_tokens_commit(lazy_tokens *tokens, const int32_t *gone);
  * prunable tokens; *in_play: those of them that are not gone; *n_forced: those in play that always stay. */
 int lazy_tokens_flag(const lazy_tokens *tokens, const lazy_pruning *pruning, uint8_t *flags, int *in_play,
                      int *n_forced);
-
-/* Share of (prompt token, layer) pairs computed, and share of prompt tokens computed in every layer. */
-double lazy_tokens_computed(const lazy_tokens *tokens, int n_layers);
-double lazy_tokens_reached_top(const lazy_tokens *tokens, int n_layers);
 
 #endif

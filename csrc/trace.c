@@ -1,8 +1,5 @@
-#include "trace.h"
-
-#include <string.h>
-
 #include "memory.h"
+#include "session.h"
 
 static void free_run(lazy_trace_run *run)
 {
@@ -11,58 +8,49 @@ static void free_run(lazy_trace_run *run)
     lazy_free(run->scores);
 }
 
-static void drop_runs(lazy_trace *trace)
+static void drop_runs(lazy_report *report)
 {
-    for (int i = 0; i < trace->n_runs; i++) free_run(&trace->runs[i]);
-    trace->n_runs = 0;
+    for (int i = 0; i < report->n_runs; i++) free_run(&report->runs[i]);
+    report->n_runs = 0;
 }
 
-void lazy_trace_begin(lazy_trace *trace, bool on)
+void lazy_trace_begin(lazy_report *report, bool traced)
 {
-    drop_runs(trace);
-    trace->on = on;
-    trace->lost = false;
+    drop_runs(report);
+    report->traced = traced;
+    report->lost = false;
 }
 
-void lazy_trace_close(lazy_trace *trace)
+int lazy_report_open(lazy_report *report, int n_layers, lazy_error *err)
 {
-    drop_runs(trace);
-    lazy_free(trace->runs);
+    int code = lazy_alloc_zeroed(&report->counts, n_layers, "the pass counts", err);
+    return code ? code : lazy_alloc(&report->runs, n_layers, "the trace", err);
 }
 
-static int reserve_run(lazy_trace *trace)
+void lazy_report_close(lazy_report *report)
 {
-    if (trace->n_runs < trace->capacity) return LAZY_OK;
-    int capacity = trace->capacity ? 2 * trace->capacity : 8;
-    lazy_trace_run *runs;
-    int code = lazy_alloc((void **)&runs, (size_t)capacity, sizeof *runs, "the trace", NULL);
-    if (code) return code;
-    if (trace->n_runs) memcpy(runs, trace->runs, (size_t)trace->n_runs * sizeof *runs);
-    lazy_free(trace->runs);
-    trace->runs = runs;
-    trace->capacity = capacity;
-    return LAZY_OK;
+    drop_runs(report);
+    lazy_free(report->counts);
+    lazy_free(report->runs);
 }
 
-int lazy_trace_add(lazy_trace *trace, lazy_stream *stream, int first_layer, int last_layer, const int32_t *in_play,
+int lazy_trace_add(lazy_report *report, lazy_stream *stream, int first_layer, int last_layer, const int32_t *in_play,
                    int n_in_play, const int32_t *computed, int n_computed, const float *scores, lazy_error *err)
 {
-    if (!trace->on || trace->lost) return LAZY_OK;
+    if (!report->traced || report->lost) return LAZY_OK;
     lazy_trace_run run = {
         .first_layer = first_layer, .last_layer = last_layer, .n_in_play = n_in_play, .n_computed = n_computed
     };
-    int code = reserve_run(trace);
-    if (!code) code = lazy_alloc((void **)&run.in_play, (size_t)n_in_play, sizeof *run.in_play, "the trace", NULL);
-    if (!code) code = lazy_alloc((void **)&run.computed, (size_t)n_computed, sizeof *run.computed, "the trace", NULL);
-    if (!code && scores)
-        code = lazy_alloc((void **)&run.scores, (size_t)n_in_play, sizeof *run.scores, "the trace", NULL);
+    int code = lazy_alloc(&run.in_play, n_in_play, "the trace", NULL);
+    if (!code) code = lazy_alloc(&run.computed, n_computed, "the trace", NULL);
+    if (!code && scores) code = lazy_alloc(&run.scores, n_in_play, "the trace", NULL);
     if (code) {
         free_run(&run);
-        drop_runs(trace);
-        trace->lost = true;
+        drop_runs(report);
+        report->lost = true;
         return LAZY_OK;
     }
-    trace->runs[trace->n_runs++] = run;
+    report->runs[report->n_runs++] = run;
     const lazy_ops *ops = stream->backend->ops;
     code = ops->download(stream, run.in_play, in_play, (size_t)n_in_play * sizeof *in_play, err);
     if (!code) code = ops->download(stream, run.computed, computed, (size_t)n_computed * sizeof *computed, err);

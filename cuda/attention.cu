@@ -95,33 +95,32 @@ size_t lazy_cuda_max_partials(const lazy_config *config, const lazy_cuda *cuda, 
     return std::min(rows * MAX_CHUNKS, at_once);
 }
 
-int lazy_cuda_attention(lazy_stream *stream, void *y, const void *qkv, const int32_t *rows, int n, lazy_kv kv,
-                        const int32_t *in_play, int m, int window, lazy_error *err)
+int lazy_cuda_attention(lazy_stream *stream, void *y, const lazy_attending *a, lazy_error *err)
 {
     const lazy_config *c = stream->config;
     lazy_cuda_stream *s = lazy_cuda_scratch(stream);
     const lazy_key_range *ranges;
-    int code = lazy_cuda_find_ranges(stream, rows, n, in_play, m, window, &ranges, err);
+    int code = lazy_cuda_find_ranges(stream, a, &ranges, err);
     if (code) return code;
     return lazy_cuda_typed_op(stream, "attention", err, [&](auto type, cudaStream_t queue) {
         using T = decltype(type);
         attention_task<T> t = {};
         t.y = (T *)y;
-        t.qkv = (const T *)qkv;
-        t.k = (const T *)kv.k;
-        t.v = (const T *)kv.v;
-        t.in_play = in_play;
+        t.qkv = (const T *)a->qkv;
+        t.k = (const T *)a->kv.k;
+        t.v = (const T *)a->kv.v;
+        t.in_play = a->in_play;
         t.ranges = ranges;
         t.partial = s->partial;
-        t.n = n;
-        t.m = m;
+        t.n = a->n;
+        t.m = a->m;
         t.n_heads = c->n_heads;
         t.group = c->n_heads / c->n_kv_heads;
         t.d = c->head_dim;
         t.width = (c->n_heads + 2 * c->n_kv_heads) * c->head_dim;
-        t.capacity = kv.capacity;
+        t.capacity = a->kv.capacity;
         t.scale = lazy_cuda_scale(c);
         t.cap = lazy_cuda_cap(c);
-        return attend(t, window, lazy_cuda_of(stream), queue);
+        return attend(t, a->window, lazy_cuda_of(stream), queue);
     });
 }

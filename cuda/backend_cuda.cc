@@ -51,11 +51,11 @@ int admit(lazy_backend *backend, uint64_t bytes, const char *what, lazy_error *e
 
 int upload_part(lazy_cuda *cuda, char *to, const lazy_part *part, int cols, lazy_error *err)
 {
-    size_t n = (size_t)part->rows * (size_t)cols, bytes = n * lazy_dtype_width(cuda->type);
+    size_t n = (size_t)part->rows * (size_t)cols, bytes = n * lazy_float_bytes(cuda->type);
     if (part->dtype == cuda->type)
         return lazy_cuda_check(cudaMemcpy(to, part->data, bytes, cudaMemcpyHostToDevice), "weights", err);
     void *converted;
-    int code = lazy_alloc(&converted, n, lazy_dtype_width(cuda->type), "converted weights", err);
+    int code = lazy_alloc_bytes(&converted, n, lazy_float_bytes(cuda->type), nullptr, "converted weights", err);
     if (code) return code;
     lazy_cuda_convert(converted, cuda->type, part->data, part->dtype, n);
     code = lazy_cuda_check(cudaMemcpy(to, converted, bytes, cudaMemcpyHostToDevice), "weights", err);
@@ -68,7 +68,7 @@ int upload_part(lazy_cuda *cuda, char *to, const lazy_part *part, int cols, lazy
 int bind(lazy_backend *backend, lazy_matrix *matrices, int n, lazy_error *err)
 {
     lazy_cuda *cuda = reinterpret_cast<lazy_cuda *>(backend);
-    size_t row = (size_t)matrices->cols * lazy_dtype_width(cuda->type), bytes = (size_t)matrices->rows * row;
+    size_t row = (size_t)matrices->cols * lazy_float_bytes(cuda->type), bytes = (size_t)matrices->rows * row;
     void *memory;
     int code = allocate(backend, &memory, (size_t)n * bytes, "weights", err);
     char *to = (char *)memory;
@@ -107,7 +107,7 @@ std::array<scratch, 13> scratch_of(lazy_cuda_stream *s, int n_rows, int n_tokens
     const lazy_config *c = s->base.config;
     const lazy_cuda *cuda = lazy_cuda_of(&s->base);
     size_t rows = (size_t)n_rows, chunk = std::min<size_t>(rows, ROW_CHUNK), d = (size_t)c->head_dim,
-           width = lazy_dtype_width(cuda->type), k = (size_t)c->experts_per_token, ffn = (size_t)c->expert_ffn;
+           width = lazy_float_bytes(cuda->type), k = (size_t)c->experts_per_token, ffn = (size_t)c->expert_ffn;
     return { { { (void **)&s->full.of_row, rows * sizeof *s->full.of_row },
                { (void **)&s->local.of_row, rows * sizeof *s->local.of_row },
                { (void **)&s->partial, lazy_cuda_max_partials(c, cuda, n_rows) * (d + 2) * sizeof *s->partial },
@@ -149,7 +149,7 @@ int clear_bad_score(lazy_cuda_stream *s, lazy_error *err)
 int open_stream(lazy_backend *backend, const lazy_config *config, lazy_stream **out, lazy_error *err)
 {
     lazy_cuda_stream *s;
-    int code = lazy_alloc_zeroed((void **)&s, 1, sizeof *s, "a stream", err);
+    int code = lazy_alloc_zeroed(&s, 1, "a stream", err);
     if (code) return code;
     s->base.backend = backend;
     s->base.config = config;
@@ -341,7 +341,7 @@ int lazy_cuda_open(lazy_backend **out, const lazy_cuda_options *options, lazy_er
     if (!code) code = lazy_cublas_load(&cublas, options->libraries, options->n_libraries, err);
     if (code) return code;
     lazy_cuda *cuda;
-    if ((code = lazy_alloc_zeroed((void **)&cuda, 1, sizeof *cuda, "the CUDA backend", err))) return code;
+    if ((code = lazy_alloc_zeroed(&cuda, 1, "the CUDA backend", err))) return code;
     cuda->device = options->device;
     cuda->type = options->type;
     cuda->cublas = cublas;

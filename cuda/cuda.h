@@ -120,13 +120,11 @@ int lazy_cuda_rotate(lazy_stream *, void *, const int32_t *, int, lazy_kv, const
 int lazy_cuda_surprisal(lazy_stream *, float *, float *, int, int, const int32_t *, lazy_error *);
 int lazy_cuda_argmax(lazy_stream *, int32_t *, const float *, int, lazy_error *);
 /* attention.cu */
-int lazy_cuda_attention(lazy_stream *, void *, const void *, const int32_t *, int, lazy_kv, const int32_t *, int, int,
-                        lazy_error *);
+int lazy_cuda_attention(lazy_stream *, void *, const lazy_attending *, lazy_error *);
 /* Maximum number of partial results (row, head, chunk of keys) in passes of up to n_rows rows. */
 size_t lazy_cuda_max_partials(const lazy_config *, const lazy_cuda *, int n_rows);
 /* scores.cu */
-int lazy_cuda_scores(lazy_stream *, float *, const void *, const int32_t *, int, int, lazy_pooling, int, lazy_kv,
-                     const int32_t *, int, int, lazy_error *);
+int lazy_cuda_scores(lazy_stream *, float *, const lazy_attending *, int, lazy_pooling, int, lazy_error *);
 /* pooling.cu */
 int lazy_cuda_share(lazy_stream *, float *, const float *, const int32_t *, int, const uint8_t *, lazy_error *);
 int lazy_cuda_largest(lazy_stream *, float *, const float *, int, int, const int32_t *, int, bool, lazy_error *);

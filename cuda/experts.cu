@@ -119,7 +119,7 @@ dim3 blocks_of(int n, int d) { return dim3(n, (d + THREADS - 1) / THREADS); }
 
 char *at(const lazy_stream *stream, void *rows, int64_t values)
 {
-    return (char *)rows + values * (int64_t)lazy_dtype_width(lazy_cuda_of(stream)->type);
+    return (char *)rows + values * (int64_t)lazy_float_bytes(lazy_cuda_of(stream)->type);
 }
 
 /* The outputs of the experts for the rows of x, sorted by expert; places are set. */

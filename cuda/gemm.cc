@@ -191,7 +191,7 @@ int lazy_gemm_open(lazy_gemm **out, const lazy_cublas *cublas, cudaStream_t stre
 {
     *out = nullptr;
     void *memory;
-    int code = lazy_alloc_zeroed(&memory, 1, sizeof(lazy_gemm), "matrix products", err);
+    int code = lazy_alloc_zeroed_bytes(&memory, 1, sizeof(lazy_gemm), "matrix products", err);
     if (code != LAZY_OK) return code;
     lazy_gemm *g = static_cast<lazy_gemm *>(memory);
     g->cublas = cublas;

@@ -31,19 +31,18 @@ void lazy_cuda_forget_ranges(lazy_stream *stream)
     lazy_cuda_scratch(stream)->full.n = lazy_cuda_scratch(stream)->local.n = 0;
 }
 
-int lazy_cuda_find_ranges(lazy_stream *stream, const int32_t *rows, int n, const int32_t *in_play, int m, int window,
-                          const lazy_key_range **out, lazy_error *err)
+int lazy_cuda_find_ranges(lazy_stream *stream, const lazy_attending *a, const lazy_key_range **out, lazy_error *err)
 {
     lazy_cuda_stream *s = lazy_cuda_scratch(stream);
-    lazy_ranges *ranges = window == INT32_MAX ? &s->full : &s->local;
+    lazy_ranges *ranges = a->window == INT32_MAX ? &s->full : &s->local;
     *out = ranges->of_row;
-    if (ranges->rows == rows && ranges->n == n && ranges->in_play == in_play && ranges->m == m &&
-        ranges->window == window)
+    if (ranges->rows == a->rows && ranges->n == a->n && ranges->in_play == a->in_play && ranges->m == a->m &&
+        ranges->window == a->window)
         return LAZY_OK;
-    *ranges = { ranges->of_row, rows, in_play, n, m, window };
+    *ranges = { ranges->of_row, a->rows, a->in_play, a->n, a->m, a->window };
     int code = lazy_cuda_op(stream, "finding visible tokens", err, [&](cudaStream_t queue) {
-        return lazy_launch(find_ranges, dim3((n + THREADS - 1) / THREADS), dim3(THREADS), 0, queue, ranges->of_row,
-                           rows, n, in_play, m, window);
+        return lazy_launch(find_ranges, dim3((a->n + THREADS - 1) / THREADS), dim3(THREADS), 0, queue, ranges->of_row,
+                           a->rows, a->n, a->in_play, a->m, a->window);
     });
     if (code) ranges->n = 0;
     return code;

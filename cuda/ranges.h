@@ -8,8 +8,7 @@
 
 /* (*out)[r] = the part of in_play that row r attends to: rows[r] - window < position <= rows[r]. Computed only if the
  * stream's last ranges are of other rows or keys. */
-int lazy_cuda_find_ranges(lazy_stream *stream, const int32_t *rows, int n, const int32_t *in_play, int m, int window,
-                          const lazy_key_range **out, lazy_error *err);
+int lazy_cuda_find_ranges(lazy_stream *stream, const lazy_attending *a, const lazy_key_range **out, lazy_error *err);
 
 /* log2(e) / sqrt(query_scalar): the softmax uses powers of 2. */
 static inline float lazy_cuda_scale(const lazy_config *c)

@@ -91,25 +91,24 @@ __global__ void __launch_bounds__(THREADS) pool_heads(float *scores, const float
 }
 } // namespace
 
-int lazy_cuda_scores(lazy_stream *stream, float *scores, const void *qkv, const int32_t *rows, int n, int queries,
-                     lazy_pooling pooling, int first_asking, lazy_kv kv, const int32_t *in_play, int m, int window,
-                     lazy_error *err)
+int lazy_cuda_scores(lazy_stream *stream, float *scores, const lazy_attending *a, int queries, lazy_pooling pooling,
+                     int first_asking, lazy_error *err)
 {
     const lazy_config *c = stream->config;
     lazy_cuda_stream *s = lazy_cuda_scratch(stream);
-    int d = c->head_dim, width = (c->n_heads + 2 * c->n_kv_heads) * d, first = n > queries ? n - queries : 0;
+    int d = c->head_dim, n = a->n, m = a->m, width = lazy_qkv_width(c), first = n > queries ? n - queries : 0;
     const lazy_key_range *ranges;
-    int code = lazy_cuda_find_ranges(stream, rows, n, in_play, m, window, &ranges, err);
-    query t = { rows, ranges, 0, first, n, first_asking, m, c->n_heads, pooling };
+    int code = lazy_cuda_find_ranges(stream, a, &ranges, err);
+    query t = { a->rows, ranges, 0, first, n, first_asking, m, c->n_heads, pooling };
     for (t.r = first; t.r < n && !code; t.r++)
         code = lazy_cuda_typed_op(stream, "scores", err, [&](auto type, cudaStream_t queue) {
             using T = decltype(type);
-            keys<T> k = { (const T *)qkv + (int64_t)t.r * width,
-                          (const T *)kv.k,
-                          in_play,
+            keys<T> k = { (const T *)a->qkv + (int64_t)t.r * width,
+                          (const T *)a->kv.k,
+                          a->in_play,
                           d,
                           c->n_heads / c->n_kv_heads,
-                          kv.capacity,
+                          a->kv.capacity,
                           lazy_cuda_scale(c),
                           lazy_cuda_cap(c) };
             cudaError_t failed = lazy_launch(multiply_keys<T>, dim3((m + KEYS - 1) / KEYS, c->n_heads), dim3(KEYS), 0,

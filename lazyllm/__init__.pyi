@@ -11,6 +11,8 @@ from lazyllm.llm import load as load
 from lazyllm.machine.info import info as info
 from lazyllm.method import Method as Method
 from lazyllm.methods.compression import PromptCompression as PromptCompression
+from lazyllm.methods.eviction import ExpectedAttention as ExpectedAttention
+from lazyllm.methods.eviction import SnapKV as SnapKV
 from lazyllm.methods.parsing import parse_method as parse_method
 from lazyllm.methods.preset import Preset as Preset
 from lazyllm.methods.rivals import CLAA as CLAA
@@ -21,14 +23,14 @@ from lazyllm.methods.rivals import StaticPruning as StaticPruning
 from lazyllm.methods.speedup import Speedup as Speedup
 from lazyllm.policy import Policy as Policy
 from lazyllm.prefix_cache import PrefixCache as PrefixCache
+from lazyllm.pruning import Drop as Drop
+from lazyllm.pruning import Mass as Mass
 from lazyllm.pruning import Pruning as Pruning
 from lazyllm.sampling import SamplingParams as SamplingParams
 from lazyllm.scoring import Scoring as Scoring
-from lazyllm.searching.results import Search as Search
+from lazyllm.searching.search import Search as Search
 from lazyllm.searching.search import search as search
 from lazyllm.session import Session as Session
-from lazyllm.stages import Drop as Drop
-from lazyllm.stages import Mass as Mass
 from lazyllm.sweeps.sweep import Sweep as Sweep
 from lazyllm.sweeps.sweep import sweep as sweep
 from lazyllm.trace import Trace as Trace

@@ -23,7 +23,7 @@ class Model:
         tensors: Sequence[tuple[str, str, tuple[int, ...], int, int, int]],
         *,
         device: str = "cpu",
-        threads: int = 0,
+        threads: int = 1,
         libraries: list[str] = ...,
         compute: str = "f32",
         weights: str = "auto",

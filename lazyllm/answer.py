@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from copy import copy
 from functools import partial
 from secrets import randbits
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from lazyllm import _core
 from lazyllm.checkpoints.tokenizer import TextStream
 from lazyllm.generation import FinishReason, Generation, Request
-from lazyllm.prompt import EncodedPrompt
+from lazyllm.prompt import READ, EncodedPrompt
 from lazyllm.pruning import DENSE
 from lazyllm.sampling import log_softmax
-from lazyllm.stop_finder import StopFinder
 from lazyllm.support.checked import SEED_LIMIT
-from lazyllm.timeline import READ, Timeline
 from lazyllm.trace import Pass, Trace, table_of
+
+if TYPE_CHECKING:
+    from lazyllm.session import Session
 
 
 class Drawn(NamedTuple):
@@ -34,13 +35,15 @@ class Drawn(NamedTuple):
 
 
 class Answer:
-    """One answer under way in a timeline, to which it keeps no reference, since the timeline keeps it.
+    """One answer under way in a session; it keeps no reference to the session, which keeps it.
 
     `_prompt_ids` are those that the model reads, from position `_begins` on; there are none before its pass.
     """
 
-    def __init__(self, timeline: Timeline, encoded: EncodedPrompt, request: Request) -> None:
-        self._model, self._pruning, self._core = timeline.llm, timeline.pruning, timeline.core
+    def __init__(self, session: Session, encoded: EncodedPrompt, request: Request) -> None:
+        if session.setting.compresses:
+            encoded = session.compressed(encoded, request)
+        self._model, self._pruning, self._core = session.llm, session.pruning, session.core
         self._encoded, self._request = encoded, request
         self._prompt_ids: list[int] = []
         self._begins = 0
@@ -56,42 +59,42 @@ class Answer:
         sampling, self._seed = self._request.sampling, seed
         self._sampler = _core.Sampler(sampling.temperature, sampling.top_p, sampling.top_k, seed)
 
-    def prefill(self, timeline: Timeline) -> None:
+    def prefill(self, session: Session) -> None:
         """Runs the prompt, and draws nothing yet: `branch` gives answers that go on from here."""
-        with timeline.exclusive_use():
+        with session.exclusive_use():
             started = time.perf_counter() - self._seconds
-            self._run_prompt(timeline, draws=False)
+            self._run_prompt(session, draws=False)
             self._record()
             self._seconds = time.perf_counter() - started
 
-    def branch(self, fork: Timeline, index: int) -> Answer:
-        """An answer of its own in a fork of the timeline, with the seed of that index."""
+    def branch(self, fork: Session, index: int) -> Answer:
+        """An answer of its own in a fork of the session, with the seed of that index."""
         branch = copy(self)
         branch._core, branch._passes, branch._drawn = fork.core, [*self._passes], []
         branch._seed_with((self._seed + index) % SEED_LIMIT)
         branch._read_anew()
         return branch
 
-    def run(self, timeline: Timeline) -> Generator[str, None, Generation]:
+    def run(self, session: Session) -> Generator[str, None, Generation]:
         """Generates what the answer lacks, yields pieces of its text and returns the Generation. The last new
         id is run by the next call on the session."""
         request = self._request
-        with timeline.exclusive_use():
+        with session.exclusive_use():
             started = time.perf_counter() - self._seconds
             try:
                 while not self._complete:
-                    self._advance(timeline, started)
+                    self._advance(session, started)
                     if piece := self._read():
                         yield piece
-                timeline.unfinished = None
+                session.unfinished = None
                 return self._generation()
             except BaseException as error:
-                self._interrupted(timeline, started, error)
+                self._interrupted(session, started, error)
                 raise
             finally:
                 self._seconds = time.perf_counter() - started
                 if self._encoded.in_chat and self._holds_prompt:
-                    timeline.conversation.answered(
+                    session.answered(
                         self._begins, self._prompt_end, self._encoded.prompt, self._text, request.tools
                     )
 
@@ -109,22 +112,22 @@ class Answer:
         """The length of the context after the pass that draws the next token."""
         return self._prompt_end + len(self._drawn)
 
-    def _advance(self, timeline: Timeline, started: float) -> None:
+    def _advance(self, session: Session, started: float) -> None:
         """Draws the next token. What an interrupted call has done already is not done again."""
         if not self._holds_prompt:
-            self._run_prompt(timeline)
+            self._run_prompt(session)
         elif self._core.length < self._due:
             run = partial(self._run(), generated=True)
-            timeline.run_pass(run, [self._drawn[-1].token], None, self._request.progress)
-        self._take(timeline, started)
+            session.run_pass(run, [self._drawn[-1].token], None, self._request.progress)
+        self._take(session, started)
 
-    def _run_prompt(self, timeline: Timeline, draws: bool = True) -> None:
-        request, is_pending = self._request, timeline.core.drawn is not None
-        ids = self._pruning.ids(self._model, self._encoded.ids, len(timeline.conversation.prompts))
+    def _run_prompt(self, session: Session, draws: bool = True) -> None:
+        request, is_pending = self._request, session.core.drawn is not None
+        ids = self._pruning.ids(self._model, self._encoded.ids, len(session.prompts))
         if is_pending:
-            timeline.core.trace = request.trace
-        with timeline.prompt(ids, request.max_new_tokens, request.progress) as begins:
-            self._core, self._pruning = timeline.core, timeline.pruning
+            session.core.trace = request.trace
+        with session.prompt(ids, request.max_new_tokens, request.progress) as begins:
+            self._core, self._pruning = session.core, session.pruning
             self._prompt_ids, self._begins = ids, begins
             if is_pending:
                 self._record()
@@ -132,7 +135,7 @@ class Answer:
             self._n_read_before = int((self._core.kinds == READ).sum())
             n_read = self._core.length - begins
             run = self._run() if draws else self._core.forward
-            timeline.run_pass(run, ids[n_read:], self._encoded.n_given - n_read, request.progress)
+            session.run_pass(run, ids[n_read:], self._encoded.n_given - n_read, request.progress)
 
     def _run(self) -> Callable[..., Any]:
         """The pass that draws the next token, unless something has to look at its logits first."""
@@ -142,7 +145,7 @@ class Answer:
             return self._core.forward
         return partial(self._core.advance, sampler=self._sampler)
 
-    def _take(self, timeline: Timeline, started: float) -> None:
+    def _take(self, session: Session, started: float) -> None:
         """Takes the token that the last pass has drawn; draws it from the pass's logits if it has not."""
         core = self._core
         self._record()
@@ -161,25 +164,25 @@ class Answer:
             values = log_softmax(logits)
             best = np.argsort(-values, kind="stable")[:n_logprobs].tolist()
             logprobs = {token: float(values[token]) for token in (*best, core.drawn)}
-        self._drawn.append(Drawn(core.drawn, timeline.computed, timeline.reached_top, seconds, logprobs))
+        self._drawn.append(Drawn(core.drawn, session.computed, session.reached_top, seconds, logprobs))
 
     def _record(self) -> None:
         """Stores the pass that has just run, unless it has been stored."""
         if not self._passes or self._core.length != self._passes[-1].length:
             self._passes.append(Pass.last_of(self._core, len(self._passes)))
 
-    def _interrupted(self, timeline: Timeline, started: float, error: BaseException) -> None:
+    def _interrupted(self, session: Session, started: float, error: BaseException) -> None:
         """Keeps an answer that can go on; the exception carries what there is of it."""
         if not self._holds_prompt:
             return
         if self._core.length == self._due and self._core.drawn is not None:
-            self._take(timeline, started)
+            self._take(session, started)
         self._read_anew()
         self._read()
-        timeline.unfinished = self
+        session.unfinished = self
         if self._drawn and not isinstance(error, GeneratorExit):
             error.generation = self._generation()  # type: ignore[attr-defined]
-            error.session = timeline  # type: ignore[attr-defined]
+            error.session = session  # type: ignore[attr-defined]
             error.add_note(
                 f"The answer's first {len(self._drawn)} tokens are this exception's `generation`; "
                 "the `resume()` of its `session` goes on."
@@ -262,6 +265,38 @@ class Answer:
 
     def _unpruned(self) -> str:
         shortened = len(self._prompt_ids) < self._encoded.n_given
-        if self._pruning == DENSE or shortened or any(item.dropped for item in self._passes):
+        dropped = any((item.counts[:, 0] < item.length).any() for item in self._passes)
+        if self._pruning == DENSE or shortened or dropped:
             return ""
         return self._pruning.why_unpruned(self._core.n_prompt, self._core.length)
+
+
+class StopFinder:
+    """Passes pieces of text on; an end that may be the beginning of a stop string is held back."""
+
+    def __init__(self, stops: Iterable[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+        self.stopped = False
+
+    def push(self, piece: str) -> str:
+        """The text that may be shown now; empty after a stop string."""
+        if self.stopped:
+            return ""
+        text = self._held + piece
+        places = [place for place in map(text.find, self._stops) if place >= 0]
+        if places:
+            self.stopped = True
+            return text[: min(places)]
+        held = max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+    def finish(self) -> str:
+        """The text held back, once no more can come."""
+        return "" if self.stopped else self._held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The length of the longest suffix of `text` that is a proper prefix of `stop`."""
+    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Unpack, overload
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from lazyllm.counted_work import bare_flops
 from lazyllm.generation import Generation, Options, Request, Stream
 from lazyllm.method import Method
-from lazyllm.model import Model
 from lazyllm.prefix_cache import PrefixCache, shared
 from lazyllm.pruning import DENSE, Pruning
 from lazyllm.session import Session
 from lazyllm.support.signatures import takes
+
+if TYPE_CHECKING:
+    from lazyllm.llm import LLM
 
 JOINT = "\n\n"  # between the text and a question
 QUESTION_ROWS = 64  # a sentence, the end of a chat template, and as many as it takes to read the weights
@@ -30,14 +29,13 @@ class Document:
     alone, and takes less in all from the number of questions on that `repr` names.
     """
 
-    def __init__(self, llm: Any, session: Session, text: str, chat: bool, progress: bool = True) -> None:
+    def __init__(self, llm: LLM, session: Session, text: str, chat: bool, progress: bool = True) -> None:
         """`session`, of the LLM, is empty or has read the text."""
         self.llm, self.pruning = llm, session.setting
         self.text, self._in_chat, self._session = text, chat, session
         if not session.length:
-            encode, request = session.conversation.encode, Request(chat=chat)
-            prompts = (encode(session.core, self._prompt(question), request) for question in QUESTIONS)
-            first, second = (np.array(prompt.ids) for prompt in prompts)
+            request = Request(chat=chat)
+            first, second = (session.encode(self._prompt(question), request).ids for question in QUESTIONS)
             session.read(first[: shared(first, second)], progress)
             session.document = {"text": text, "chat": chat}
         self._prefixes = PrefixCache.of(session)
@@ -58,22 +56,19 @@ class Document:
     @overload
     def ask(self, question: list[str] | tuple[str, ...], **options: Unpack[Options]) -> list[Generation]: ...
     @takes(Request, "never_first", "chat")
-    def ask(self, question: str | Sequence[str], **options: Unpack[Options]) -> Generation | list[Generation]:
+    def ask(self, question: Any, **options: Unpack[Options]) -> Any:
         """The answer to a question, or answers to a list of them, each as if it were the only one."""
-        if isinstance(question, str):
-            return self.stream(question, **options).finished()
         options["chat"] = self._in_chat
-        prompts = [self._prompt(item) for item in question]
-        answers: list[Generation] = self.llm.generate(prompts, self.pruning, prefix=self._prefixes, **options)
-        return answers
+        single = isinstance(question, str)
+        prompt = self._prompt(question) if single else [self._prompt(item) for item in question]
+        return self.llm.generate(prompt, self.pruning, prefix=self._prefixes, **options)
 
     @takes(Request, "never_first", "chat")
     def stream(self, question: str, **options: Unpack[Options]) -> Stream:
         """Like `ask` for one question: an iterator over the text, which sets `generation` at its end."""
         options["chat"] = self._in_chat
-        prompt, prefix = self._prompt(question), self._prefixes
-        stream: Stream = self.llm.stream(prompt, self.pruning, prefix=prefix, **options)
-        return stream
+        prompt = self._prompt(question)
+        return self.llm.stream(prompt, self.pruning, prefix=self._prefixes, **options)
 
     def chat(self) -> DocumentChat:
         """A chat about the text: each question continues the turns before it."""
@@ -105,7 +100,7 @@ class DocumentChat:
         return self.session.ask(prompt, **options)
 
 
-def costs(model: Model, setting: Method, n: int) -> tuple[float, float, float]:
+def costs(model: LLM, setting: Method, n: int) -> tuple[float, float, float]:
     """Counted work in dense prefills: of reading `n` tokens, of a question, of one behind a dense reading."""
     config, rows, n_layers = model.config, min(n, QUESTION_ROWS), model.config.n_layers
     dense = DENSE.flops(config, n)

@@ -41,7 +41,11 @@ def in_memory(model: Any, tokenizer: Any) -> Checkpoint:
                 part.save_pretrained(path)
         (path / SINGLE_FILE).symlink_to(f"/proc/{os.getpid()}/fd/{memory}")
         with open(memory, "wb", closefd=False) as file:
-            file.write(header_bytes({name: described(tensor) for name, tensor in weights.items()}, {}))
+            entries = {
+                name: (DTYPES[str(tensor.dtype)], tuple(tensor.shape), tensor.nbytes)
+                for name, tensor in weights.items()
+            }
+            file.write(header_bytes(entries, {}))
             for tensor in weights.values():
                 file.write(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
         checkpoint = Checkpoint(path)
@@ -70,7 +74,3 @@ def stored_weights(model: Any) -> dict[str, Any]:
                 f"tensor {name} is not in memory; load the model without offloading to disk"
             )
     return weights
-
-
-def described(tensor: Any) -> tuple[str, tuple[int, ...], int]:
-    return DTYPES[str(tensor.dtype)], tuple(tensor.shape), tensor.nbytes

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack, overload
 
+from lazyllm import _core
 from lazyllm.checkpoints.checkpoint import Checkpoint, resolve
 from lazyllm.checkpoints.gguf_checkpoint import open_checkpoint
-from lazyllm.checkpoints.rounded import can_be_rounded, rounded, rounded_bytes
+from lazyllm.checkpoints.tensors import rounded_bytes
+from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.document import Document, break_even, costs
 from lazyllm.errors import CheckpointError
 from lazyllm.generation import Generation, Options, Request, Stream
@@ -18,7 +20,6 @@ from lazyllm.in_memory import in_memory
 from lazyllm.machine.device import check_device, chosen_compute, open_model
 from lazyllm.machine.memory import check_memory
 from lazyllm.methods.parsing import PruningInput, as_method
-from lazyllm.model import Model
 from lazyllm.prefix_cache import PrefixCache
 from lazyllm.prompt import EncodedPrompt, Messages, Prompt, is_batch
 from lazyllm.pruning import DENSE
@@ -35,18 +36,22 @@ Batch = Sequence[str] | Sequence[Sequence[int]] | Sequence[Messages]
 Prefix = Session | PrefixCache | None
 
 
+class PrefixedOptions(Options, total=False):
+    prefix: Prefix
+
+
 def load(
-    path: str | Path,
+    path: str | Path | Checkpoint,
     device: str = "auto",
     threads: int | None = None,
     compute: str = "f32",
     weights: str = "auto",
     kv: str = "f32",
-    cache_weights: bool = False,
     revision: str | None = None,
     file: str | None = None,
 ) -> LLM:
-    """Opens a folder in Hugging Face layout, a GGUF file, or a hub id where huggingface_hub is installed.
+    """Opens a folder in Hugging Face layout, a GGUF file, a hub id where huggingface_hub is installed, or a
+    checkpoint that is open already.
 
     `revision`: a branch, tag or commit of a hub id. `file`: the name of a GGUF file in the folder or hub
     repository, which is used in place of safetensors. `device`: auto, cpu, cuda or cuda:N. The others are for
@@ -54,11 +59,27 @@ def load(
     operands of products, f32, bf16 or int8 where the processor has instructions for it, or fastest: bf16,
     else f32. int8 rounds activations and weights to 8 bits by groups of 32. `weights`: auto (as stored, or q8
     where they are not quantized and compute is int8), q8 (rounded to 8 bits: Q8_0), or q4 (the layers to 4
-    bits: Q4_1; the embedding and the LM head to 8). `cache_weights` keeps the rounded matrices in lazyllm's
-    cache (LAZYLLM_CACHE), where later calls map them. `kv`: the type of keys and values, f32, f16 or bf16.
+    bits: Q4_1; the embedding and the LM head to 8). `kv`: the type of keys and values, f32, f16 or bf16.
     """
-    checkpoint = open_checkpoint(resolve(path, revision, file))
-    return open_llm(checkpoint, device, threads, compute, weights, kv, cache_weights)
+    checkpoint = path if isinstance(path, Checkpoint) else open_checkpoint(resolve(path, revision, file))
+    if threads is not None:
+        threads = checked.whole(threads, "threads", 1, MAX_THREADS + 1)
+    check_device(device)
+    checked.choice(weights, "weights", ("auto", "q8", "q4"))
+    checked.choice(kv, "kv", ("f32", "f16", "bf16"))
+    compute = chosen_compute(compute, device)
+    n_bytes = rounded_bytes(checkpoint.tensors, weights)
+    if compute == "int8" and weights == "auto" and n_bytes is not None:
+        weights = "q8"  # else every pass would round them again
+    if n_bytes is not None and weights != "auto" and not device.startswith("cuda"):
+        check_memory(n_bytes, f"{checkpoint.path} with weights={weights!r}")
+    try:
+        core = open_model(checkpoint, device, threads, compute, weights, kv)
+    except CheckpointError as error:
+        raise CheckpointError(f"{checkpoint.path}: {error}") from None
+    if changed := checkpoint.changed():
+        raise OSError(f"{changed} was changed while it was loaded; load it again")
+    return LLM(checkpoint, core, compute, weights, kv)
 
 
 def from_transformers(
@@ -75,42 +96,7 @@ def from_transformers(
     Its weights are copied, in memory, as they are now: what happens to `model` later changes nothing here.
     Without a tokenizer, prompts are token ids. `device` to `kv` are as in `load`.
     """
-    return open_llm(in_memory(model, tokenizer), device, threads, compute, weights, kv)
-
-
-def open_llm(
-    checkpoint: Checkpoint,
-    device: str,
-    threads: int | None,
-    compute: str,
-    weights: str,
-    kv: str,
-    cache_weights: bool = False,
-) -> LLM:
-    if threads is not None:
-        threads = checked.whole(threads, "threads", 1, MAX_THREADS + 1)
-    check_device(device)
-    checked.choice(weights, "weights", ("auto", "q8", "q4"))
-    checked.choice(kv, "kv", ("f32", "f16", "bf16"))
-    compute = chosen_compute(compute, device)
-    can_round = can_be_rounded(checkpoint)
-    if compute == "int8" and weights == "auto" and can_round:
-        weights = "q8"  # else every pass would round them again
-    if cache_weights and weights == "auto":
-        raise ValueError('cache_weights keeps rounded weights; give weights="q8" or "q4" too')
-    stored, rounding = (checkpoint.shards, checkpoint.tensors), weights
-    if can_round and weights != "auto" and not device.startswith("cuda"):  # the core refuses others by name
-        if cache_weights:
-            stored, rounding = rounded(checkpoint, weights), "auto"
-        else:
-            check_memory(rounded_bytes(checkpoint, weights), f"{checkpoint.path} with weights={weights!r}")
-    try:
-        core = open_model(checkpoint.config, stored, device, threads, compute, rounding, kv)
-    except CheckpointError as error:
-        raise CheckpointError(f"{checkpoint.path}: {error}") from None
-    if changed := checkpoint.changed():
-        raise OSError(f"{changed} was changed while it was loaded; load it again")
-    return LLM(checkpoint, core, compute, weights, kv, cache_weights)
+    return load(in_memory(model, tokenizer), device, threads, compute, weights, kv)
 
 
 def stored_types(checkpoint: Checkpoint) -> list[str]:
@@ -124,8 +110,44 @@ def checked_llm(llm: object) -> LLM:
     raise TypeError(f'llm must be an open model such as lazyllm.load("path"), not {llm!r}')
 
 
-class LLM(Model):
-    """A loaded model. It may be shared between threads: each answer is made in a session of its own."""
+@dataclass(eq=False, repr=False)
+class LLM:
+    """A loaded model: configuration, weights and tokenizer of one checkpoint, which never change. It may be
+    shared between threads: each answer is made in a session of its own."""
+
+    checkpoint: Checkpoint
+    core: _core.Model
+    compute: str = "f32"
+    weights: str = "auto"
+    kv: str = "f32"
+
+    def __post_init__(self) -> None:
+        self.config = self.checkpoint.config
+        self.device, self.threads = self.core.device, self.core.threads
+
+    def __repr__(self) -> str:
+        c = self.config
+        threads = f", {self.threads} threads" if self.device == "cpu" else ""
+        weights = f" in {self.weights}" if self.weights != "auto" else ""
+        kv = f", K and V in {self.kv}" if self.core.kv != self.core.activations else ""
+        return (
+            f"<LLM {c.name or c.architecture}: {c.n_layers} layers of {c.hidden}, "
+            f"{c.n_heads} heads ({c.n_kv_heads} KV), vocabulary {c.vocab}, context {c.context}, "
+            f"{self.core.bytes / 2**20:.0f} MiB{weights} on {self.device} ({self.core.isa}{threads}{kv})>"
+        )
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        if self.checkpoint.tokenizer is None:
+            raise CheckpointError(
+                f"{self.checkpoint.path} has neither tokenizer.json nor tokenizer.model, nor a GGUF file's "
+                "vocabulary; give token ids"
+            )
+        return self.checkpoint.tokenizer
+
+    @cached_property
+    def eos_token_ids(self) -> frozenset[int]:
+        return frozenset((self.checkpoint.tokenizer or self.config).eos_token_ids)
 
     def session(
         self, pruning: PruningInput = None, prefix: PrefixCache | None = None, progress: bool = True
@@ -172,49 +194,17 @@ class LLM(Model):
             raise ValueError(f"{file} is a session without a document; restore opens it")
         return Document(self, session, **session.document)
 
-    @cached_property
-    def _siblings(self) -> dict[str, LLM]:
-        return {}
-
-    def changed(self) -> Path | None:
-        """A file of this model or of a sibling that has been written to or replaced since it was opened."""
-        changed = (model.checkpoint.changed() for model in (self, *self._siblings.values()))
-        return next(filter(None, changed), None)
-
-    def sibling(self, path: str) -> LLM:
-        """Another model on the same device; opened by the first call and kept."""
-        if path not in self._siblings:
-            threads = self.threads if self.device == "cpu" else None
-            self._siblings[path] = load(path, self.device, threads, self.compute, kv=self.kv)
-        return self._siblings[path]
-
     @overload
     def generate(
-        self,
-        prompt: Any,
-        pruning: PruningInput = None,
-        *,
-        n: int,
-        prefix: Prefix = None,
-        **options: Unpack[Options],
+        self, prompt: Any, pruning: PruningInput = None, *, n: int, **options: Unpack[PrefixedOptions]
     ) -> Any: ...
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a Sequence[str] too
-        self,
-        prompt: Prompt,
-        pruning: PruningInput = None,
-        *,
-        prefix: Prefix = None,
-        **options: Unpack[Options],
+        self, prompt: Prompt, pruning: PruningInput = None, **options: Unpack[PrefixedOptions]
     ) -> Generation: ...
     @overload
     def generate(
-        self,
-        prompt: Batch,
-        pruning: PruningInput = None,
-        *,
-        prefix: Prefix = None,
-        **options: Unpack[Options],
+        self, prompt: Batch, pruning: PruningInput = None, **options: Unpack[PrefixedOptions]
     ) -> list[Generation]: ...
     @takes(Request, "never_first")
     def generate(
@@ -249,13 +239,9 @@ class LLM(Model):
         if checked.whole(n, "n", 1) > 1 and not sampling.temperature:
             raise ValueError(f"n={n} answers differ only with sampling=SamplingParams(temperature=…) above 0")
         session = self._continued(pruning, prefix, progress)
-
-        def answer(encoded: EncodedPrompt, request: Request, own: Session) -> Any:
-            return own.answers(encoded, request, n) if n > 1 else own.answer(encoded, request).finished()
-
         if not is_batch(prompt):
             encoded_prompt = session.checked_prompt(prompt, request)
-            return answer(encoded_prompt, request, session.fork() if session is prefix else session)
+            return (session.fork() if session is prefix else session).answers(encoded_prompt, request, n)
         encoded: list[EncodedPrompt] = []
         answers: list[Any] = []
         try:
@@ -267,7 +253,7 @@ class LLM(Model):
             with bar(len(prompt), "prompts", "prompt", progress and len(prompt) > 0) as line:
                 for i, item in enumerate(encoded):
                     quiet = replace(request, progress=False, sampling=sampling.for_prompt(i))
-                    answers.append(answer(item, quiet, session.fork()))
+                    answers.append(session.fork().answers(item, quiet, n))
                     line.update()
         except BaseException as error:
             error.finished = answers  # type: ignore[attr-defined]
@@ -296,10 +282,8 @@ class LLM(Model):
         """The session that prompts continue: the prefix, or a new one."""
         if prefix is None or isinstance(prefix, PrefixCache):
             return self.session(pruning, prefix, progress)
-        if not isinstance(prefix, Session):
-            raise TypeError(f"prefix must be a session of this model or a PrefixCache, not {prefix!r}")
-        if prefix.llm is not self:
-            raise ValueError(f"prefix must be a session of this model, not {prefix!r}")
+        if not isinstance(prefix, Session) or prefix.llm is not self:
+            raise ValueError(f"prefix must be a session of this model or a PrefixCache, not {prefix!r}")
         if pruning is not None and as_method(pruning) != prefix.setting:
             raise ValueError(f"pruning is {pruning!r}, but the prefix was read with {prefix.setting}")
         return prefix

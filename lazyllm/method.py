@@ -14,7 +14,6 @@ import numpy as np
 
 from lazyllm.checkpoints.checkpoint import Checkpoint
 from lazyllm.checkpoints.config import ModelConfig
-from lazyllm.support import checked
 from lazyllm.support.json_text import json_digest, parse_json
 
 LABEL_WIDTH = 72
@@ -63,13 +62,14 @@ class Method:
         values = dict(value)
         if (named := values.pop("method", cls.name)) != cls.name:
             raise ValueError(f"method is {named!r}; it must be {cls.name!r}")
-        parameters = inspect.signature(cls).parameters
-        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-            checked.known_names(values, parameters, cls.name)
-        for name, parameter in parameters.items():
-            is_variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-            if name not in values and parameter.default is parameter.empty and not is_variadic:
-                raise ValueError(f"{cls.name} needs {name}")
+        signature = inspect.signature(cls)
+        try:
+            signature.bind_partial(**values)  # a wrong name is told before a missing one
+            signature.bind(**values)
+        except TypeError as error:
+            raise ValueError(
+                f"{cls.name}: {error}; its fields are {', '.join(signature.parameters)}"
+            ) from None
         return cls(**values)
 
     def check(self, config: ModelConfig) -> None:

@@ -17,9 +17,10 @@ from lazyllm import _core
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.counted_work import bare_flops
 from lazyllm.method import source_digest
-from lazyllm.pruning import DENSE, PAPER, Pruning, Scheduled
-from lazyllm.stages import Mass, StagesInput
+from lazyllm.pruning import PAPER, Pruning, Scheduled, StagesInput
 from lazyllm.support import checked
+
+Memo = dict[str, dict[int, Any]]  # values by layer, for all calls of one pass
 
 
 class View:
@@ -29,9 +30,7 @@ class View:
     layer. Arrays are read-only copies, which may be kept; the view itself ends with the call.
     """
 
-    def __init__(
-        self, policy: Policy, core: _core.Session, facts: Mapping[str, Any], memo: dict[str, dict[int, Any]]
-    ) -> None:
+    def __init__(self, policy: Policy, core: _core.Session, facts: Mapping[str, Any], memo: Memo) -> None:
         self._core: _core.Session | None = core
         self._policy = policy
         self._facts = facts
@@ -53,6 +52,7 @@ class View:
         return f"<View of layer {self.layer}: {self._facts['n_in_play']} tokens in play>"
 
     def _part(self, name: str, first: int, n: int) -> np.ndarray:
+        """A copy of `n` entries of a part, activations in float32; the core has bfloat16 as its 16 bits."""
         if self._core is None:
             raise RuntimeError(
                 f"the view of layer {self.layer} was used after its call had ended; what it gave out before "
@@ -60,7 +60,12 @@ class View:
             )
         key = name, n
         if key not in self._copied:
-            self._copied[key] = _read_only(self._core.view(name, first, n))
+            array = self._core.view(name, first, n)
+            if array.dtype == np.uint16:
+                array = (array.astype(np.uint32) << 16).view(np.float32)
+            elif array.dtype.kind == "f":
+                array = array.astype(np.float32, copy=False)
+            self._copied[key] = _read_only(array)
         return self._copied[key]
 
     @property
@@ -106,19 +111,19 @@ class View:
             )
         n = min(rows, int(np.count_nonzero(self.rows >= self._facts["first_asking"])))
         projections = self._part("projections", self._facts["n_rows"] - n, n)
-        return _read_only(_wide(projections[:, : self._facts["n_heads"]]).transpose(1, 0, 2))
+        return _read_only(projections[:, : self._facts["n_heads"]].transpose(1, 0, 2))
 
     def keys(self) -> np.ndarray:
         """Rotated keys (G, m, D) of the tokens in play."""
-        return _read_only(_wide(self._in_play("keys", axis=1)))
+        return self._in_play("keys", axis=1)
 
     def values(self) -> np.ndarray:
         """Values (G, m, D) of the tokens in play."""
-        return _read_only(_wide(self._in_play("values", axis=1)))
+        return self._in_play("values", axis=1)
 
     def hidden(self) -> np.ndarray:
         """The layer's outputs (n, hidden) for the tokens of `rows`."""
-        return _read_only(_wide(self._part("hidden", 0, self._facts["n_rows"])))
+        return self._part("hidden", 0, self._facts["n_rows"])
 
     def attention(self, rows: int = 1) -> np.ndarray:
         """Attention (H, w, m) of the tokens of `queries(rows)` to those in play; 0 where one is not seen."""
@@ -144,14 +149,7 @@ class View:
         positions = self.positions
         first, end = int(positions[0]), int(positions[-1]) + 1
         part = self._part(name, first, end - first)
-        return part if len(positions) == end - first else part.take(positions - first, axis)
-
-
-def _wide(array: np.ndarray) -> np.ndarray:
-    """The array in float32; the core hands out bfloat16 as its 16 bits."""
-    if array.dtype == np.uint16:
-        return (array.astype(np.uint32) << 16).view(np.float32)
-    return array.astype(np.float32, copy=False)
+        return part if len(positions) == end - first else _read_only(part.take(positions - first, axis))
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:
@@ -169,10 +167,10 @@ class Policy(Scheduled):
         llm.generate(prompt, pruning=Mine({9: 0.3, 15: 0.1}))
 
     `stages` and options are those of `Pruning`, without `Mass`; or `stages` is a whole `Pruning`, such as
-    `Pruning.for_speedup` gives, of which all but the scoring counts. Attributes that a subclass sets are part
-    of the setting, and are numbers, texts, lists, dicts or arrays; those with a leading underscore are not.
-    Sessions in several threads may share a policy, so what one pass
-    has to remember belongs in what `observe` returns, not in attributes.
+    `Pruning.for_speedup` gives, of which all but the scoring and the options given here counts. Attributes
+    that a subclass sets are part of the setting, and are numbers, texts, lists, dicts or arrays; those with a
+    leading underscore are not. Sessions in several threads may share a policy, so what one pass has to
+    remember belongs in what `observe` returns, not in attributes.
     """
 
     layers: ClassVar[int] = 1
@@ -185,30 +183,17 @@ class Policy(Scheduled):
         self,
         stages: StagesInput | Pruning,
         *,
-        sink: int = 0,
-        window: int = 0,
-        protect: Iterable[Any] = (),
-        decode: str | Mapping[Any, Any] | Sequence[Any] = "same",
-        min_tokens: int = 0,
+        sink: int | None = None,
+        window: int | None = None,
+        protect: Iterable[Any] | None = None,
+        decode: str | Mapping[Any, Any] | Sequence[Any] | None = None,
+        min_tokens: int | None = None,
     ) -> None:
-        own = None if isinstance(stages, Pruning) else stages
-        schedule = Pruning(
-            own, sink=sink, window=window, protect=protect, decode=decode, min_tokens=min_tokens
-        )
-        if isinstance(stages, Pruning):
-            if schedule != DENSE or stages.prune_generated:
-                raise ValueError(
-                    f"{type(self).__name__} takes options beside stages, or a Pruning with options of its "
-                    "own, without prune_generated"
-                )
-            schedule = replace(stages, scoring=PAPER)
-        for _, rule in (*schedule.stages, *schedule.decode_stages):
-            if isinstance(rule, Mass):
-                raise ValueError(
-                    f"a stage of {type(self).__name__} must be a keep or a Drop, not {rule}; to keep a "
-                    "number of tokens that depends on the text, return their positions from score"
-                )
-        self._schedule = schedule
+        schedule = stages if isinstance(stages, Pruning) else Pruning(stages)
+        options: dict[str, Any] = {"sink": sink, "window": window, "protect": protect, "decode": decode}
+        options |= {"min_tokens": min_tokens}
+        options = {name: value for name, value in options.items() if value is not None}
+        self._schedule = replace(schedule, scoring=PAPER, **options)
 
     @abstractmethod
     def score(self, view: View) -> np.ndarray:
@@ -225,29 +210,24 @@ class Policy(Scheduled):
         except AttributeError:
             raise TypeError(f"{type(self).__name__}.__init__ must call super().__init__(stages)") from None
 
-    def _attributes(self) -> dict[str, Any]:
-        """The attributes that a subclass has set, which are part of the setting."""
-        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
-
+    @property
     def _fields(self) -> dict[str, Any]:
-        """These attributes as plain values."""
-        where, attributes = type(self).__name__, self._attributes()
+        """The attributes that a subclass has set, as plain values."""
+        where = type(self).__name__
+        attributes = {name: value for name, value in vars(self).items() if not name.startswith("_")}
         return {name: _plain(value, f"{where}.{name}") for name, value in attributes.items()}
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
-        return self.schedule == other.schedule and self._fields() == other._fields()
+        return self.schedule == other.schedule and self._fields == other._fields
 
     def __hash__(self) -> int:
-        return hash((type(self), self.schedule, json.dumps(self._fields(), sort_keys=True)))
+        return hash((type(self), self.schedule, json.dumps(self._fields, sort_keys=True)))
 
     def __repr__(self) -> str:
         inner = repr(self.schedule).removeprefix("Pruning(").removesuffix(")")
-        texts = [
-            f"{name}={_array_text(value) if isinstance(value, np.ndarray) else repr(value)}"
-            for name, value in self._attributes().items()
-        ]
+        texts = [f"{name}={value!r}" for name, value in self._fields.items()]
         return f"{type(self).__name__}({', '.join([inner, *texts])})"
 
     def to_json(self) -> str:
@@ -257,7 +237,7 @@ class Policy(Scheduled):
             "source sha256": source_digest(type(self)),
             "schedule": json.loads(self.schedule.to_json()),
             "layers": self.layers,
-            "fields": self._fields(),
+            "fields": self._fields,
         }
         return json.dumps(table)
 
@@ -266,16 +246,14 @@ class Policy(Scheduled):
         self.schedule.check(config)
         checked.whole(self.layers, f"{type(self).__name__}.layers", 1)
         checked.whole(self.queries, f"{type(self).__name__}.queries", 1)
-        self._fields()
+        _ = self._fields
 
     @property
     def asking_rows(self) -> int:
         return self.queries
 
     def core(self) -> dict[str, Any]:
-        def call(
-            core: _core.Session, facts: Mapping[str, Any], memo: dict[str, dict[int, Any]]
-        ) -> tuple[Any, ...] | None:
+        def call(core: _core.Session, facts: Mapping[str, Any], memo: Memo) -> tuple[Any, ...] | None:
             if not memo:  # the first call of a pass
                 memo.update({"earlier": {}, "observed": {}, "observed positions": {}})
             view = View(self, core, facts, memo)
@@ -333,24 +311,18 @@ class Policy(Scheduled):
         return self.schedule.why_unpruned(n_prompt, n_context)
 
 
-def _array_text(array: np.ndarray) -> str:
-    digest = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
-    return f"<{array.dtype} {array.shape} sha256 {digest[:16]}>"
-
-
 def _plain(value: Any, name: str) -> Any:
     """A field as JSON holds it; an array by its type, shape and hash."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, np.ndarray) and value.dtype.kind != "O":
-        return _array_text(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item, name) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item, name) for item in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise TypeError(
-        f"{name} is a {type(value).__name__}; a policy's fields must be numbers, texts, lists, dicts or "
-        "arrays, because they are its setting; begin the names of other attributes with an underscore"
-    )
+
+    def plain(item: Any) -> Any:
+        if isinstance(item, np.generic):
+            return item.item()
+        if isinstance(item, np.ndarray) and item.dtype.kind != "O":
+            digest = hashlib.sha256(np.ascontiguousarray(item).tobytes()).hexdigest()
+            return f"<{item.dtype} {item.shape} sha256 {digest[:16]}>"
+        raise TypeError(
+            f"{name} is a {type(item).__name__}; a policy's fields must be numbers, texts, lists, dicts or "
+            "arrays, because they are its setting; begin the names of other attributes with an underscore"
+        )
+
+    return json.loads(json.dumps(value, default=plain))

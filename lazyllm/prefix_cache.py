@@ -5,26 +5,18 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
-from typing import NamedTuple
 
 import numpy as np
 
 from lazyllm import _core
 from lazyllm.method import Method
-from lazyllm.model import Model
-from lazyllm.prompt import PromptPlace
+from lazyllm.prompt import PromptIds, PromptPlace
+from lazyllm.session import Session
 from lazyllm.support import checked
-from lazyllm.timeline import Timeline
 
 LEAST_READ = 192
 """Tokens that are worth a fork, or a pass that reads them. The sums of a shorter prompt may have another
 order than those of a prompt read in parts."""
-
-
-class _Entry(NamedTuple):
-    setting: tuple[Model, Method]
-    core: _core.Session  # has read `ids` only; nothing runs it any more
-    ids: np.ndarray
 
 
 class PrefixCache:
@@ -39,15 +31,15 @@ class PrefixCache:
         self.max_bytes = checked.whole(max_bytes, "max_bytes", 1, sys.maxsize)
         self.grows = True  # with the prompts that it serves
         self.hits = self.tokens_shared = 0  # prompts that began like an earlier one, and how far in all
-        self._entries: list[_Entry] = []  # the one used last at the end
+        self._entries: list[Session] = []  # nothing runs them any more; the one used last is at the end
         self._lock = threading.Lock()
 
     @classmethod
-    def of(cls, timeline: Timeline) -> PrefixCache:
-        """A cache of what this timeline, which nothing runs any more, has read; it takes no more."""
+    def of(cls, session: Session) -> PrefixCache:
+        """A cache of what this session, which nothing runs any more, has read; it takes no more."""
         cache = cls()
         cache.grows = False
-        cache._entries = [_Entry((timeline.llm, timeline.setting), timeline.core, timeline.core.ids)]
+        cache._entries = [session]
         return cache
 
     def __repr__(self) -> str:
@@ -56,26 +48,25 @@ class PrefixCache:
     @property
     def bytes(self) -> int:
         """The memory of all beginnings, as if none shared any with another."""
-        return sum(entry.core.bytes_for(len(entry.ids)) for entry in self._entries)
+        return sum(entry.core.bytes_for(entry.length) for entry in self._entries)
 
-    def read(self, timeline: Timeline, ids: list[int], n_new: int, progress: bool) -> None:
-        """Reads of an empty timeline's prompt what may be read ahead, as far as it goes from the cache."""
-        ahead = readable(timeline.setting, ids)
-        if fork := self._longest((timeline.llm, timeline.setting), ahead):
-            timeline.core, timeline.room = fork, 0
-            timeline.conversation.prompts = (PromptPlace(0, fork.length, fork.length),)
-        timeline.reserve(len(ids) - timeline.length, n_new)
-        new = ahead[timeline.length :]
+    def read(self, session: Session, ids: list[int], n_new: int, progress: bool) -> None:
+        """Reads of an empty session's prompt what may be read ahead, as far as it goes from the cache."""
+        ahead = readable(session.setting, ids)
+        if fork := self._longest(session, ahead):
+            session.core, session.room = fork, 0
+            session.prompts = (PromptPlace(0, fork.length, fork.length),)
+        session.reserve(len(ids) - session.length, n_new)
+        new = ahead[session.length :]
         if len(new) >= LEAST_READ:
-            timeline.run_pass(timeline.core.read, new, len(new), progress)
+            session.run_pass(session.core.read, new, len(new), progress)
             if self.grows:
-                self._keep(timeline)
+                self._keep(session)
 
-    def _longest(self, setting: tuple[Model, Method], ids: list[int]) -> _core.Session | None:
+    def _longest(self, session: Session, ids: list[int]) -> _core.Session | None:
         """A context that has read as much of these ids as any before; None if that is not worth a fork."""
-        wanted = np.array(ids, np.int32)
         with self._lock:
-            lengths = [shared(item.ids, wanted) if item.setting == setting else 0 for item in self._entries]
+            lengths = [shared(entry.core.ids, ids) if alike(entry, session) else 0 for entry in self._entries]
             if (n := max(lengths, default=0)) < LEAST_READ:
                 return None
             best = self._entries.pop(lengths.index(n))
@@ -88,25 +79,24 @@ class PrefixCache:
         fork.truncate(n)
         return fork
 
-    def _keep(self, timeline: Timeline) -> None:
-        """Keeps the timeline's context, which goes on in a fork whose memory ends with the answer; without
+    def _keep(self, session: Session) -> None:
+        """Keeps the session's context, which goes on in a fork whose memory ends with the answer; without
         memory for that the context is not kept. It replaces those whose ids it begins with."""
-        core = timeline.core
+        core = session.core
         try:
             if core.bytes_for(core.length) > self.max_bytes:
                 raise MemoryError(f"it needs more than max_bytes, {self.max_bytes}; raise it")
-            timeline.core = timeline.forked_core()
+            session.core = session.forked_core()
         except MemoryError as error:
             warnings.warn(f"the PrefixCache does not keep the beginning of a prompt: {error}", stacklevel=2)
             return
-        new = _Entry((timeline.llm, timeline.setting), core, core.ids)
         with self._lock:
             self._entries = [
                 entry
                 for entry in self._entries
-                if entry.setting != new.setting or shared(entry.ids, new.ids) < len(entry.ids)
+                if not alike(entry, session) or shared(entry.core.ids, core.ids) < entry.length
             ]
-            self._entries.append(new)
+            self._entries.append(Session(session.llm, session.setting, core=core))
             while self.bytes > self.max_bytes:
                 self._entries.pop(0)
 
@@ -116,8 +106,13 @@ def readable(method: Method, ids: list[int]) -> list[int]:
     return ids[: max(0, len(ids) - method.asking_rows)]
 
 
-def shared(ids: np.ndarray, other: np.ndarray) -> int:
+def alike(session: Session, other: Session) -> bool:
+    """True if both have the same model and setting."""
+    return session.llm is other.llm and session.setting == other.setting
+
+
+def shared(ids: PromptIds, other: PromptIds) -> int:
     """The number of ids that both begin with."""
     n = min(len(ids), len(other))
-    different = np.flatnonzero(ids[:n] != other[:n])
+    different = np.flatnonzero(np.asarray(ids[:n]) != np.asarray(other[:n]))
     return int(different[0]) if different.size else n

@@ -7,6 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -16,32 +17,142 @@ from lazyllm.counted_work import bare_flops, score_flops
 from lazyllm.method import Method, shortened
 from lazyllm.schedule import SHAPE_LENGTH, SPEEDUP_SHAPES, OutOfReach, Shapes, placed
 from lazyllm.scoring import Scoring
-from lazyllm.stages import (
-    Mass,
-    Stages,
-    StagesInput,
-    checked_pairs,
-    checked_stages,
-    core_stages,
-    largest_keep,
-    plain_stages,
-)
 from lazyllm.support import checked
 
 PAPER = Scoring.paper()
+LAYER_LIMIT = 1 << 16
 LEAST_KEEP, KEEP_DIGITS, PRECISION = 1e-5, 5, 1e-5
 RECOMMENDED_SINK = 4  # the first tokens, which draw attention whatever they say
 
 
+@dataclass(frozen=True, slots=True)
+class Mass:
+    """A stage's rule: keep the best tokens until they hold the share `mass` of all prompt tokens' scores, at
+    least `keep_min` and at most `keep_max` of the prompt."""
+
+    mass: float
+    keep_min: float = 0.0
+    keep_max: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, check in ("mass", checked.keep), ("keep_max", checked.keep), ("keep_min", checked.number):
+            object.__setattr__(self, name, check(getattr(self, name), f"Mass {name}"))
+        if not 0.0 <= self.keep_min <= self.keep_max:
+            raise ValueError(f"Mass keep_min must be from 0 to keep_max={self.keep_max}, not {self.keep_min}")
+
+    def __repr__(self) -> str:
+        bounds = [f"keep_min={self.keep_min!r}"] if self.keep_min != 0.0 else []
+        bounds += [f"keep_max={self.keep_max!r}"] if self.keep_max != 1.0 else []
+        return f"Mass({', '.join([f'{self.mass!r}', *bounds])})"
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """A stage's rule: the share `keep` of the prompt stays; what is dropped is gone for good, from every
+    layer of all later passes."""
+
+    keep: float
+
+    def __post_init__(self) -> None:
+        if isinstance(self.keep, Mass):
+            raise TypeError(
+                f"Drop takes a keep, not {self.keep}: each decode step would drop part of what is left"
+            )
+        object.__setattr__(self, "keep", checked.keep(self.keep, "Drop keep"))
+
+    def __repr__(self) -> str:
+        return f"Drop({self.keep!r})"
+
+
+Rule = float | Mass | Drop
+Stages = tuple[tuple[int, Rule], ...]
+StagesInput = Mapping[Any, Any] | Sequence[Any] | None
+
+
+def largest_keep(rule: Rule) -> float:
+    """The largest share of the prompt that a stage keeps."""
+    if isinstance(rule, float):
+        return rule
+    return rule.keep_max if isinstance(rule, Mass) else rule.keep
+
+
+def checked_stages(value: StagesInput, what: str) -> Stages:
+    """The stages as pairs. A mapping may name its layers in any order; a list must be in ascending order."""
+    items = value.items() if isinstance(value, Mapping) else () if value is None else value
+    pairs = checked_pairs(items, what, "a mapping or a list of (layer, keep) pairs")
+    numbered = [(_layer(layer), rule) for layer, rule in pairs]
+    if isinstance(value, Mapping):
+        numbered.sort(key=lambda pair: pair[0])
+    stages = [(layer, _rule(rule, layer)) for layer, rule in numbered]
+    for (last, _), (layer, _) in pairwise(stages):
+        if layer <= last:
+            raise ValueError(f"{what}: layers must rise strictly, but layer {layer} follows layer {last}")
+    keeps = [(layer, largest_keep(rule)) for layer, rule in stages if not isinstance(rule, Mass)]
+    for (_, more), (layer, keep) in pairwise(keeps):
+        if keep > more:
+            raise ValueError(f"{what}: keeps must not rise, but layer {layer} keeps {keep} after {more}")
+    return tuple(stages)
+
+
+def checked_pairs(value: object, what: str, form: str) -> list[tuple[Any, Any]]:
+    try:
+        return [(first, second) for first, second in value]  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        raise TypeError(f"{what} must be {form}, not {value!r}") from None
+
+
+def _layer(value: object) -> int:
+    if isinstance(value, str):
+        if not (value.isascii() and value.isdecimal()):
+            raise ValueError(f"a stage's layer must be a whole number, not {value!r}")
+        value = int(value)
+    return checked.whole(value, "a stage's layer", 0, LAYER_LIMIT)
+
+
+def _rule(value: object, layer: int) -> Rule:
+    if isinstance(value, Mass | Drop):
+        return value
+    if isinstance(value, Mapping):
+        if set(value) == {"drop"}:
+            return Drop(value["drop"])
+        if "mass" not in value or not set(value) <= {field.name for field in fields(Mass)}:
+            raise ValueError(
+                f"the stage at layer {layer} must be a keep, or have drop, or mass, keep_min, keep_max, "
+                f"not {value!r}"
+            )
+        return Mass(**value)
+    return checked.keep(value, f"keep of the stage at layer {layer}")
+
+
+def plain_stages(stages: Stages) -> dict[str, Any]:
+    """The stages as JSON has them: {"7": {"drop": 0.4}, "15": 0.3}."""
+
+    def plain(rule: Rule) -> Any:
+        if isinstance(rule, Mass):
+            return asdict(rule)
+        return {"drop": rule.keep} if isinstance(rule, Drop) else rule
+
+    return {str(layer): plain(rule) for layer, rule in stages}
+
+
+def core_stages(stages: Stages) -> list[tuple[Any, ...]]:
+    """(layer, keep), (layer, (mass, keep_min, keep_max)), or for Drop (layer, keep, True)."""
+
+    def core(rule: Rule) -> tuple[Any, ...]:
+        if isinstance(rule, Mass):
+            return ((rule.mass, rule.keep_min, rule.keep_max),)
+        return (rule.keep, True) if isinstance(rule, Drop) else (rule,)
+
+    return [(layer, *core(rule)) for layer, rule in stages]
+
+
 def _spans(value: object) -> tuple[tuple[int, int], ...]:
-    spans = []
-    for pair in checked_pairs(value, "protect", "a list of spans (first, end)"):
-        first = checked.whole(pair[0], "a protected span's first position", 0)
-        end = checked.whole(pair[1], "a protected span's end", 0)
-        if end <= first:
+    spans = checked_pairs(value, "protect", "a list of spans (first, end)")
+    for first, end in spans:
+        checked.whole(first, "a protected span's first position", 0)
+        if checked.whole(end, "a protected span's end", 0) <= first:
             raise ValueError(f"a protected span must end after its first position, not ({first}, {end})")
-        spans.append((first, end))
-    return tuple(spans)
+    return tuple((int(first), int(end)) for first, end in spans)
 
 
 def _braces(stages: Stages) -> str:
@@ -187,10 +298,6 @@ class Pruning(Scheduled):
         names = [field.name for field in fields(cls)]
         if not any(name in value for name in names):
             return cls(value)
-        for name in value:
-            if str(name).isdecimal():
-                hint = f'stages have a field of their own: "stages": {{"{name}": {value[name]}}}'
-                raise ValueError(f"pruning has no field {name!r}; {hint}")
         checked.known_names(value, names, "pruning")
         return cls(**value)
 
@@ -200,12 +307,12 @@ class Pruning(Scheduled):
         return {**asdict(values.pop("scoring")), **values, "average": False, "policy": None}
 
     def check(self, config: ModelConfig) -> None:
-        """Raises ValueError if a stage is at the last layer of the model or above it."""
+        """Raises ValueError if a stage is above the model's last layer, or at it and no Drop."""
         if not hasattr(config, "n_layers"):
             raise TypeError(f"config must be that of a model, such as llm.config, not {config!r}")
         for what, stages in (("stages", self.stages), ("decode", self.decode_stages)):
-            for layer, _ in stages:
-                if layer >= config.n_layers - 1:
+            for layer, rule in stages:
+                if layer >= config.n_layers - (not isinstance(rule, Drop)):
                     raise ValueError(
                         f"{what}: layer {layer} is out of reach: the model has {config.n_layers} layers, "
                         f"so a stage's layer must be below {config.n_layers - 1}"
@@ -242,16 +349,12 @@ class Pruning(Scheduled):
         return total
 
     def why_unpruned(self, n_prompt: int, n_context: int) -> str:
-        stages = [*self.stages, *self.decode_stages]
         if n_context < self.min_tokens:
             return f"min_tokens={self.min_tokens} is more than the context's {n_context} tokens"
-        if not stages:
-            return "the setting has no stages"
-        if self._always_kept(n_prompt) >= n_prompt:
-            return f"sink, window and protect keep all {n_prompt} tokens of the prompt"
-        keeps = [0.0 if isinstance(rule, Mass) else largest_keep(rule) for _, rule in stages]
-        if math.ceil(min(keeps) * n_prompt) >= n_prompt:
-            return f"the stages keep all {n_prompt} tokens of the prompt"
+        rules = [rule for _, rule in (*self.stages, *self.decode_stages)]
+        least = min((0.0 if isinstance(rule, Mass) else largest_keep(rule) for rule in rules), default=1.0)
+        if max(self._always_kept(n_prompt), math.ceil(least * n_prompt)) >= n_prompt:
+            return f"its stages, sink, window and protect keep all {n_prompt} tokens of the prompt"
         return "no stage found a token to drop"
 
     def _stages_of(self, n_context: float, generated: bool = False) -> Stages:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 from math import log
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lazyllm.model import Model
 from lazyllm.support import checked
+
+if TYPE_CHECKING:
+    from lazyllm.llm import LLM
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class SamplingParams:
             raise ValueError(f"repetition_penalty must be above 0, not {self.repetition_penalty}")
 
     @classmethod
-    def of(cls, model: Model) -> SamplingParams:
+    def of(cls, model: LLM) -> SamplingParams:
         """The parameters that the checkpoint's generation_config.json recommends; greedy without any."""
         config = model.checkpoint.generation_config
         names = {"repetition_penalty"}

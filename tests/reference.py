@@ -128,6 +128,43 @@ class GemFilterRule:
         return scores
 
 
+class ExpectedAttentionRule:
+    """Attention that the next 512 positions are expected to pay, by their queries' mean and covariance, times
+    the length of values; shares of each key-value head, the mean over heads and layers."""
+
+    layers = 1 << 16
+
+    def observe(self, view: ReferenceView) -> np.ndarray:
+        session, free = view._session, np.flatnonzero(~view.protected)
+        n, config = len(session.depths), session.config
+
+        def rotation(position: int) -> np.ndarray:
+            return session.rope(np.eye(config["head_dim"]), position, view.layer)
+
+        ahead = np.mean([rotation(n + step) for step in range(512)], axis=0)
+        keys, values = view.keys(), view.values()
+        group = config["n_heads"] // config["n_kv_heads"]
+        told = np.zeros((len(keys), len(view.positions)))
+        for head in range(config["n_heads"]):
+            expected = np.array(
+                [session.queries[i][head] @ np.linalg.inv(rotation(i)) @ ahead for i in view._new if i >= 4]
+            )
+            mean, covariance = expected.mean(axis=0), np.atleast_2d(np.cov(expected.T, bias=True))
+            exponents = np.array(
+                [
+                    mean @ key / math.sqrt(config["query_scalar"])
+                    + key @ covariance @ key / (2 * config["query_scalar"])
+                    for key in keys[head // group][free]
+                ]
+            )
+            told[head // group, free] += np.exp(exponents - np.logaddexp.reduce(exponents)) / group
+        told *= np.linalg.norm(values, axis=-1)
+        return np.asarray((told / told.sum(axis=1, keepdims=True)).mean(axis=0))
+
+    def score(self, view: ReferenceView) -> np.ndarray:
+        return np.asarray(np.mean([*view.observed.values(), self.observe(view)], axis=0))
+
+
 class Reference:
     """One session: a context that grows with `forward`; K, V and Aux rows are stored by position.
 

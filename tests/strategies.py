@@ -74,12 +74,12 @@ BOUNDS = st.sampled_from([(0.0, 1.0), (0.0, 0.4), (0.3, 1.0), (0.2, 0.6), (0.5, 
 
 @st.composite
 def stages(draw: st.DrawFn, n_layers: int) -> list[tuple[Any, ...]]:
-    """Keeps, of which some drop for good, and masses."""
-    layers = sorted(draw(st.sets(st.integers(0, n_layers - 2), max_size=4)))
+    """Keeps, of which some drop for good, as all after the last layer do, and masses."""
+    layers = sorted(draw(st.sets(st.integers(0, n_layers - 1), max_size=4)))
     keeps = sorted(draw(st.lists(KEEPS, min_size=len(layers), max_size=len(layers))), reverse=True)
     drawn: list[tuple[Any, ...]] = list(zip(layers, keeps, strict=True))
     for k, layer in enumerate(layers):
-        kind = draw(st.integers(0, 5))
+        kind = draw(st.integers(0, 5)) if layer < n_layers - 1 else 1
         if kind == 0:
             drawn[k] = layer, (draw(st.floats(0.05, 0.98)), *draw(BOUNDS))
         elif kind < 3:

@@ -22,7 +22,7 @@ from lazyllm.checkpoints.gguf import convert
 from lazyllm.checkpoints.pypi_models import default_cache
 from lazyllm.commands.options import out_file, out_folder, read_prompt
 from lazyllm.document import Document, DocumentChat
-from lazyllm.evaluation.longbench.prompt import find_templates
+from lazyllm.evaluation.longbench.tasks import find_templates
 from lazyllm.evaluation.options import DataOptions, NiahOptions, RulerOptions
 from lazyllm.generation import Request
 from lazyllm.machine import memory

@@ -16,15 +16,14 @@ from folders import SHAPE, model_folder
 import lazyllm
 from lazyllm import LLM, Preset, Pruning
 from lazyllm.calibration import calibrate as module
-from lazyllm.calibration.calibrate import measurements, rank
+from lazyllm.calibration.calibrate import candidates, measurements, rank
 from lazyllm.calibration.prompts import OWN, encoded
-from lazyllm.calibration.schedules import candidates, shape
 from lazyllm.checkpoints import digest
 from lazyllm.commands import main as cli
-from lazyllm.evaluation.intervals import student_t
 from lazyllm.evaluation.results import ITEMS
-from lazyllm.evaluation.summary import DENSE_LABEL, Summary
+from lazyllm.evaluation.summary import DENSE_LABEL, Summary, student_t
 from lazyllm.evaluation.trial import Trial
+from lazyllm.schedule import shape
 from lazyllm.scoring import Scoring
 from lazyllm.sweeps.sweep import measure_of
 
@@ -104,9 +103,12 @@ def test_what_is_wrong_is_refused_before_work(llm: LLM, tmp_path: Path) -> None:
         ({"prompts": [[1] * 1098]}, "prompt 1 has 1098 tokens; with 3 of an answer .* context of 1100"),
         ({"prompts": [3.5]}, "prompt 1: "),
         ({"prompts": "One"}, "must be a list of prompts"),
-        ({"lengths": [900, 1101]}, "length 1101 is more than the model's context of 1100"),
+        (
+            {"lengths": [900, 1101]},
+            "length 1101, a prompt and its answer, is more than the model's context of 1100",
+        ),
         ({"lengths": [50]}, "length 50 is too short"),
-        ({"lengths": 900}, r"lengths must be a list such as \[1024, 2048\], not 900"),
+        ({"lengths": 900}, r"lengths must be a list such as \[1024, 4096\], not 900"),
         ({"lengths": []}, "lengths must be at least one number of tokens"),
         ({"speedup": 50}, "a speedup of 50 is out of reach"),
         ({"speedup": 0.5}, r"speedup must be at least 1, not 0\.5"),
@@ -143,11 +145,11 @@ def test_measurements_by_hand() -> None:
             row |= {"score": scores[place]} if scores else {}
             rows.append(row | {"kl": (0.0, *kl)[place]})
     summary = Summary(rows, category=str)
-    assert measurements(summary, DENSE_LABEL) == {"needles": [100.0] * 3}
+    assert measurements(summary, DENSE_LABEL) == {"needles": (100.0,) * 3}
     of_baseline, of_other = (measurements(summary, pruning.label) for pruning in (baseline, other))
     assert of_baseline["needles"] == pytest.approx([25.0, 0.0, 100.0])
     assert of_baseline["needles_to_dense"] == pytest.approx([-75.0, -100.0, 100.0])
-    assert of_other["needles_to_dense"] == [0.0] * 3
+    assert of_other["needles_to_dense"] == (0.0,) * 3
     half = student_t(2) * 0.2 / math.sqrt(3)
     assert of_baseline["kl"] == pytest.approx([0.4, max(0, 0.4 - half), 0.4 + half], abs=1e-5)
 

@@ -261,4 +261,3 @@ def test_demo_compares_dense_and_pruned(
     assert shares[0] == 100 > shares[1]  # counted, so that it holds on any machine
     assert lines["first token (median of 3 runs)"].count(" s") == 2
     assert "<title>" in (tmp_path / "out" / "demo.html").read_text(encoding="utf-8")
-    assert (tmp_path / "out" / "demo.png").read_bytes().startswith(b"\x89PNG")

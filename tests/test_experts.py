@@ -79,21 +79,18 @@ def test_counted_work_is_that_of_the_reference(tiny_of: Build, name: str, stages
 
 @pytest.mark.skipif(tiny.DEVICE != "cpu", reason="rounding on the CPU")
 @pytest.mark.parametrize("weights", ["q8", "q4"])
-def test_the_router_is_not_rounded(weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LAZYLLM_CACHE", str(tmp_path / "cache"))
+def test_the_router_is_not_rounded(weights: str, tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "model", replace(SHAPE, dtype="BF16"))
-    ids = list(range(40))
-    options: dict[str, Any] = {"device": "cpu", "weights": weights}
-    loaded = [lazyllm.load(folder, cache_weights=cached, **options) for cached in (False, True)]
-    first, second = (llm.core.session(None).forward(ids) for llm in loaded)
-    np.testing.assert_array_equal(first, second)
     tables = 2 * SHAPE.vocab * SHAPE.hidden * 34 // 32
     in_blocks = 2 * SHAPE.hidden * SHAPE.head_dim * (SHAPE.n_heads + SHAPE.n_kv_heads)
     in_blocks += SHAPE.n_experts * 3 * SHAPE.hidden * SHAPE.expert_ffn
     in_blocks *= SHAPE.n_layers * {"q8": 34, "q4": 20}[weights]
     routers = 2 * SHAPE.n_layers * SHAPE.n_experts * SHAPE.hidden
     norms = 4 * (SHAPE.n_layers * (2 * SHAPE.hidden + 2 * SHAPE.head_dim) + SHAPE.hidden)
-    assert loaded[0].core.bytes == tables + in_blocks // 32 + routers + norms
+    assert (
+        lazyllm.load(folder, device="cpu", weights=weights).core.bytes
+        == tables + in_blocks // 32 + routers + norms
+    )
 
 
 def test_stacked_tensors_are_taken_apart() -> None:

@@ -16,6 +16,7 @@ from toys import stored_values
 
 from lazyllm import _core
 from lazyllm.checkpoints.checkpoint import Checkpoint
+from lazyllm.machine.cores import cores
 
 
 @pytest.fixture(params=FAMILIES)
@@ -85,7 +86,7 @@ def test_prompts_are_several_times_longer_than_the_window(family: str) -> None:
 
 
 def test_the_demonstration_model(demo_model: Path) -> None:
-    expected, model = Expected.load(RECORDED / "smollm2_logits.npz"), open_model(demo_model, threads=0)
+    expected, model = Expected.load(RECORDED / "smollm2_logits.npz"), open_model(demo_model, threads=cores())
     greedy = expected.greedy[: fewer_if_sanitized(len(expected.greedy))]
     for count, logits in zip(expected.prefixes, expected.logits, strict=True):
         got = model.session(None).forward(expected.prompt[:count])

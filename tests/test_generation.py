@@ -17,8 +17,8 @@ from test_pruning import flops_token_by_token
 
 import lazyllm
 from lazyllm import LLM, Drop, Mass, Pruning, SamplingParams, Scoring, _core
+from lazyllm.answer import StopFinder
 from lazyllm.generation import Request
-from lazyllm.stop_finder import StopFinder
 
 STAGES = Pruning({1: 0.6, 3: 0.3})
 IDS = list(range(40, 90))
@@ -290,10 +290,14 @@ def test_a_follow_up_counts_by_itself(llm: LLM) -> None:
 def test_an_answer_says_why_nothing_was_dropped(llm: LLM) -> None:
     for pruning, n, reason in (
         (Pruning({1: 0.5}, min_tokens=3000), 50, "min_tokens=3000 is more than the context's 51 tokens"),
-        (Pruning({1: 0.5}, sink=10), 5, "sink, window and protect keep all 5 tokens of the prompt"),
-        (Pruning({1: 1.0}), 50, "the stages keep all 50 tokens of the prompt"),
-        (Pruning({1: 0.95}), 5, "the stages keep all 5 tokens of the prompt"),
-        (Pruning({}, window=3), 50, "the setting has no stages"),
+        (
+            Pruning({1: 0.5}, sink=10),
+            5,
+            "its stages, sink, window and protect keep all 5 tokens of the prompt",
+        ),
+        (Pruning({1: 1.0}), 50, "its stages, sink, window and protect keep all 50 tokens of the prompt"),
+        (Pruning({1: 0.95}), 5, "its stages, sink, window and protect keep all 5 tokens of the prompt"),
+        (Pruning({}, window=3), 50, "its stages, sink, window and protect keep all 50 tokens of the prompt"),
         (Pruning({1: Mass(1.0)}), 50, "no stage found a token to drop"),
         ("random:keep=1", 50, "random found no token to drop"),
     ):

@@ -171,18 +171,12 @@ def test_rows_are_sorted_before_they_are_rounded(tmp_path: Path) -> None:
     np.testing.assert_array_equal(first, second)
 
 
-def test_the_command_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LAZYLLM_CACHE", str(tmp_path))
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files, stored = toy(["F16"])
     path = str(write_gguf(tmp_path / "model.gguf", *files, kind=stored))
     command = ["generate", "--model", str(tmp_path), "--file", "model.gguf", "--device", "cpu"]
     command += ["--prompt", "hi", "--max-new-tokens", "3"]
     assert main([*command, "--weights", "q4"]) == 0
-    assert not list(tmp_path.rglob("*.safetensors"))
-    assert main([*command, "--weights", "q4", "--cache-weights"]) == 0
-    assert len(list(tmp_path.rglob("*.safetensors"))) == 1
     assert main([*command, "--weights", "q3"]) != 0
     assert "weights must be auto, q8 or q4, not 'q3'" in capsys.readouterr().err
     assert main([*command, "--chat"]) == 0
@@ -201,7 +195,7 @@ def test_refused(tmp_path: Path) -> None:
     files[1]["blk.1.ffn_up.weight"] = np.zeros((FFN, HIDDEN // 256 * 84), np.uint8)
     stored["blk.1.ffn_up.weight"] = "Q2_K"
     with pytest.raises(
-        lazyllm.CheckpointError, match=r"layers\.1\.mlp\.up_proj\.weight: dtype Q2_K is not supp"
+        lazyllm.CheckpointError, match=r"tensor 'blk\.1\.ffn_up\.weight' is in Q2_K; supported are F32"
     ):
         lazyllm.load(write_gguf(tmp_path / "q2.gguf", *files, kind=stored), device="cpu")
 

@@ -14,9 +14,17 @@ from folders import untimed
 import lazyllm
 from lazyllm import Pruning, longbench
 from lazyllm.commands.main import main
-from lazyllm.evaluation.manifest import MANIFEST, joined, new_manifest, read_manifest
 from lazyllm.evaluation.report import environments_table, scores_table
-from lazyllm.evaluation.results import ITEMS, Key, RunFolder, read_rows
+from lazyllm.evaluation.results import (
+    ITEMS,
+    MANIFEST,
+    Key,
+    RunFolder,
+    joined,
+    new_manifest,
+    read_manifest,
+    read_rows,
+)
 from lazyllm.evaluation.summary import NO_SPEED
 from lazyllm.methods.parsing import as_method
 

@@ -14,7 +14,7 @@ from folders import LONGBENCH
 
 from lazyllm.evaluation.longbench import metrics
 from lazyllm.evaluation.longbench.datasets import CATEGORIES, DATA_SETS, ENGLISH, dataset
-from lazyllm.evaluation.longbench.scoring import score, score_item
+from lazyllm.evaluation.longbench.metrics import score, score_item
 from lazyllm.evaluation.options import DataOptions
 
 PLAIN = [name for name in DATA_SETS if not name.endswith("_e")]
@@ -150,7 +150,7 @@ WORKED: dict[str, list[tuple[str, str, float]]] = {
 
 @pytest.mark.parametrize("name", WORKED)
 def test_metrics_as_worked_by_hand(name: str) -> None:
-    metric = getattr(metrics, name)
+    metric = metrics.METRICS[name]
     for prediction, answer, expected in WORKED[name]:
         assert metric(prediction, answer) == close(expected), (prediction, answer)
 

@@ -18,9 +18,15 @@ from folders import BOS, EOS, LONGBENCH, write_tokenizer
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.evaluation.chats import chat_wrapper, post_process, wrapped_ids
 from lazyllm.evaluation.longbench.datasets import DATA_SETS
-from lazyllm.evaluation.longbench.items import available, read, subset
-from lazyllm.evaluation.longbench.prompt import Templates, find_templates, make_prompt, official, prompt_ids
-from lazyllm.evaluation.longbench.tasks import LongBench
+from lazyllm.evaluation.longbench.items import available, read
+from lazyllm.evaluation.longbench.tasks import (
+    LongBench,
+    Templates,
+    find_templates,
+    make_prompt,
+    official,
+    prompt_ids,
+)
 from lazyllm.evaluation.options import DataOptions
 from lazyllm.evaluation.tasks import ItemPrompt, Stops
 
@@ -206,16 +212,13 @@ def test_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert read(tmp_path / "a", "hotpotqa_e") == rows["hotpotqa"][:1]
     assert read(tmp_path / "a", "trec") == rows["trec"]
 
-    mixed = write(tmp_path / "test.parquet", [*rows["trec"], *rows["hotpotqa"]])
-    assert tuple(available(mixed)) == ("hotpotqa", "trec")
-    assert [read(mixed, name) for name in rows] == list(rows.values())
     one = write(tmp_path / "hotpotqa.parquet", [*rows["hotpotqa"], item(number=9, answers=[""], input=None)])
     with pytest.raises(ValueError, match=r"hotpotqa.parquet, row 4: input is None; expected a string"):
         read(one, "hotpotqa")
 
-    other = write(tmp_path / "other.parquet", [{"text": "x"}])
-    with pytest.raises(ValueError, match=r"other.parquet: column dataset is missing; expected LongBench's"):
-        available(other)
+    other = write(tmp_path / "other.parquet", rows["trec"])
+    with pytest.raises(FileNotFoundError, match=r"other.parquet lacks trec; it holds no data set: expected"):
+        available(other, "trec")
     one.write_bytes(one.read_bytes()[:-20])
     with pytest.raises(ValueError, match=r"hotpotqa.parquet could not be read as parquet: "):
         read(one, "hotpotqa")
@@ -284,36 +287,6 @@ def test_rows(tmp_path: Path) -> None:
         (tmp_path / "hotpotqa.jsonl").write_bytes(line)
         with pytest.raises(ValueError, match=rf"hotpotqa.jsonl.*{message}"):
             read(tmp_path, "hotpotqa")
-
-
-# ---- subsets -------------------------------------------------------------------------------------
-
-
-def test_subsets() -> None:
-    rows = [item(number=number) for number in range(20)]
-
-    def numbers(**options: int) -> list[int]:
-        return [row["length"] // 100 for row in subset(rows, DataOptions(**options))]
-
-    assert numbers() == list(range(20))
-    assert numbers(limit=3) == [0, 1, 2]
-    assert numbers(limit=30) == numbers(sample=30) == list(range(20))
-    assert numbers(min_item_length=300, max_item_length=500) == [3, 4, 5]
-    assert numbers(min_item_length=1700, limit=2) == [17, 18]
-    assert numbers(max_item_length=0) == [0]
-    assert numbers(sample=5) == [3, 5, 7, 12, 15]
-    assert set(numbers(sample=5)) < set(numbers(sample=6))
-    assert set(numbers(sample=3, min_item_length=1000)) < set(range(10, 20))
-    refused: list[tuple[dict[str, Any], str]] = [
-        ({"limit": 0}, "limit must be from 1 to .*, not 0"),
-        ({"sample": -1}, "sample must be from 1 to .*, not -1"),
-        ({"min_item_length": -1}, "min_item_length must be from 0 to .*, not -1"),
-        ({"max_item_length": 1.5}, "max_item_length must be a whole number, not 1.5"),
-        ({"limit": 2, "sample": 3}, "limit is 2 and sample is 3; expected one of them"),
-    ]
-    for options, message in refused:
-        with pytest.raises((TypeError, ValueError), match=message):
-            DataOptions(**options)
 
 
 # ---- templates -----------------------------------------------------------------------------------

@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 
 from lazyllm.evaluation import report
-from lazyllm.evaluation.intervals import interval, student_t
-from lazyllm.evaluation.summary import NO_SPEED, Speed, Summary
-from lazyllm.evaluation.token_use import token_use
+from lazyllm.evaluation.summary import NO_SPEED, Speed, Summary, interval, student_t, token_use
 from lazyllm.pictures.quality import Dot, plot_scores
 from lazyllm.support.tables import Table
 

@@ -19,6 +19,7 @@ from lazyllm.checkpoints.fields import Fields
 from lazyllm.checkpoints.pypi_models import GEMMA3, SMOLLM2, default_cache, gguf_file
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.commands.demo import DOCUMENT
+from lazyllm.machine.cores import cores
 
 pytestmark = [pytest.mark.oracle, pytest.mark.usefixtures("one_thread")]
 torch = pytest.importorskip("torch")
@@ -331,7 +332,7 @@ def test_demonstration_model(demo_model: Path) -> None:
     oracle = transformers.AutoModelForCausalLM.from_pretrained(demo_model, dtype=torch.float32).eval()
     tokenizer = Tokenizer.from_folder(demo_model, ModelConfig.from_folder(demo_model))
     chat = tokenizer.apply_chat_template([{"role": "user", "content": "What is the capital of France?"}])
-    model = open_model(demo_model, threads=0)
+    model = open_model(demo_model, threads=cores())
     for prompt in (chat, tokenizer.encode(recorder.LONG_TEXT)):
         with torch.no_grad():
             logits = oracle(torch.tensor([prompt])).logits[0, -1].numpy()
@@ -371,7 +372,7 @@ def test_gemma3_270m(count: int, gemma3: Any) -> None:
     with torch.no_grad():
         logits = gemma3(ids, logits_to_keep=1).logits[0, -1].numpy()
         tokens = gemma3.generate(ids, max_new_tokens=64, do_sample=False, eos_token_id=None, pad_token_id=0)
-    model = open_model(Path(GEMMA), threads=0)
+    model = open_model(Path(GEMMA), threads=cores())
     np.testing.assert_allclose(model.session(None).forward(prompt), logits, rtol=0, atol=1e-3)
     assert greedy_tokens(model, prompt, 64) == tokens[0, count:].tolist()
 

@@ -1,4 +1,4 @@
-"""The files of an sdist, and the cache that make's programs use. `make dist-check` does the rest."""
+"""The files of an sdist, and the cache that make's programs use. `make wheel` does the rest."""
 
 from __future__ import annotations
 
@@ -58,4 +58,4 @@ def test_make_uses_the_cache_of_the_command_line() -> None:
 
 def test_make_help_names_the_targets() -> None:
     named = [line.split()[1] for line in make("help").splitlines()]
-    assert {"demo", "test", "docs", "dist-check", "cuda-on-cpu"} <= set(named)
+    assert {"demo", "test", "docs", "wheel", "cuda-on-cpu"} <= set(named)

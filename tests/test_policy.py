@@ -102,6 +102,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"decode": {1: 0.2}},
     {"min_tokens": 35},
     {"stages": {0: Drop(0.8), 1: 0.4, 2: 0.2}},
+    {"stages": Pruning({0: 0.8, 1: 0.5, 2: 0.3}, prune_generated=True)},
 ]
 CASES = [(shape, {}) for shape in SHAPES]
 CASES += zip(itertools.cycle(SHAPES), OPTIONS if DEVICE == "cpu" else [])  # the emulated device is slow
@@ -532,6 +533,7 @@ def test_a_policy_takes_the_stages_of_a_pruning(llm: LLM) -> None:
     assert schedule.sink
     assert policy.schedule == replace(schedule, scoring=Scoring.paper())
     assert policy == Paper(schedule.stages, sink=schedule.sink, decode=schedule.decode)
+    assert Paper(schedule, sink=0, decode="frozen") == Paper(schedule.stages, decode="frozen")
     answer = llm.generate(list(range(40, 90)) * 4, policy, max_new_tokens=2)
     paper = llm.generate(list(range(40, 90)) * 4, policy.schedule, max_new_tokens=2)
     assert answer.passes["in_play"].tolist() == paper.passes["in_play"].tolist()
@@ -549,16 +551,7 @@ def test_settings_that_are_refused() -> None:
     for make, kind, message in (
         (lambda: Policy({1: 0.5}), TypeError, "abstract"),  # type: ignore[abstract]
         (lambda: Paper({1: 1.5}), ValueError, "keep of the stage at layer 1"),
-        (
-            lambda: Paper({1: Mass(0.9)}),
-            ValueError,
-            r"a stage of Paper must be a keep or a Drop, not Mass\(0.9\)",
-        ),
-        (lambda: Paper({1: 0.5}, decode={1: Mass(0.9)}), ValueError, "a stage of Paper must be a keep"),
         (lambda: Paper({1: 0.5}, queries=2), TypeError, "queries"),
-        (lambda: Paper(Pruning({1: 0.5}), sink=2), ValueError, "or a Pruning with options of its own"),
-        (lambda: Paper(Pruning({1: 0.5}, prune_generated=True)), ValueError, "without prune_generated"),
-        (lambda: Paper(Pruning({1: Mass(0.9)})), ValueError, "a stage of Paper must be a keep"),
         (
             lambda: Weighted({1: 0.5}, object()).to_json(),
             TypeError,
@@ -572,6 +565,9 @@ def test_settings_that_are_refused() -> None:
 def test_settings_that_a_model_cannot_run(llm: LLM) -> None:
     for policy, kind, message in (
         (Paper({5: 0.5}), ValueError, "layer 5 is out of reach"),
+        (Paper({1: Mass(0.9)}), ValueError, "a policy takes no stage by mass"),
+        (Paper({1: 0.5}, decode={1: Mass(0.9)}), ValueError, "a policy takes no stage by mass"),
+        (Paper(Pruning({1: Mass(0.9)})), ValueError, "a policy takes no stage by mass"),
         (Calls({1: 0.5}, layers=0), ValueError, "Calls.layers must be from 1"),
         (Weighted({1: 0.5}, print), TypeError, "Weighted.weight is a builtin_function_or_method"),
         (Unready(), TypeError, r"Unready.__init__ must call super\(\).__init__\(stages\)"),

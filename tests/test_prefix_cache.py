@@ -129,11 +129,13 @@ def test_an_answer_needs_no_memory_for_forks(llm: LLM, monkeypatch: pytest.Monke
 
     class Full:
         fork = refused
+        ids = cache._entries[0].core.ids
+        length = len(ids)
 
         def bytes_for(self, n_tokens: int) -> int:
             return n_tokens
 
-    cache._entries = [cache._entries[0]._replace(core=Full())]
+    cache._entries[0].core = Full()
     assert answered(llm, HEAD + TAILS[0], PRUNED, prefix=cache) == want
 
 
@@ -198,7 +200,7 @@ def test_a_prompt_that_is_interrupted_leaves_nothing(
         return contextlib.nullcontext()
 
     with monkeypatch.context() as patched:
-        patched.setattr("lazyllm.timeline.prefill_watch", interrupted)
+        patched.setattr("lazyllm.session.prefill_watch", interrupted)
         with pytest.raises(KeyboardInterrupt):
             ask(session, HEAD + TAILS[4])
     assert session.length == 0

@@ -54,8 +54,8 @@ def test_stages_refused() -> None:
         ({"-1": 0.5}, ValueError, "layer must be a whole number, not '-1'"),
         ({2.0: 0.5}, TypeError, "layer must be a whole number, not 2.0"),
         ({3: {"keep_min": 0.5}}, ValueError, "mass, keep_min, keep_max"),
-        ([3, 0.5], TypeError, "pairs, but has 3"),
-        ([(3, 0.5, 1)], TypeError, "pairs, but has (3, 0.5, 1)"),
+        ([3, 0.5], TypeError, "pairs, not [3, 0.5]"),
+        ([(3, 0.5, 1)], TypeError, "pairs, not [(3, 0.5, 1)]"),
         ("10:0.5", TypeError, "pairs, not '10:0.5'"),
         (0.5, TypeError, "pairs, not 0.5"),
     ):
@@ -82,7 +82,7 @@ def test_options_refused() -> None:
         ({"min_tokens": -1}, ValueError, "min_tokens must be from 0"),
         ({"min_tokens": "9"}, TypeError, "min_tokens must be a whole number, not '9'"),
         ({"prune_generated": 1}, TypeError, "prune_generated must be True or False"),
-        ({"protect": (3, 5)}, TypeError, "spans (first, end), but has 3"),
+        ({"protect": (3, 5)}, TypeError, "spans (first, end), not (3, 5)"),
         ({"protect": [(3, 3)]}, ValueError, "must end after its first position, not (3, 3)"),
         ({"protect": [(-1, 3)]}, ValueError, "first position must be from 0"),
         ({"protect": "ab"}, TypeError, "spans (first, end), not 'ab'"),
@@ -241,7 +241,7 @@ def test_json_refused() -> None:
         (
             '{"10": 0.5, "min_tokens": 3000}',
             ValueError,
-            """no field '10'; stages have a field of their own: "stages": {"10": 0.5}""",
+            "no field '10'; its fields are stages, scoring, decode",
         ),
         ("0.5", TypeError, "must be a JSON object"),
     ):

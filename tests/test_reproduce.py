@@ -22,11 +22,10 @@ from lazyllm.commands.main import main
 from lazyllm.evaluation.longbench.datasets import CATEGORIES
 from lazyllm.evaluation.results import ITEMS
 from lazyllm.evaluation.summary import Summary
-from lazyllm.reproduce import figures, reproduce
-from lazyllm.reproduce.figures import share_that_holds
+from lazyllm.reproduce import pages, reproduce
+from lazyllm.reproduce.pages import first_token, share_that_holds
 from lazyllm.reproduce.paper import BASELINE, LAZY, METHODS, OTHER, SETUPS, PaperSetup, rivals, setup_of
 from lazyllm.reproduce.reproduction import TARGETS
-from lazyllm.reproduce.tables import Comparison, first_token
 
 OPTIONS: dict[str, Any] = {"max_length": 120, "max_new_tokens": 3, "seeds": 2, "speedup": 1.4}
 OPTIONS |= {"warm_ups": 0, "progress": False}
@@ -111,8 +110,10 @@ def test_the_paper_has_every_cell(setup: PaperSetup) -> None:
     methods = (BASELINE, *(METHODS[name] for name in ("random", "static", "compress", "lazyllm")))
     assert set(cells) == {(category, method) for category in CATEGORIES for method in methods}
     for (_, method), row in cells.items():
-        assert all(bool(row[column]) == (method == LAZY) for column in ("computed", "whole answer"))
-    speeds = [float(cells[category, LAZY]["first token"][:-1]) for category in CATEGORIES]
+        assert all(
+            bool(row[column]) == (method == LAZY) for column in ("prompt computed", "generation speedup")
+        )
+    speeds = [float(cells[category, LAZY]["TTFT speedup"][:-1]) for category in CATEGORIES]
     assert np.mean(speeds) == pytest.approx(setup.speedup, abs=0.05)
 
 
@@ -131,15 +132,15 @@ def test_attention_is_drawn_for_every_layer_of_the_dense_model(
     llm: lazyllm.LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[Figure] = []
-    monkeypatch.setattr(figures, "save", lambda figure, file: drawn.append(figure))
+    monkeypatch.setattr(pages, "save", lambda figure, file: drawn.append(figure))
     ids, other = [1, 5, 9, 3, 7, 2, 8, 4, 6, 5, 3], [4, 8, 6, 2]
-    figures.attention(llm, [ids, other], "tiny", tmp_path / "figure2.png")
+    pages.attention(llm, [ids, other], "tiny", tmp_path / "figure2.png")
     image, held, means = drawn[0].axes[:3]
     quantiles = image.images[0].get_array()
     n_stages = llm.config.n_layers - 1
-    assert quantiles.shape == (n_stages, len(figures.QUANTILES))
-    assert [len(line.get_xdata()) for line in held.lines] == [n_stages] * len(figures.MASSES)
-    assert len(means.lines[0].get_xdata()) == len(figures.QUANTILES)
+    assert quantiles.shape == (n_stages, len(pages.QUANTILES))
+    assert [len(line.get_xdata()) for line in held.lines] == [n_stages] * len(pages.MASSES)
+    assert len(means.lines[0].get_xdata()) == len(pages.QUANTILES)
     stage = lazyllm.Pruning({n_stages - 1: 0.5})
     traces = [llm.generate(prompt, stage, max_new_tokens=1, trace=True).trace for prompt in (ids, other)]
     top = [
@@ -155,7 +156,7 @@ def test_the_first_tokens_time_by_hand() -> None:
         return {**about, "new_tokens": n_new, "prompt_tokens": 100 * n_new}
 
     summary = Summary([row(2.0, 3.0, 11), row(4.0, 6.0, 21)], str.upper)
-    table = first_token(Comparison(summary, {}, {}))
+    table = first_token(summary)
     assert [cells[1] for cells in table.rows] == ["1600", "16", "30.0", "67 %"]  # a step takes 0.1 s
     assert [cells[2] for cells in table.rows] == ["3376", "68", "21", "23 %"]
 
@@ -207,8 +208,8 @@ def test_everything_is_made_and_nothing_twice(
     first = (tmp_path / "figure1.csv").read_text().splitlines()
     assert first[0] == ",here,paper: Llama 2 7B"
     assert first[4].startswith("first token's share of the time,")
-    assert text.partition("|")[0].strip("# ").split("\n")[0] in made.text()
-    assert "|" not in made.text()
+    assert text.partition("|")[0].strip("# ").split("\n")[0] in made.text
+    assert "|" not in made.text
     items = (tmp_path / "methods" / ITEMS).read_text().splitlines()
     assert {json.loads(line)["wrapper"] for line in items} == {"none", "llama-2"}  # none for code
 

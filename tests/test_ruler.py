@@ -20,20 +20,21 @@ from lazyllm.evaluation.chats import wrapped_ids
 from lazyllm.evaluation.generated import draws, ruler
 from lazyllm.evaluation.generated.draws import Draws, names, vocabulary
 from lazyllm.evaluation.generated.haystack import Haystack, distinct, made_prose
-from lazyllm.evaluation.generated.items import TASKS, WHOLE_PARTS, generate
-from lazyllm.evaluation.generated.kinds import Encode
+from lazyllm.evaluation.generated.kinds import Encode, strings_found
 from lazyllm.evaluation.generated.questions import QA, read_questions
-from lazyllm.evaluation.generated.ruler import OF_RULER, ONE_NEEDLE
 from lazyllm.evaluation.generated.tasks import (
+    OF_RULER,
+    ONE_NEEDLE,
+    TASKS,
+    generate,
     needles_found,
     niah_items,
     prompt_encoder,
     ruler_items,
-    string_match,
 )
 from lazyllm.evaluation.longbench.items import checked_item
 from lazyllm.evaluation.options import NiahOptions, RulerOptions
-from lazyllm.pictures.needle_map import CHARACTERS_PER_INCH, panel_title, plot_needle_map
+from lazyllm.pictures.panels import CHARACTERS_PER_INCH, panel_title, plot_needle_map
 
 NEEDLE = re.compile(r"(?:The|One) secret code of (\S+) is (\S+)\.")
 NEEDLES = [kind.name for kind in OF_RULER if kind.category == "Retrieval"]
@@ -127,7 +128,7 @@ def test_prompt_template_and_answer_fill_the_length(task: str, demo_tokenizer: T
     for encode, lengths in ((of_model, (900, 922, 6000)), (pieces, (700, 733, 3000))):
         for length in lengths:
             for item in generate(task, encode, length, count=2, seed=0):
-                least = 0.9 if task in WHOLE_PARTS else 0.97
+                least = 0.9 if TASKS[task].whole_parts else 0.97
                 assert least * length <= length_of(item, encode) <= length
 
 
@@ -138,8 +139,8 @@ def test_prompt_template_and_answer_fill_the_length(task: str, demo_tokenizer: T
 def test_answers_stand_in_the_context_only(task: str) -> None:
     for item in generate(task, pieces, 1200, count=5, seed=0):
         around = TASKS[task].template.format(**{**item, "context": ""})
-        assert string_match(item["context"], item["answers"]) == 1
-        assert string_match(around, item["answers"]) == 0
+        assert strings_found(item["context"], item["answers"]) == {"score": 1}
+        assert strings_found(around, item["answers"]) == {"score": 0}
         assert len({*item["answers"]}) == len(item["answers"])
 
 
@@ -463,8 +464,8 @@ def test_string_match_by_hand() -> None:
         ("onetwo", ["one", "two"], 1.0),
         ("", ["one"], 0.0),
     ):
-        assert string_match(prediction, answers) == score
-        assert string_match(prediction, answers, any_answer=True) == (score > 0)
+        assert strings_found(prediction, answers) == {"score": score}
+        assert strings_found(prediction, answers, any_answer=True) == {"score": score > 0}
 
 
 # ---- the grid and its picture --------------------------------------------------------------------
@@ -503,8 +504,8 @@ def test_panels_hold_the_means() -> None:
     dense, pruned = panels.values()
     assert dense == {(0, 1024): 75.0, (50, 2048): 25.0}
     assert pruned == {(50, 2048): 0.0}
-    assert panel_title("dense", dense, 3) == ["dense", "mean 50.0"]
-    title = panel_title("Pruning({10: 0.5})", pruned, 1)
+    assert panel_title("dense\nmean 50.0", 3) == ["dense", "mean 50.0"]
+    title = panel_title("Pruning({10: 0.5})\nmean 0.0", 1)
     assert title[-1] == "mean 0.0"
     assert max(map(len, title)) <= CHARACTERS_PER_INCH
 

@@ -26,10 +26,22 @@ from lazyllm.llm import LLM
 from lazyllm.methods.preset import Preset
 from lazyllm.scoring import Scoring
 from lazyllm.searching import search as module
-from lazyllm.searching.results import Search
-from lazyllm.searching.search import EVERY, divergence, is_worse, prompts_of
+from lazyllm.searching.search import (
+    EVERY,
+    FACTS,
+    FINISHED,
+    JOURNAL,
+    KL,
+    SETTING,
+    STOPPED,
+    Search,
+    created,
+    divergence,
+    is_worse,
+    prompts_of,
+    trials,
+)
 from lazyllm.searching.space import Space
-from lazyllm.searching.study import FACTS, JOURNAL, KL, SETTING, SPEEDUP, created
 
 LOW, HIGH = 1.3, 2.0
 N_PROMPTS, LENGTH, BUDGET = 7, 60, 8
@@ -62,7 +74,18 @@ def finished(llm: LLM, prompts: list[str], tmp_path_factory: pytest.TempPathFact
 
 
 def outcome(found: Search) -> list[tuple[Any, ...]]:
-    return [(point.pruning, point.kl, point.prompts, point.stopped) for point in found]
+    """The setting, the divergences and the state of each trial that has ended."""
+    ended = trials(found.study, FINISHED, STOPPED)
+    return [(trial.user_attrs[SETTING], trial.user_attrs[KL], trial.state) for trial in ended]
+
+
+def settings(found: Search) -> set[str]:
+    return {setting for setting, _, _ in outcome(found)}
+
+
+def starts_of(found: Search) -> set[str]:
+    """The first settings of a search that nothing disturbed: those of numbers."""
+    return {setting for setting, _, _ in outcome(found)[:5]}
 
 
 # ---- the space -------------------------------------------------------------------------------------
@@ -132,7 +155,6 @@ def test_bad_input_is_refused_before_work(search: Callable[..., Search], tmp_pat
         ({"speedup": 2.0}, r"speedup must be a range such as \(1.5, 3.0\), not 2.0"),
         ({"speedup": (1.5, 90)}, "a speedup of 90 is out of reach"),
         ({"budget": 0}, "budget must be from 1"),
-        ({"seed": -1}, "seed must be from 0"),
         ({"prompts": ["One", "Two"]}, "prompts must be at least 3, not 2"),
         ({"prompts": "One"}, "prompts must be a list of prompts, not one text"),
         ({"prompts": ["One", "Two", ""]}, "prompt 3: the prompt is empty"),
@@ -232,10 +254,9 @@ def test_a_setting_that_is_worse_stops_early(
     monkeypatch.setattr(module, "divergence", counted := Counted(kl=lambda one, number: losses[one](number)))
     found = search(budget=4)
     assert Counter(counted.ran) == {good: N_PROMPTS, bad: EVERY, late: 2 * EVERY, faster: N_PROMPTS}
-    assert [point.prompts for point in found] == [N_PROMPTS, EVERY, 2 * EVERY, N_PROMPTS]
-    assert [point.stopped for point in found] == [False, True, True, False]
-    assert [point.pruning for point in found.pareto()] == [good, faster]
-    assert "2 settings on 7 prompts, 2 stopped early" in found.text()
+    assert [len(kl) for _, kl, _ in outcome(found)] == [N_PROMPTS, EVERY, 2 * EVERY, N_PROMPTS]
+    assert [point.pruning for point in found] == [point.pruning for point in found.pareto()] == [good, faster]
+    assert "2 settings on 7 prompts, 2 more stopped early" in found.text()
 
 
 # ---- resumption ------------------------------------------------------------------------------------
@@ -243,7 +264,6 @@ def test_a_setting_that_is_worse_stops_early(
 
 def test_the_same_search_tries_the_same_settings(search: Callable[..., Search], finished: Search) -> None:
     assert outcome(search()) == outcome(finished)
-    assert outcome(search(seed=1)) != outcome(finished)
 
 
 @pytest.mark.parametrize("after", [0, 3, 6 * N_PROMPTS])
@@ -262,12 +282,12 @@ def test_an_interrupted_search_goes_on(
     assert len(kept) >= after // N_PROMPTS
     monkeypatch.setattr(module, "divergence", counted := Counted())
     found = search(out=tmp_path)
-    assert len(found) == len({point.pruning for point in found}) == BUDGET
+    assert len(outcome(found)) == len(settings(found)) == BUDGET
     assert outcome(found)[: len(kept)] == kept
-    assert len(counted.ran) == sum(point.prompts for point in [*found][len(kept) :])
-    assert {point.pruning for point in [*finished][:5]} <= {point.pruning for point in found}
-    again = search(out=tmp_path, budget=BUDGET + 1)
-    assert outcome(again)[:-1] == outcome(found)
+    assert len(counted.ran) == sum(len(kl) for _, kl, _ in outcome(found)[len(kept) :])
+    assert starts_of(finished) <= settings(found)
+    before = outcome(found)
+    assert outcome(search(out=tmp_path, budget=BUDGET + 1))[:-1] == before
 
 
 @pytest.mark.parametrize("share", [0.3, 0.8])
@@ -284,8 +304,8 @@ def test_a_search_that_was_killed_goes_on(
     assert kept == outcome(finished)[: len(kept)]
     found = search(out=tmp_path)
     assert outcome(found)[: len(kept)] == kept
-    assert len(found) == len({point.pruning for point in found}) == BUDGET
-    assert {point.pruning for point in [*finished][:5]} <= {point.pruning for point in found}
+    assert len(outcome(found)) == len(settings(found)) == BUDGET
+    assert starts_of(finished) <= settings(found)
 
 
 def test_a_search_under_other_conditions_is_refused_by_name(
@@ -324,26 +344,26 @@ def test_two_processes_share_one_study(folder: Path, prompts: list[str], tmp_pat
         process.join(60)
         assert process.exitcode == 0
     found = Search.read(tmp_path)
-    assert 9 <= len(found) == len({point.pruning for point in found}) <= 11
-    assert all(point.prompts == N_PROMPTS for point in found.finished)
+    assert 9 <= len(outcome(found)) == len(settings(found)) <= 11
+    assert all(point.prompts == N_PROMPTS for point in found)
 
 
 def test_what_a_living_process_runs_is_left_to_it(
     search: Callable[..., Search], llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process, here a call within a trial, neither runs its setting nor takes it for left over."""
-    inner: list[Search] = []
+    within: list[set[str]] = []
 
     def beside(*arguments: Any) -> float:
         monkeypatch.setattr(module, "divergence", divergence)
-        inner.append(search(out=tmp_path, budget=4))
+        within.append(settings(search(out=tmp_path, budget=4)))
         return divergence(*arguments)
 
     monkeypatch.setattr(module, "divergence", beside)
     found = search(out=tmp_path, budget=4)
-    assert len(inner[0]) == 3
-    assert len(found) == len({point.pruning for point in found}) == 4
-    assert {point.pruning for point in inner[0]} < {point.pruning for point in found}
+    assert len(within[0]) == 3
+    assert len(outcome(found)) == len(settings(found)) == 4
+    assert within[0] < settings(found)
 
 
 # ---- results ---------------------------------------------------------------------------------------
@@ -359,7 +379,6 @@ def planted() -> Search:
     for number, (speedup, kl) in enumerate(loss.items()):
         trial = study.ask()
         trial.set_user_attr(SETTING, Pruning({1: 0.5}, sink=number).to_json())
-        trial.set_user_attr(SPEEDUP, speedup)
         trial.set_user_attr(KL, [kl - 0.05, kl, kl + 0.05])
         study.tell(
             trial,
@@ -375,12 +394,11 @@ def test_front_best_and_frame_by_hand(planted: Search) -> None:
     with pytest.raises(ValueError, match=r"no setting has a speedup of 2\.6; the fastest has 2\.50"):
         planted.best(speedup=2.6)
     frame = planted.to_frame()
-    assert frame.counted_speedup.tolist() == [1.5, 1.6, 1.8, 2.0, 2.1, 2.4, 2.5, 3.0]
-    assert frame.stopped.tolist() == [False] * 7 + [True]
+    assert frame.counted_speedup.tolist() == [1.5, 1.6, 1.8, 2.0, 2.1, 2.4, 2.5]
     assert frame.kl[0] == pytest.approx(0.1)
     assert frame.kl_low[0] == 0.0  # a divergence is never below
     assert not {"score", "ttft", "ttft_speedup"} & set(frame.columns)
-    planted._points = planted._points[-1:]
+    planted._points = ()
     with pytest.raises(ValueError, match="no finished trial"):
         planted.best(speedup=2)
 
@@ -405,7 +423,7 @@ def test_the_picture_shows_finished_settings_and_dense(
     assert [(dot.speedup, round(dot.value, 6)) for dot in drawn[0][:2]] == [(1.0, 0.0), (1.5, 0.1)]
     assert [dot.speedup for dot in drawn[0]] == [1.0, 1.5, 1.6, 1.8, 2.0, 2.1, 2.4, 2.5]
     assert [dot.speedup for dot in drawn[1]] == [1.0, 1.5, 1.8, 2.1, 2.5]
-    assert drawn[6] == tmp_path / "search.png"
+    assert drawn[5] == tmp_path / "search.png"
 
 
 def test_the_preset_is_a_setting_with_evidence(finished: Search, llm: LLM, tmp_path: Path) -> None:

@@ -127,10 +127,10 @@ def test_numbers_refused(llm: LLM) -> None:
         (
             0.5,
             ValueError,
-            r"must be above 1, such as 2.0, not 0.5; a share of tokens to keep belongs to a stage",
+            r"must be above 1, such as 2.0, not 0.5; None is dense, and a share of tokens to keep",
         ),
-        (1.0, ValueError, "a speedup of 1 is dense: give None, or more than 1"),
-        (True, TypeError, "a speedup is a number such as 2.0, not True; None is dense"),
+        (1.0, ValueError, "must be above 1, such as 2.0, not 1; None is dense"),
+        (True, TypeError, "a speedup must be a number, not True"),
         (float("nan"), ValueError, "must be finite"),
         (
             50.0,

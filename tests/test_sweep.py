@@ -18,13 +18,10 @@ from folders import markdown
 import lazyllm
 from lazyllm.commands import main as cli
 from lazyllm.evaluation.divergence import forced_logits, greedy_answer, kl_divergence
-from lazyllm.evaluation.generated.items import TASKS as RULER
-from lazyllm.evaluation.generated.items import generate
-from lazyllm.evaluation.generated.tasks import prompt_encoder
-from lazyllm.evaluation.intervals import Interval
-from lazyllm.evaluation.manifest import MANIFEST, new_manifest
-from lazyllm.evaluation.results import ITEMS, RunFolder
-from lazyllm.evaluation.summary import Summary
+from lazyllm.evaluation.generated.tasks import TASKS as RULER
+from lazyllm.evaluation.generated.tasks import generate, prompt_encoder
+from lazyllm.evaluation.results import ITEMS, MANIFEST, RunFolder, new_manifest
+from lazyllm.evaluation.summary import Interval, Summary
 from lazyllm.pictures.figure import new_figure
 from lazyllm.pictures.quality import Dot, draw_dot, number_dots
 from lazyllm.pruning import Pruning
@@ -127,6 +124,69 @@ def test_long_answers_have_a_table_by_position() -> None:
     assert not positions_table(Summary([{**row, "kl_by_token": short}], str)).rows
 
 
+# ---- recall --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def recalled(llm: lazyllm.LLM, tmp_path_factory: pytest.TempPathFactory) -> lazyllm.Sweep:
+    space: list[Any] = [
+        Pruning({1: 0.6, 3: 0.3}),
+        Pruning({1: 0.9}),
+        "snapkv:keep=0.5",
+        "static:layer=2,keep=0.5",
+    ]
+    space += [lazyllm.RandomDrop(0.4, original_positions=True), Pruning({1: 0.5}, min_tokens=999)]
+    return sweep(llm, space, measure="recall", tokens=5, out=tmp_path_factory.mktemp("recall"))
+
+
+def test_recall_is_the_attention_of_denses_answer_to_the_tokens_kept(
+    llm: lazyllm.LLM, recalled: lazyllm.Sweep
+) -> None:
+    encode = prompt_encoder(llm.tokenizer, "none")
+    (item,) = generate("niah_single_2", encode, 560, 1, 0)
+    ids = encode(RULER["niah_single_2"].template.format(**item), item["answer_prefix"])
+    every_layer = Pruning(dict.fromkeys(range(5), 1.0))
+    stages = llm.generate(ids, every_layer, max_new_tokens=5, trace=True).trace.stages
+    kept = {one.layer: one.kept for one in llm.generate(ids, {1: 0.6, 3: 0.3}, trace=True).trace.stages[:2]}
+    (row,) = (
+        row for row in recalled.rows if (row["setting"], row["item"]) == ("{1: 0.6, 3: 0.3}", item["_id"])
+    )
+    counted = range(4, len(ids) - 1)
+    for layer, held in enumerate([counted, counted, kept[1], kept[1], kept[3]]):
+        scores = sum(stage.scores[: len(ids)] for stage in stages if stage.layer == layer)
+        share = scores[np.intersect1d(held, counted)].sum() / scores[counted].sum()
+        assert row["recall_by_layer"][layer] == pytest.approx(share, rel=1e-5)
+    assert 0 < row["recall_by_layer"][5] < 1
+    assert row["recall"] == pytest.approx(np.mean(row["recall_by_layer"]), abs=1e-6)
+
+
+def test_recall_by_layer_follows_what_a_setting_keeps(recalled: lazyllm.Sweep) -> None:
+    table = {row[0]: [float(cell) for cell in row[1:]] for row in recalled.tables["recall"].rows}
+    assert table["dense"] == [1.0] * 6
+    assert table["{1: 0.5} min_tokens=999"] == [1.0] * 6
+    assert recalled["dense"].recall == Interval(1, 1, 1)
+    pruned, mild = table["{1: 0.6, 3: 0.3}"], table["{1: 0.9}"]
+    assert pruned[:2] == mild[:2] == [1.0, 1.0]
+    assert all(less < more < 1 for less, more in zip(pruned[2:], mild[2:], strict=True))
+    for gone in ("SnapKV(keep=0.5)", "StaticPruning(layer=2, keep=0.5)"):  # from the lower layers too
+        assert max(table[gone]) < 1
+    marked = {row["setting"]: row["changed_nothing"] for row in recalled.rows}
+    assert [label for label, nothing in marked.items() if nothing] == ["{1: 0.5} min_tokens=999"]
+    random = table["RandomDrop(keep=0.4, seed=0, original_positions=True)"]
+    assert np.mean(random) == pytest.approx(0.4, abs=0.1)
+    assert recalled.folder is not None
+    assert (recalled.folder / "recall.csv").read_text().startswith("setting,0,1,2,3,4,5\n")
+    assert [point.setting for point in recalled.pareto()]
+    assert recalled.best(1.0).setting != "dense"
+    assert lazyllm.Sweep.read(recalled.folder).tables["recall"].rows == recalled.tables["recall"].rows
+
+
+@pytest.mark.parametrize("method", ["random:keep=0.5", "compress:ratio=0.5", "gemfilter:layer=2,keep=0.5"])
+def test_recall_refuses_methods_that_move_tokens(llm: lazyllm.LLM, method: str) -> None:
+    with pytest.raises(ValueError, match=r"recall is by position, and .* moves tokens to other positions"):
+        sweep(llm, [method], measure="recall")
+
+
 # ---- spaces --------------------------------------------------------------------------------------
 
 
@@ -160,11 +220,11 @@ def test_a_wrong_space_or_option_is_refused_before_work_starts(llm: lazyllm.LLM,
         ({"layer": [1, 1], "keep": [0.5]}, {}, "given twice"),
         ([], {}, "no setting is given"),
         (["dense"], {}, "holds dense alone"),
-        (SPACE, {"measure": "f1"}, "measure must be kl, score or both, not 'f1'"),
+        (SPACE, {"measure": "f1"}, "measure must be kl, score, both or recall, not 'f1'"),
         (SPACE, {"tokens": 0}, "tokens must be from 1"),
         (SPACE, {"datasets": ["niah_single"]}, "did you mean niah_single"),
         (SPACE, {"limit": 0}, "limit must be from 1"),
-        (SPACE, {"sample": 2, "limit": None}, "sample is for LongBench's own items"),
+        (SPACE, {"prompts": "x"}, "prompts is for LongBench's own items"),
     ):
         with pytest.raises((ValueError, TypeError), match=words):
             sweep(llm, space, out=tmp_path / "sweep", **options)

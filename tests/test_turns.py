@@ -13,12 +13,12 @@ from test_ruler import pieces
 
 import lazyllm
 from lazyllm import longbench
-from lazyllm.evaluation.generated.items import TASKS, generate
 from lazyllm.evaluation.generated.quotes import LINES, lines_right, similarity
-from lazyllm.evaluation.generated.ruler import ALONE, IN_TURN, TURNS
+from lazyllm.evaluation.generated.ruler import TURNS
+from lazyllm.evaluation.generated.tasks import ALONE, IN_TURN, TASKS, generate
 from lazyllm.evaluation.report import scores_by_turn, turns_table
 from lazyllm.evaluation.summary import Summary
-from lazyllm.pictures.turns import plot_turns
+from lazyllm.pictures.panels import plot_turns
 
 QUIET: dict[str, Any] = {"warm_ups": 0, "progress": False, "wrapper": "none"}
 PRUNED = {1: 0.5, 2: 0.4}

@@ -11,7 +11,7 @@ import tolerances
 
 from lazyllm import _core
 
-VARIANTS = [name for name in _core.features()["instruction_sets"] if name != "generic"]
+VARIANTS = [name for name in _core.features()["instruction_sets"].split() if name != "generic"]
 SHAPE = tiny.Shape(5, n_layers=5, hidden=48, head_dim=16, ffn=72, qkv_bias=True, qk_norm=True, dtype="BF16")
 STAGES = tiny.pruning([(0, 0.7), (2, 0.4)], smooth=3, queries=2, decode=[(1, 0.9)])
 

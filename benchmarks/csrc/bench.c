@@ -70,9 +70,9 @@ static float next_float(uint32_t *state) { return (float)next_bits(state) * 0x1p
 static int random_buffer(bench *b, void **out, size_t elements, lazy_dtype dtype, float low, lazy_error *err)
 {
     float *host = NULL;
-    size_t width = lazy_dtype_width(dtype);
+    size_t width = lazy_float_bytes(dtype);
     int code = b->backend->ops->alloc(b->backend, out, elements * width, "a benchmark's operands", err);
-    if (!code) code = lazy_alloc((void **)&host, elements, sizeof *host, "a benchmark's operands", err);
+    if (!code) code = lazy_alloc(&host, elements, "a benchmark's operands", err);
     if (code) return code;
     uint32_t state = 1;
     if (dtype == LAZY_F32) {
@@ -107,7 +107,8 @@ static int random_weights(bench *b, int most_copies, lazy_error *err)
     b->weight_bytes = (size_t)s->rows * lazy_row_bytes(b->dtype, s->cols);
     size_t elements = b->weight_bytes / (b->dtype == LAZY_F32 ? 4 : 2), copies = COLD_BYTES / b->weight_bytes + 1;
     b->n_copies = copies < (size_t)most_copies ? (int)copies : most_copies;
-    int code = lazy_alloc((void **)&b->weights, (size_t)b->n_copies, b->weight_bytes, "a benchmark's weights", err);
+    int code = lazy_alloc_bytes((void **)&b->weights, (size_t)b->n_copies, b->weight_bytes, NULL,
+                                "a benchmark's weights", err);
     if (code) return code;
     uint32_t state = 1;
     for (size_t i = 0; i < elements; i++) {
@@ -194,7 +195,7 @@ static int counting_up(bench *b, int32_t **out, int n, int end, lazy_error *err)
 {
     int32_t *host = NULL;
     int code = b->backend->ops->alloc(b->backend, (void **)out, (size_t)n * sizeof **out, "positions", err);
-    if (!code) code = lazy_alloc((void **)&host, (size_t)n, sizeof *host, "positions", err);
+    if (!code) code = lazy_alloc(&host, n, "positions", err);
     if (code) return code;
     for (int i = 0; i < n; i++) host[i] = i % end;
     code = b->backend->ops->upload(b->stream, *out, host, (size_t)n * sizeof *host, err);
@@ -279,7 +280,7 @@ static int prepare_attention(bench *b, lazy_error *err)
         code = b->backend->ops->alloc(b->backend, (void **)&b->kept, (size_t)s->m * sizeof *b->kept, "positions", err);
     if (!code) code = b->backend->ops->alloc(b->backend, (void **)&b->flags, (size_t)s->m, "flags", err);
     uint8_t *flags = NULL;
-    if (!code) code = lazy_alloc((void **)&flags, (size_t)s->m, sizeof *flags, "flags", err);
+    if (!code) code = lazy_alloc(&flags, (size_t)s->m, "flags", err);
     if (code) return code;
     memset(flags, LAZY_PRUNABLE, (size_t)s->m);
     code = b->backend->ops->upload(b->stream, b->flags, flags, (size_t)s->m, err);
@@ -287,22 +288,26 @@ static int prepare_attention(bench *b, lazy_error *err)
     double pairs = 0; /* row r of n sees the tokens up to its own, m - n + r + 1, or a window of them */
     for (int r = 0; r < s->n; r++) pairs += min_int(s->m - s->n + r + 1, window_of(s));
     b->flops = 4.0 * (double)q_width * pairs;
-    b->bytes = 2.0 * (double)kv_width * s->m * (double)lazy_dtype_width(b->backend->kv);
+    b->bytes = 2.0 * (double)kv_width * s->m * (double)lazy_float_bytes(b->backend->kv);
     return code;
+}
+
+static lazy_attending attending_of(const bench *b)
+{
+    const bench_shape *s = &b->shape;
+    return (lazy_attending){ b->x, b->in_play + (s->m - s->n), s->n, b->kv, b->in_play, s->m, window_of(s) };
 }
 
 static int run_attention(bench *b, lazy_error *err)
 {
-    const bench_shape *s = &b->shape;
-    return b->backend->ops->attention(b->stream, b->y, b->x, b->in_play + (s->m - s->n), s->n, b->kv, b->in_play, s->m,
-                                      window_of(s), err);
+    const lazy_attending a = attending_of(b);
+    return b->backend->ops->attention(b->stream, b->y, &a, err);
 }
 
 static int run_scores(bench *b, lazy_error *err)
 {
-    const bench_shape *s = &b->shape;
-    return b->backend->ops->scores(b->stream, b->scores, b->x, b->in_play + (s->m - s->n), s->n, s->n,
-                                   LAZY_POOLING_MEAN, 0, b->kv, b->in_play, s->m, window_of(s), err);
+    const lazy_attending a = attending_of(b);
+    return b->backend->ops->scores(b->stream, b->scores, &a, a.n, LAZY_POOLING_MEAN, 0, err);
 }
 
 static int run_select(bench *b, lazy_error *err)
@@ -405,7 +410,7 @@ int bench_open(bench **out, const char *op, const bench_shape *shape, const lazy
     int code = check_shape(op, kind, *shape, dtype, err);
     if (code) return code;
     bench *b;
-    if ((code = lazy_alloc_zeroed((void **)&b, 1, sizeof *b, "a benchmark", err))) return code;
+    if ((code = lazy_alloc_zeroed(&b, 1, "a benchmark", err))) return code;
     b->kind = kind;
     b->shape = *shape;
     b->dtype = dtype;

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from lazyllm import _core
 from lazyllm.errors import DeviceError
+from lazyllm.machine.cores import cores
 
 ROOT = Path(__file__).parents[2]
 OBJECTS = ROOT / "build" / "objects"
@@ -115,7 +116,7 @@ class Bench:
         self._library = library()
         shape = Shape(n, m, rows, cols, window, n_heads, n_kv_heads, head_dim, dtype.encode())
         paths = (c_char_p * len(libraries))(*(path.encode() for path in libraries))
-        place = Device(device.encode(), threads, compute.encode(), None, paths, len(paths))
+        place = Device(device.encode(), threads or cores(), compute.encode(), None, paths, len(paths))
         opened = self._library.bench_open(
             byref(self._bench), op.encode(), byref(shape), byref(place), byref(self._error)
         )

@@ -15,6 +15,7 @@ import numpy as np
 import lazyllm
 from benchmarks.measuring.place import Place
 from lazyllm import _core
+from lazyllm.machine.cores import cores
 from lazyllm.machine.info import field, processor, version
 
 MEMINFO = Path("/proc/meminfo")
@@ -28,7 +29,7 @@ def machine(place: Place) -> dict[str, str]:
         "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
         **place.facts,
         "cpu": processor(),
-        "cores": f"{features['cores']} for this process, {os.cpu_count()} in the machine",
+        "cores": f"{cores()} for this process, {os.cpu_count()} in the machine",
         "memory": field(MEMINFO, "MemTotal") or "unknown",
         "instruction set": str(features["used"]),
         "system": f"{platform.system()} {platform.release()}",

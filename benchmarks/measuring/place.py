@@ -14,6 +14,7 @@ from benchmarks.measuring.rounds import Contestant, repeated
 from lazyllm import _core
 from lazyllm.errors import DeviceError
 from lazyllm.llm import LLM, load
+from lazyllm.machine.cores import cores
 from lazyllm.machine.device import check_device, cuda_facts, libraries
 from lazyllm.support.checked import whole
 
@@ -92,8 +93,8 @@ def choose_places(device: str, threads: Sequence[int] | None, quick: bool) -> tu
         if threads:
             raise ValueError(f"threads do not apply to {device}: leave --threads out")
         return (cuda_place(device if ":" in device else f"{device}:0"),)
-    cores = int(_core.features()["cores"])
-    counts = threads or ((cores,) if quick else (1, cores))
+    all_cores = cores()
+    counts = threads or ((all_cores,) if quick else (1, all_cores))
     return tuple(Place(whole(n, "threads", 1)) for n in dict.fromkeys(counts))
 
 

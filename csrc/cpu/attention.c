@@ -21,11 +21,11 @@ enum {
     KEY_CHUNK = 256,    /* fewest keys in a chunk */
 };
 
-void lazy_cpu_see(lazy_seen *seen, const int32_t *rows, int n, const int32_t *in_play, int m, int window)
+void lazy_cpu_see(lazy_seen *seen, const lazy_attending *a)
 {
-    for (int r = 0, begin = 0, end = 0; r < n; r++) {
-        while (end < m && in_play[end] <= rows[r]) end++;
-        while (begin < end && rows[r] - in_play[begin] >= window) begin++;
+    for (int r = 0, begin = 0, end = 0; r < a->n; r++) {
+        while (end < a->m && a->in_play[end] <= a->rows[r]) end++;
+        while (begin < end && a->rows[r] - a->in_play[begin] >= a->window) begin++;
         seen[r] = (lazy_seen){ begin, end };
     }
 }
@@ -34,20 +34,16 @@ typedef struct attending {
     lazy_stream *stream;
     const lazy_config *c;
     const lazy_kernels *kernels;
-    float *y;         /* (n, H D) */
-    const float *qkv; /* (n, width) */
-    int n;
-    lazy_kv kv;
+    float *y; /* (n, H D) */
+    lazy_attending a;
     lazy_dtype kv_type;
-    const int32_t *in_play; /* (m,) */
-    const lazy_seen *seen;  /* (n,) tokens of in_play that each row sees */
-    int first_key, n_keys;  /* those that any row sees: in_play[first_key … first_key+n_keys-1] */
-    float *partial;         /* (n, H, chunks, D + 2) output, maximum, sum; unused if chunks is 1 */
-    float *products;        /* (H, m) scaled and capped q k^T of the last row, for its scores; NULL if there are none */
-    int m;
+    const lazy_seen *seen; /* (n,) tokens of in_play that each row sees */
+    int first_key, n_keys; /* those that any row sees: in_play[first_key … first_key+n_keys-1] */
+    float *partial;        /* (n, H, chunks, D + 2) output, maximum, sum; unused if chunks is 1 */
+    float *raw_scores;     /* (H, m) scaled and capped q k^T of the last row, for its scores; NULL if there are none */
     float scale, cap;
     int width;                 /* (H + 2G) D */
-    int group;                 /* query heads that share a key head */
+    int heads_per_key;         /* query heads that read the same key head */
     int heads, head_blocks;    /* query heads in one task; tasks for each key head */
     int row_block, row_blocks; /* rows in one task; number of such blocks */
     int chunk, chunks;         /* keys in one task; number of chunks */
@@ -65,8 +61,8 @@ static void write_output(const attending *t, int row, int head, int chunk, const
 {
     int d = t->c->head_dim;
     if (t->chunks == 1) {
-        float *y = t->y + ((int64_t)row * t->c->n_heads + head) * d, share = 1.0f / sum;
-        for (int i = 0; i < d; i++) y[i] = o[i] * share;
+        float *y = t->y + ((int64_t)row * t->c->n_heads + head) * d, factor = 1.0f / sum;
+        for (int i = 0; i < d; i++) y[i] = o[i] * factor;
         return;
     }
     float *partial = partial_of(t, row, head, chunk);
@@ -98,7 +94,7 @@ static void copy_queries(const attending *t, const sweep *w, float *to)
 {
     int size = w->heads * t->c->head_dim;
     for (int r = 0; r < w->rows; r++) {
-        const float *q = t->qkv + (int64_t)(w->first + r) * t->width + w->head * t->c->head_dim;
+        const float *q = (const float *)t->a.qkv + (int64_t)(w->first + r) * t->width + w->head * t->c->head_dim;
         for (int i = 0; i < size; i++) to[r * size + i] = q[i] * t->scale;
     }
 }
@@ -120,10 +116,10 @@ static sweep begin_sweep(const attending *t, float *scratch, int first, int g, i
 {
     int d = t->c->head_dim, cols = t->kernels->products.tile_cols;
     sweep w = { .first = first,
-                .rows = min_int(t->row_block, t->n - first),
+                .rows = min_int(t->row_block, t->a.n - first),
                 .g = g,
-                .head = g * t->group + head_block * t->heads };
-    w.heads = min_int(t->heads, (g + 1) * t->group - w.head);
+                .head = g * t->heads_per_key + head_block * t->heads };
+    w.heads = min_int(t->heads, (g + 1) * t->heads_per_key - w.head);
     w.n = w.rows * w.heads;
     int padded = t->by_rows ? w.n : ceil_div(w.n, cols) * cols;
     w.s = scratch;
@@ -148,7 +144,7 @@ static sweep begin_sweep(const attending *t, float *scratch, int first, int g, i
  * f32; in bf16 two tokens share an operand. */
 static bool are_operands(const attending *t, const int32_t *slot, int n)
 {
-    return t->kv_type == (t->kernels->products.group == 1 ? LAZY_F32 : LAZY_BF16) && slot[n - 1] - slot[0] == n - 1;
+    return t->kv_type == (t->kernels->products.unit == 1 ? LAZY_F32 : LAZY_BF16) && slot[n - 1] - slot[0] == n - 1;
 }
 
 /* Copies run in several streams, which the hardware prefetches. */
@@ -159,34 +155,35 @@ static const float *key_operands(const attending *t, int g, const int32_t *slot,
 {
     int d = t->c->head_dim, stride = (int)lazy_row_operands(&t->kernels->products, d),
         stream = ceil_div(n, COPY_STREAMS);
-    if (are_operands(t, slot, n)) return (const float *)kv_row(t->stream, t->kv, t->kv.k, g, slot[0]);
+    if (are_operands(t, slot, n)) return (const float *)kv_row(t->stream, t->a.kv, t->a.kv.k, g, slot[0]);
     for (int i = 0; i < stream; i++)
         for (int j = i; j < n; j += stream)
-            t->kernels->convert_key(room + j * stride, kv_row(t->stream, t->kv, t->kv.k, g, slot[j]), t->kv_type, d);
+            t->kernels->convert_key(room + j * stride, kv_row(t->stream, t->a.kv, t->a.kv.k, g, slot[j]), t->kv_type,
+                                    d);
     return room;
 }
 
 /* n values of key head g as operands of neighbouring tokens, rows of value_stride. */
 static const float *value_operands(const attending *t, int g, const int32_t *slot, int n, float *room)
 {
-    int d = t->c->head_dim, stride = value_stride(t), per = t->kernels->products.group, rows = ceil_div(n, per),
+    int d = t->c->head_dim, stride = value_stride(t), per = t->kernels->products.unit, rows = ceil_div(n, per),
         stream = ceil_div(rows, COPY_STREAMS);
     if (per == 1 && stride == d && are_operands(t, slot, n))
-        return (const float *)kv_row(t->stream, t->kv, t->kv.v, g, slot[0]);
+        return (const float *)kv_row(t->stream, t->a.kv, t->a.kv.v, g, slot[0]);
     for (int i = 0; i < stream; i++)
         for (int j = i; j < rows; j += stream) {
-            const char *first = kv_row(t->stream, t->kv, t->kv.v, g, slot[j * per]);
-            const char *second = j * per + 1 < n ? kv_row(t->stream, t->kv, t->kv.v, g, slot[j * per + 1]) : NULL;
+            const char *first = kv_row(t->stream, t->a.kv, t->a.kv.v, g, slot[j * per]);
+            const char *second = j * per + 1 < n ? kv_row(t->stream, t->a.kv, t->a.kv.v, g, slot[j * per + 1]) : NULL;
             t->kernels->pair_values(room + j * stride, first, second, t->kv_type, d);
         }
     return room;
 }
 
 /* (m,) room for a query's products with the keys; NULL unless it is of the last row and scores follow. */
-static float *room_for_products(const attending *t, const sweep *w, int query)
+static float *room_for_raw_scores(const attending *t, const sweep *w, int query)
 {
-    if (!t->products || w->first + query / w->heads < t->n - 1) return NULL;
-    return t->products + (int64_t)(w->head + query % w->heads) * t->m;
+    if (!t->raw_scores || w->first + query / w->heads < t->a.n - 1) return NULL;
+    return t->raw_scores + (int64_t)(w->head + query % w->heads) * t->a.m;
 }
 
 /* One block of keys for the panel that begins at query `top`. */
@@ -198,7 +195,7 @@ static void sweep_panel(const attending *t, const sweep *w, int key, int n_keys,
     const lazy_seen *first = &t->seen[w->first + top / w->heads],
                     *last = &t->seen[w->first + (top + cols - 1) / w->heads];
     int begin = clamp_int(first->begin - key, 0, n_keys);
-    begin -= begin % kernels->products.group;
+    begin -= begin % kernels->products.unit;
     int n = clamp_int(last->end - key, 0, n_keys) - begin;
     if (n <= 0) return;
     int32_t hidden[MAX_TILE_COLS], visible[MAX_TILE_COLS];
@@ -208,12 +205,12 @@ static void sweep_panel(const attending *t, const sweep *w, int key, int n_keys,
         visible[c] = seen->end - key - begin;
     }
     const float *keys = w->keys + begin * (int)lazy_row_operands(&t->kernels->products, d),
-                *values = w->values + begin / kernels->products.group * value_stride(t);
+                *values = w->values + begin / kernels->products.unit * value_stride(t);
     kernels->key_columns(w->s, width, keys, w->q + top * d, values, n, d);
     if (t->cap) kernels->rows->cap_row(w->s, n * width, t->cap);
     for (int c = 0; c < cols; c++) {
-        float *products = room_for_products(t, w, top + c);
-        for (int j = 0; j < n && products; j++) products[key + begin + j] = w->s[j * width + c];
+        float *raw = room_for_raw_scores(t, w, top + c);
+        for (int j = 0; j < n && raw; j++) raw[key + begin + j] = w->s[j * width + c];
     }
     kernels->rows->online_softmax_columns(w->s, width, n, hidden, visible, w->max + top, w->sum + top, w->factor);
     for (int c = 0; c < cols; c++)
@@ -226,12 +223,13 @@ static void sweep_rows(const attending *t, const sweep *w, int key, int n_keys)
 {
     const lazy_kernels *kernels = t->kernels;
     int d = t->c->head_dim;
-    const char *keys = kv_row(t->stream, t->kv, t->kv.k, w->g, 0), *values = kv_row(t->stream, t->kv, t->kv.v, w->g, 0);
-    kernels->rows->key_dots(w->s, t->key_block, w->q, w->n, keys, t->kv_type, t->in_play + key, n_keys, d);
+    const char *keys = kv_row(t->stream, t->a.kv, t->a.kv.k, w->g, 0),
+               *values = kv_row(t->stream, t->a.kv, t->a.kv.v, w->g, 0);
+    kernels->rows->key_dots(w->s, t->key_block, w->q, w->n, keys, t->kv_type, t->a.in_play + key, n_keys, d);
     for (int i = 0; i < w->n; i++) {
-        float *s = w->s + i * t->key_block, *products = room_for_products(t, w, i);
+        float *s = w->s + i * t->key_block, *raw = room_for_raw_scores(t, w, i);
         if (t->cap) kernels->rows->cap_row(s, n_keys, t->cap);
-        if (products) memcpy(products + key, s, (size_t)n_keys * sizeof *s);
+        if (raw) memcpy(raw + key, s, (size_t)n_keys * sizeof *s);
         const lazy_seen *seen = &t->seen[w->first + i / w->heads];
         int begin = clamp_int(seen->begin - key, 0, n_keys), end = clamp_int(seen->end - key, 0, n_keys);
         memset(s, 0, (size_t)begin * sizeof *s);
@@ -240,7 +238,7 @@ static void sweep_rows(const attending *t, const sweep *w, int key, int n_keys)
         float factor = kernels->rows->online_softmax(s + begin, end - begin, &w->max[i], &w->sum[i]);
         if (factor != 1.0f) kernels->rows->scale_row(w->o + i * d, d, factor);
     }
-    kernels->rows->value_sums(w->o, w->s, t->key_block, w->n, values, t->kv_type, t->in_play + key, n_keys, d);
+    kernels->rows->value_sums(w->o, w->s, t->key_block, w->n, values, t->kv_type, t->a.in_play + key, n_keys, d);
 }
 
 static void attend(void *job, int task, int worker)
@@ -252,15 +250,15 @@ static void attend(void *job, int task, int worker)
     sweep w = begin_sweep(t, scratch_of(t->stream, worker), first, block / t->head_blocks, block % t->head_blocks);
     int end = min_int(t->first_key + (chunk + 1) * t->chunk, t->seen[first + w.rows - 1].end);
     int key = max_int(t->first_key + chunk * t->chunk, t->seen[first].begin), n_keys;
-    for (key -= key % t->kernels->products.group; key < end; key += n_keys) {
+    for (key -= key % t->kernels->products.unit; key < end; key += n_keys) {
         n_keys =
             min_int(t->key_block - key % t->key_block, end - key); /* the same blocks whichever rows share a task */
         if (t->by_rows) {
             sweep_rows(t, &w, key, n_keys);
             continue;
         }
-        w.keys = key_operands(t, w.g, t->in_play + key, n_keys, w.key_room);
-        w.values = value_operands(t, w.g, t->in_play + key, n_keys, w.value_room);
+        w.keys = key_operands(t, w.g, t->a.in_play + key, n_keys, w.key_room);
+        w.values = value_operands(t, w.g, t->a.in_play + key, n_keys, w.value_room);
         for (int top = 0; top < w.n; top += t->kernels->products.tile_cols) sweep_panel(t, &w, key, n_keys, top);
     }
     for (int i = 0; i < w.n; i++)
@@ -295,8 +293,8 @@ static void divide(attending *t)
 {
     int d = t->c->head_dim, cols = t->kernels->products.tile_cols, per_key = d + value_stride(t) + cols,
         per_head = 2 * d + 2, max_queries = TASK_QUERIES;
-    bool many_rows = t->stream->many_rows || t->n > SPLIT_KEYS_ROWS;
-    t->by_rows = !many_rows && (t->n == 1 || t->n * t->group <= t->kernels->lanes / 2);
+    bool many_rows = t->stream->many_rows || t->a.n > SPLIT_KEYS_ROWS;
+    t->by_rows = !many_rows && (t->a.n == 1 || t->a.n * t->heads_per_key <= t->kernels->lanes / 2);
     if (t->by_rows) {
         t->key_block = 1024;
         max_queries = min_int(max_queries, WORKER_SCRATCH / (per_head + t->key_block));
@@ -305,22 +303,21 @@ static void divide(attending *t)
         while (t->key_block * per_key > WORKER_SCRATCH / 2) t->key_block /= 2;
         max_queries = min_int(max_queries, (WORKER_SCRATCH - cols - t->key_block * per_key) / (cols * per_head) * cols);
     }
-    t->head_blocks = ceil_div(t->group, max_queries);
-    t->heads = ceil_div(t->group, t->head_blocks);
+    t->head_blocks = ceil_div(t->heads_per_key, max_queries);
+    t->heads = ceil_div(t->heads_per_key, t->head_blocks);
     t->row_block = max_queries / t->heads;
-    t->row_blocks = ceil_div(t->n, t->row_block);
-    t->row_block = ceil_div(t->n, t->row_blocks);
+    t->row_blocks = ceil_div(t->a.n, t->row_block);
+    t->row_block = ceil_div(t->a.n, t->row_blocks);
     t->chunk = t->n_keys;
     t->chunks = 1;
     if (many_rows) return;
     t->chunk = ceil_div(t->n_keys, MAX_CHUNKS);
-    int smallest = t->n == 1 ? KEY_CHUNK : 2 * KEY_CHUNK;
+    int smallest = t->a.n == 1 ? KEY_CHUNK : 2 * KEY_CHUNK;
     t->chunk = t->chunk < smallest ? smallest : ceil_div(t->chunk, KEY_CHUNK) * KEY_CHUNK;
     t->chunks = ceil_div(t->n_keys, t->chunk);
 }
 
-int lazy_cpu_attention(lazy_stream *stream, void *y, const void *qkv, const int32_t *rows, int n, lazy_kv kv,
-                       const int32_t *in_play, int m, int window, lazy_error *err)
+int lazy_cpu_attention(lazy_stream *stream, void *y, const lazy_attending *a, lazy_error *err)
 {
     const lazy_config *c = stream->config;
     lazy_cpu_stream *scratch = (lazy_cpu_stream *)stream;
@@ -329,26 +326,22 @@ int lazy_cpu_attention(lazy_stream *stream, void *y, const void *qkv, const int3
         .c = c,
         .kernels = kernels_of(stream),
         .y = y,
-        .qkv = qkv,
-        .n = n,
-        .kv = kv,
+        .a = *a,
         .kv_type = stream->backend->kv,
-        .in_play = in_play,
         .seen = scratch->seen,
         .partial = scratch->partial,
-        .products = stream->scores_follow ? scratch->shares : NULL,
-        .m = m,
+        .raw_scores = stream->scores_follow ? scratch->probabilities : NULL,
         .scale = scale_of(c),
         .cap = cap_of(c),
         .width = lazy_qkv_width(c),
-        .group = c->n_heads / c->n_kv_heads,
+        .heads_per_key = c->n_heads / c->n_kv_heads,
     };
-    lazy_cpu_see(scratch->seen, rows, n, in_play, m, window);
-    t.first_key = t.seen[0].begin - t.seen[0].begin % t.kernels->products.group; /* values come in whole operands */
-    t.n_keys = m - t.first_key;
+    lazy_cpu_see(scratch->seen, a);
+    t.first_key = t.seen[0].begin - t.seen[0].begin % t.kernels->products.unit; /* values come in whole operands */
+    t.n_keys = a->m - t.first_key;
     divide(&t);
-    scratch->has_products = t.products;
+    scratch->has_raw_scores = t.raw_scores;
     int code = lazy_cpu_run(stream, attend, &t, t.row_blocks * c->n_kv_heads * t.head_blocks * t.chunks, err);
     if (code || t.chunks == 1) return code;
-    return lazy_cpu_run(stream, merge_row, &t, n, err);
+    return lazy_cpu_run(stream, merge_row, &t, a->n, err);
 }

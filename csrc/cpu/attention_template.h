@@ -89,7 +89,7 @@ static void value_columns(float *o, float *powers, int width, int cols, const vo
 const lazy_kernels JOIN(lazy_kernels_, VARIANT) = {
     .products = {
         .name = STRING(VARIANT),
-        .group = PER_OPERAND,
+        .unit = PER_OPERAND,
         .row_operands = 1,
         .panel_operands = 1,
         .tile_rows = TILE_ROWS,

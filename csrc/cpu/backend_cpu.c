@@ -9,7 +9,7 @@
 static int cpu_alloc(lazy_backend *backend, void **out, size_t bytes, const char *what, lazy_error *err)
 {
     (void)backend;
-    return lazy_alloc(out, bytes, 1, what, err);
+    return lazy_alloc_bytes(out, bytes, 1, NULL, what, err);
 }
 
 static void cpu_free(lazy_backend *backend, void *memory)
@@ -97,10 +97,9 @@ int lazy_cpu_open(lazy_backend **out, int threads, lazy_compute compute, lazy_dt
                          "compute is %s, which needs the instructions %s; the kernels here are those of %s: use f32",
                          compute == LAZY_COMPUTE_BF16 ? "bf16" : "int8",
                          compute == LAZY_COMPUTE_BF16 ? "AVX512-BF16" : "AVX512-VNNI", in_f32->isa);
-    if (threads == 0) threads = lazy_cpu_cores();
 
     lazy_cpu *cpu;
-    int code = lazy_alloc_zeroed((void **)&cpu, 1, sizeof *cpu, "the CPU backend", err);
+    int code = lazy_alloc_zeroed(&cpu, 1, "the CPU backend", err);
     if (code) return code;
     cpu->base = (lazy_backend){
         .ops = &ops,
@@ -113,8 +112,7 @@ int lazy_cpu_open(lazy_backend **out, int threads, lazy_compute compute, lazy_dt
     };
     cpu->arithmetic = arithmetic;
     cpu->in_f32 = in_f32->products;
-    code = lazy_alloc((void **)&cpu->scratch, (size_t)threads - 1, WORKER_SCRATCH * sizeof(float),
-                      "the workers' scratch", err);
+    code = lazy_alloc(&cpu->scratch, (size_t)(threads - 1) * WORKER_SCRATCH, "the workers' scratch", err);
     if (!code) code = lazy_pool_open(&cpu->pool, threads, err);
     if (code) cpu_close(&cpu->base);
     else *out = &cpu->base;

@@ -43,10 +43,11 @@ typedef struct lazy_cpu_stream {
                         sum */
     float *gate_up;  /* (min(rows, UNPACKED_ROWS_LIMIT), 2 F) */
     float *operands; /* of as many rows of x as are converted at a time, see operand_stride */
-    float *shares;   /* (H, tokens) attention of one query row */
-    bool has_products;  /* shares holds the last row's products with the keys that it sees, left there by attention */
-    uint32_t *order;    /* (tokens,) scores as integers, for selection */
-    double *block_sums; /* (tokens,) for smoothing */
+    float *probabilities; /* (H, tokens) attention of one query row */
+    bool has_raw_scores;  /* probabilities holds the last row's scaled and capped q.k with the keys that it sees, left
+                             there by attention */
+    uint32_t *order;      /* (tokens,) scores as integers, for selection */
+    double *block_sums;   /* (tokens,) for smoothing */
 
     /* of models with experts; chunk: min(rows, ROW_CHUNK), k: experts_per_token, F: expert_ffn */
     float *router_logits; /* (chunk, n_experts) */
@@ -61,7 +62,7 @@ typedef struct lazy_cpu_stream {
 static inline char *kv_row(const lazy_stream *stream, lazy_kv kv, void *k_or_v, int head, int slot)
 {
     int64_t row = (int64_t)head * kv.capacity + slot;
-    return (char *)k_or_v + row * stream->config->head_dim * (int64_t)lazy_dtype_width(stream->backend->kv);
+    return (char *)k_or_v + row * stream->config->head_dim * (int64_t)lazy_float_bytes(stream->backend->kv);
 }
 
 static inline lazy_cpu *cpu_of(const lazy_stream *stream) { return (lazy_cpu *)stream->backend; }
@@ -75,7 +76,7 @@ static inline const lazy_products *products_of(const lazy_stream *stream)
  * the same few sets of the L1 cache; these are copied, with operand_stride operands from one to the next. */
 static inline bool is_converted(const lazy_stream *stream, int k)
 {
-    return products_of(stream)->group > 1 || k % 1024 == 0;
+    return products_of(stream)->unit > 1 || k % 1024 == 0;
 }
 
 static inline int64_t operand_stride(const lazy_products *products, int k)
@@ -90,8 +91,8 @@ static inline float *scratch_of(const lazy_stream *stream, int worker)
                   : ((const lazy_cpu_stream *)stream)->scratch;
 }
 
-/* seen[r] = the positions in in_play (m,) that are at or before rows[r] and less than `window` before it */
-void lazy_cpu_see(lazy_seen *seen, const int32_t *rows, int n, const int32_t *in_play, int m, int window);
+/* seen[r] = the positions in in_play that are at or before rows[r] and less than `window` before it */
+void lazy_cpu_see(lazy_seen *seen, const lazy_attending *);
 
 /* The factor on q.k for softmaxes to the base 2. */
 static inline float scale_of(const lazy_config *c)
@@ -112,7 +113,7 @@ static inline float cap_of(const lazy_config *c) { return (float)M_LOG2E * c->at
 
 /* The ops that the files of this folder define, as lazy_cpu_NAME. */
 #define LAZY_CPU_OPS(work)                                                                                             \
-    work(share_open) work(share_join) work(share_leave) work(share_close) work(stream_open) work(stream_close)         \
+    work(shared_open) work(shared_join) work(shared_leave) work(shared_close) work(stream_open) work(stream_close)     \
         work(reserve) work(scratch_bytes) work(quantize) work(embed) work(matmul) work(gated) work(mix_experts)        \
             work(logits) work(rmsnorm) work(checked_rmsnorm) work(rotate) work(surprisal) work(argmax) work(attention) \
                 work(scores) work(share) work(largest) work(remember) work(average) work(smooth) work(mass)            \
@@ -132,13 +133,6 @@ int lazy_cpu_multiply_router(lazy_stream *, float *y, const float *x, int n, con
  * w: (n_experts,). */
 int lazy_cpu_multiply_experts(lazy_stream *, float *y, const float *x, const lazy_sorted_rows *, const lazy_matrix *w,
                               lazy_error *);
-/* features.c */
-/* Cores that have at least one of the usable processors (n,), by the files cpuN/topology in the folder; the number of
- * usable processors if the files are not all there. */
-int lazy_count_cores(const char *folder, const bool *usable, int n);
-/* The share of CPU time that the control group in the folder grants, of version 2 or 1, in cores rounded up; 0 where
- * there is no limit. */
-int lazy_cgroup_cores(const char *folder);
 /* rows.c */
 int lazy_cpu_refuse_range(const lazy_stream *, lazy_error *); /* a key or value is beyond the range of its type */
 

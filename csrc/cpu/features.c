@@ -1,9 +1,5 @@
-/* features.c — the instruction sets of this machine, and the number of cores that this process may use. */
-#define _GNU_SOURCE
-#include <sched.h>
-#include <stdio.h>
+/* features.c — the instruction sets of this machine. */
 #include <string.h>
-#include <unistd.h>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -78,80 +74,4 @@ const char *const *lazy_cpu_variants(void)
     for (size_t i = 0; i < sizeof isas / sizeof *isas; i++)
         if (lazy_arithmetic_find(isas[i], LAZY_COMPUTE_F32)) names[n++] = isas[i];
     return names;
-}
-
-static FILE *open_in(const char *folder, const char *name)
-{
-    char path[512];
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    return fopen(path, "re");
-}
-
-/* The number at the beginning of a file, or `otherwise`. */
-static long long read_number(const char *folder, const char *name, long long otherwise)
-{
-    long long number;
-    FILE *file = open_in(folder, name);
-    if (!file) return otherwise;
-    if (fscanf(file, "%lld", &number) != 1) number = otherwise;
-    fclose(file);
-    return number;
-}
-
-int lazy_cgroup_cores(const char *folder)
-{
-    long long quota = 0, period = 0;
-    FILE *file = open_in(folder, "cpu.max");
-    if (file) {
-        if (fscanf(file, "%lld %lld", &quota, &period) != 2) quota = 0; /* "max" means no limit */
-        fclose(file);
-    } else { /* version 1 */
-        quota = read_number(folder, "cpu/cpu.cfs_quota_us", 0);
-        period = read_number(folder, "cpu/cpu.cfs_period_us", 0);
-    }
-    return quota > 0 && period > 0 ? (int)((quota + period - 1) / period) : 0;
-}
-
-/* The first of the processors that share a core with this one, by a list such as "0,64" or "0-1"; -1 without one. */
-static int first_sibling(const char *folder, int cpu)
-{
-    static const char *const lists[] = { "core_cpus_list", "thread_siblings_list" }; /* the second before Linux 5.3 */
-    char name[64];
-    long long first = -1;
-    for (size_t i = 0; i < sizeof lists / sizeof *lists && first < 0; i++) {
-        snprintf(name, sizeof name, "cpu%d/topology/%s", cpu, lists[i]);
-        first = read_number(folder, name, -1);
-    }
-    return first <= cpu ? (int)first : -1; /* else the list lacks this processor */
-}
-
-int lazy_count_cores(const char *folder, const bool *usable, int n)
-{
-    bool counted[CPU_SETSIZE] = { false }; /* by a core's first processor, usable or not */
-    int cpus = 0, cores = 0;
-    bool known = n <= CPU_SETSIZE;
-    for (int cpu = 0; cpu < n; cpu++) {
-        if (!usable[cpu]) continue;
-        cpus++;
-        int first = known ? first_sibling(folder, cpu) : -1;
-        known = first >= 0;
-        if (!known) continue;
-        cores += !counted[first];
-        counted[first] = true;
-    }
-    return known ? cores : cpus;
-}
-
-int lazy_cpu_cores(void)
-{
-    cpu_set_t set;
-    bool usable[CPU_SETSIZE];
-    int cores = (int)sysconf(_SC_NPROCESSORS_ONLN);
-    if (sched_getaffinity(0, sizeof set, &set) == 0) {
-        for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) usable[cpu] = CPU_ISSET(cpu, &set);
-        cores = lazy_count_cores("/sys/devices/system/cpu", usable, CPU_SETSIZE);
-    }
-    int limit = lazy_cgroup_cores("/sys/fs/cgroup");
-    if (limit && limit < cores) cores = limit;
-    return cores < 1 ? 1 : cores;
 }

@@ -215,7 +215,7 @@ INLINE void dots_of(dot_products t, const int rows, const int cols)
 
 const lazy_products JOIN(lazy_products_, VARIANT) = {
     .name = STRING(VARIANT),
-    .group = LAZY_LONGEST_BLOCK,
+    .unit = LAZY_LONGEST_BLOCK,
     .row_operands = STRETCH_OPERANDS,
     .max_unpacked_halves = MAX_ROWS,
     .max_unpacked_others = MAX_ROWS,

@@ -194,7 +194,7 @@ static void tile(float *c, int64_t c_stride, const void *a, int64_t a_stride, co
 
 const lazy_products JOIN(lazy_products_, VARIANT) = {
     .name = STRING(VARIANT),
-    .group = LAZY_GROUP,
+    .unit = LAZY_GROUP,
     .row_operands = GROUP_OPERANDS,
     .panel_operands = PANEL_ROWS,
     .tile_rows = TILE_ROWS,

@@ -5,9 +5,9 @@
  * divided.
  *
  * Operands of products are 4 bytes: an f32, a pair of bf16, or four integers of 8 bits. Rows are converted by `group`
- * values that are neighbours along the sum, the last group filled up with zeros; a group takes row_operands operands in
- * a row of x and panel_operands in a column of a panel. These are 1 for f32 (groups of 1) and bf16 (groups of 2). In
- * int8 (groups of 32) the integers' scale comes with them. */
+ * values that are neighbours along the sum, the last unit filled up with zeros; a unit takes row_operands operands in
+ * a row of x and panel_operands in a column of a panel. These are 1 for f32 (units of 1) and bf16 (units of 2). In
+ * int8 (units of 32) the integers' scale comes with them. */
 #ifndef LAZY_KERNELS_H
 #define LAZY_KERNELS_H
 
@@ -19,7 +19,7 @@ enum { UNPACKED_ROWS_LIMIT = 160 };
 
 typedef struct lazy_products {
     const char *name; /* of a backend that computes with them */
-    int group, row_operands, panel_operands;
+    int unit, row_operands, panel_operands;
     int tile_rows, tile_cols; /* size of the register tile */
     /* Rows of x up to which dots is faster than pack and tile: weights of 16 bits, and others, which cost more to read
      * again. */
@@ -77,8 +77,8 @@ typedef struct lazy_kernels {
     int lanes;              /* floats in a vector; tile_cols is a multiple */
 
     /* Attention in columns: up to tile_cols columns, each a query head of a row, over n contiguous keys. Scores are (n,
-     * width); width is lanes if the columns fit into one vector, else tile_cols. Keys are operands (n, d / group),
-     * queries a panel of d values, and values operands of neighbouring tokens (n / group, stride). to[:] = the d values
+     * width); width is lanes if the columns fit into one vector, else tile_cols. Keys are operands (n, d / unit),
+     * queries a panel of d values, and values operands of neighbouring tokens (n / unit, stride). to[:] = the d values
      * of a key in the cache as operands */
     void (*convert_key)(void *to, const void *key, lazy_dtype dtype, int d);
     /* to[:d] = operands of the values of two tokens; the second is NULL behind the last one, and unused where an
@@ -117,7 +117,7 @@ const lazy_arithmetic *lazy_arithmetic_find(const char *isa, lazy_compute comput
 /* Operands that k values take in a row of x. */
 static inline size_t lazy_row_operands(const lazy_products *p, int k)
 {
-    return (size_t)((k + p->group - 1) / p->group * p->row_operands);
+    return (size_t)((k + p->unit - 1) / p->unit * p->row_operands);
 }
 
 #endif

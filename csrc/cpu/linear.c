@@ -85,7 +85,7 @@ static int convert(product *p, bool unpacked, lazy_error *err)
 {
     p->operands = p->x;
     p->stride = p->w->cols;
-    if (p->kernels->group == 1 && !p->rows && (unpacked || !is_converted(p->stream, p->w->cols))) return LAZY_OK;
+    if (p->kernels->unit == 1 && !p->rows && (unpacked || !is_converted(p->stream, p->w->cols))) return LAZY_OK;
     p->operands = ((lazy_cpu_stream *)p->stream)->operands;
     p->stride = operand_stride(p->kernels, p->w->cols);
     return lazy_cpu_run(p->stream, convert_rows, p, ceil_div(p->n, ROWS_PER_TASK), err);
@@ -241,15 +241,15 @@ static void divide_packed(product *p)
     const lazy_products *kernels = p->kernels;
     int threads = p->stream->backend->threads, wanted = TASKS_PER_THREAD * threads,
         max_row_blocks = max_int(1, p->n / MIN_ROWS);
-    int unit = kernels->group, cut = 0;
+    int unit = kernels->unit, cut = 0;
     for (int i = 0, first = 0; i < p->w->n_parts; first += p->w->part[i++].rows) {
         if (lazy_is_quantized(p->w->part[i].dtype)) unit = LAZY_LONGEST_BLOCK; /* ends of panels are ends of blocks */
         cut += first % p->columns % kernels->tile_cols != 0;
     }
-    int most = PANEL_K / kernels->panel_operands * kernels->group / LAZY_LONGEST_BLOCK * LAZY_LONGEST_BLOCK,
+    int most = PANEL_K / kernels->panel_operands * kernels->unit / LAZY_LONGEST_BLOCK * LAZY_LONGEST_BLOCK,
         k_blocks = ceil_div(p->w->cols, most);
     p->k_block = ceil_div(ceil_div(p->w->cols, k_blocks), unit) * unit;
-    p->panel_size = ceil_div(p->k_block, kernels->group) * kernels->panel_operands * kernels->tile_cols;
+    p->panel_size = ceil_div(p->k_block, kernels->unit) * kernels->panel_operands * kernels->tile_cols;
     int panels = ceil_div(p->columns, kernels->tile_cols); /* where gated, of one half */
     int max_panels = (PANELS_SIZE / p->panel_size - cut) / (p->gated ? 2 : 1);
     if (p->gated) /* gate and up of at least two strips must fit into the block */

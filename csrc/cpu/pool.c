@@ -244,10 +244,10 @@ int lazy_pool_open(lazy_pool **out, int threads, lazy_error *err)
 {
     *out = NULL;
     lazy_pool *pool;
-    int code = lazy_alloc_zeroed((void **)&pool, 1, sizeof *pool, "the thread pool", err);
+    int code = lazy_alloc_zeroed(&pool, 1, "the thread pool", err);
     if (code) return code;
     pool->threads = threads;
-    code = lazy_alloc_zeroed((void **)&pool->workers, (size_t)threads, sizeof *pool->workers, "the thread pool", err);
+    code = lazy_alloc_zeroed(&pool->workers, threads, "the thread pool", err);
     if (code) {
         lazy_free(pool);
         return code;
@@ -282,7 +282,7 @@ void lazy_pool_close(lazy_pool *pool)
 
 int lazy_pool_client_open(lazy_pool_client **out, lazy_pool *pool, lazy_error *err)
 {
-    int code = lazy_alloc_zeroed((void **)out, 1, sizeof **out, "a place in the thread pool", err);
+    int code = lazy_alloc_zeroed(out, 1, "a place in the thread pool", err);
     if (!code) (*out)->pool = pool;
     return code;
 }

@@ -115,11 +115,9 @@ static void rotate_rows(void *job, int task, int worker)
 int lazy_cpu_refuse_range(const lazy_stream *stream, lazy_error *err)
 {
     if (stream->backend->kv == LAZY_F16)
-        return lazy_fail(
-            err, LAZY_INVALID,
-            "a key or value is beyond 65504, the largest number of kv=\"f16\": use kv=\"bf16\" or \"f32\"");
-    return lazy_fail(err, LAZY_INVALID,
-                     "a key or value is beyond 3.39e38, the largest number of kv=\"bf16\": use kv=\"f32\"");
+        return lazy_invalid(
+            err, "a key or value is beyond 65504, the largest number of kv=\"f16\": use kv=\"bf16\" or \"f32\"");
+    return lazy_invalid(err, "a key or value is beyond 3.39e38, the largest number of kv=\"bf16\": use kv=\"f32\"");
 }
 
 int lazy_cpu_rotate(lazy_stream *stream, void *qkv, const int32_t *rows, int n, lazy_kv kv, const float *q_rope,

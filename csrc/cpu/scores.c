@@ -9,20 +9,18 @@ typedef struct scoring {
     lazy_stream *stream;
     const lazy_kernels *kernels;
     const float *q; /* one query row: (H, D) */
-    lazy_kv kv;
-    const int32_t *in_play;
-    int m;          /* tokens in play */
-    lazy_seen seen; /* those that the row sees */
-    float *shares;  /* (H, m) */
-    float *scores;  /* (m,) */
+    lazy_attending a;
+    lazy_seen seen;       /* those that the row sees */
+    float *probabilities; /* (H, m) */
+    float *scores;        /* (m,) */
     int row, n_rows;
     lazy_pooling pooling; /* of the rows */
 } scoring;
 
 enum { TOKENS_PER_TASK = 512 };
 
-/* shares = scaled and capped q k^T for the query heads of one key head and TOKENS_PER_TASK of the tokens that the row
- * sees. */
+/* probabilities = scaled and capped q k^T for the query heads of one key head and TOKENS_PER_TASK of the tokens that
+ * the row sees. */
 static void multiply_keys(void *job, int task, int worker)
 {
     const scoring *t = job;
@@ -35,21 +33,21 @@ static void multiply_keys(void *job, int task, int worker)
     float *scaled = scratch_of(t->stream, worker), scale = scale_of(c);
     for (int i = 0; i < group * d; i++) scaled[i] = q[i] * scale;
     first += t->seen.begin;
-    t->kernels->rows->key_dots(t->shares + (int64_t)g * group * t->m + first, t->m, scaled, group,
-                               kv_row(t->stream, t->kv, t->kv.k, g, 0), t->stream->backend->kv, t->in_play + first, n,
-                               d);
+    t->kernels->rows->key_dots(t->probabilities + (int64_t)g * group * t->a.m + first, t->a.m, scaled, group,
+                               kv_row(t->stream, t->a.kv, t->a.kv.k, g, 0), t->stream->backend->kv,
+                               t->a.in_play + first, n, d);
     for (int h = 0; h < group && c->attention_cap > 0; h++)
-        t->kernels->rows->cap_row(t->shares + (int64_t)(g * group + h) * t->m + first, n, cap_of(c));
+        t->kernels->rows->cap_row(t->probabilities + (int64_t)(g * group + h) * t->a.m + first, n, cap_of(c));
 }
 
 static void normalise_head(void *job, int head, int worker)
 {
     (void)worker;
     const scoring *t = job;
-    float *shares = t->shares + (int64_t)head * t->m + t->seen.begin, max = -INFINITY, sum = 0.0f;
+    float *probabilities = t->probabilities + (int64_t)head * t->a.m + t->seen.begin, max = -INFINITY, sum = 0.0f;
     int visible = t->seen.end - t->seen.begin;
-    t->kernels->rows->online_softmax(shares, visible, &max, &sum);
-    t->kernels->rows->scale_row(shares, visible, 1.0f / sum);
+    t->kernels->rows->online_softmax(probabilities, visible, &max, &sum);
+    t->kernels->rows->scale_row(probabilities, visible, 1.0f / sum);
 }
 
 static void pool_heads(void *job, int task, int worker)
@@ -57,12 +55,12 @@ static void pool_heads(void *job, int task, int worker)
     (void)worker;
     const scoring *t = job;
     int n_heads = t->stream->config->n_heads, begin = task * TOKENS_PER_TASK,
-        end = block_end(task, TOKENS_PER_TASK, t->m);
+        end = block_end(task, TOKENS_PER_TASK, t->a.m);
     int first = max_int(begin, t->seen.begin), last = min_int(end, t->seen.end);
     bool largest = t->pooling == LAZY_POOLING_MAX;
     double sums[TOKENS_PER_TASK] = { 0 }, n = (double)n_heads * (largest ? 1 : t->n_rows);
     for (int h = 0; h < n_heads; h++)
-        for (int j = first; j < last; j++) sums[j - begin] += t->shares[(int64_t)h * t->m + j];
+        for (int j = first; j < last; j++) sums[j - begin] += t->probabilities[(int64_t)h * t->a.m + j];
     for (int j = begin; j < end; j++) {
         float share = (float)(sums[j - begin] / n), earlier = t->scores[j];
         if (!t->row || (largest && (share > earlier || isnan(share)))) t->scores[j] = share;
@@ -70,33 +68,30 @@ static void pool_heads(void *job, int task, int worker)
     }
 }
 
-int lazy_cpu_scores(lazy_stream *stream, float *scores, const void *qkv, const int32_t *rows, int n, int queries,
-                    lazy_pooling pooling, int first_asking, lazy_kv kv, const int32_t *in_play, int m, int window,
-                    lazy_error *err)
+int lazy_cpu_scores(lazy_stream *stream, float *scores, const lazy_attending *a, int queries, lazy_pooling pooling,
+                    int first_asking, lazy_error *err)
 {
     const lazy_config *c = stream->config;
     lazy_cpu_stream *scratch = (lazy_cpu_stream *)stream;
-    int first = n > queries ? n - queries : 0, code = LAZY_OK;
-    while (rows[first] < first_asking) first++; /* ends: the last row is the query token, which is new */
+    int first = a->n > queries ? a->n - queries : 0, code = LAZY_OK;
+    while (a->rows[first] < first_asking) first++; /* ends: the last row is the query token, which is new */
     scoring t = { .stream = stream,
                   .kernels = kernels_of(stream),
-                  .kv = kv,
-                  .in_play = in_play,
-                  .m = m,
-                  .shares = scratch->shares,
+                  .a = *a,
+                  .probabilities = scratch->probabilities,
                   .scores = scores,
-                  .n_rows = n - first,
+                  .n_rows = a->n - first,
                   .pooling = pooling };
-    lazy_cpu_see(scratch->seen, rows + first, t.n_rows, in_play, m, window);
-    bool has_products = scratch->has_products && t.n_rows == 1;
-    scratch->has_products = false; /* overwritten below */
+    lazy_cpu_see(scratch->seen, a);
+    bool has_raw_scores = scratch->has_raw_scores && t.n_rows == 1;
+    scratch->has_raw_scores = false; /* overwritten below */
     for (t.row = 0; t.row < t.n_rows && !code; t.row++) {
-        t.q = (const float *)qkv + (int64_t)(first + t.row) * lazy_qkv_width(c);
-        t.seen = scratch->seen[t.row];
-        int tasks = has_products ? 0 : c->n_kv_heads * ceil_div(t.seen.end - t.seen.begin, TOKENS_PER_TASK);
+        t.q = (const float *)a->qkv + (int64_t)(first + t.row) * lazy_qkv_width(c);
+        t.seen = scratch->seen[first + t.row];
+        int tasks = has_raw_scores ? 0 : c->n_kv_heads * ceil_div(t.seen.end - t.seen.begin, TOKENS_PER_TASK);
         code = lazy_cpu_run(stream, multiply_keys, &t, tasks, err);
         if (!code) code = lazy_cpu_run(stream, normalise_head, &t, c->n_heads, err);
-        if (!code) code = lazy_cpu_run(stream, pool_heads, &t, ceil_div(m, TOKENS_PER_TASK), err);
+        if (!code) code = lazy_cpu_run(stream, pool_heads, &t, ceil_div(a->m, TOKENS_PER_TASK), err);
     }
     return code;
 }

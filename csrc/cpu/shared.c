@@ -135,7 +135,7 @@ static void drop_file(memory_file *file)
     lazy_free(file);
 }
 
-void lazy_cpu_share_close(lazy_shared *shared)
+void lazy_cpu_shared_close(lazy_shared *shared)
 {
     if (!shared) return;
     mapping *m = (mapping *)shared;
@@ -148,23 +148,23 @@ void lazy_cpu_share_close(lazy_shared *shared)
     lazy_free(m);
 }
 
-int lazy_cpu_share_open(lazy_backend *backend, lazy_shared **out, size_t bytes, lazy_error *err)
+int lazy_cpu_shared_open(lazy_backend *backend, lazy_shared **out, size_t bytes, lazy_error *err)
 {
     (void)backend;
     mapping *m;
     *out = NULL;
     pthread_once(&handlers_once, install_handlers);
     if (handlers_failed) return lazy_fail(err, LAZY_MEMORY, "shared memory: %s", strerror(handlers_failed));
-    int code = lazy_alloc_zeroed((void **)&m, 1, sizeof *m, "a mapping", err);
+    int code = lazy_alloc_zeroed(&m, 1, "a mapping", err);
     if (code) return code;
-    code = lazy_alloc_zeroed((void **)&m->file, 1, sizeof *m->file, "a mapping", err);
+    code = lazy_alloc_zeroed(&m->file, 1, "a mapping", err);
     if (!code) {
         *m->file = (memory_file){ .fd = create_file(bytes), .bytes = bytes, .n_mappings = 1 };
         if (m->file->fd < 0 || !map_file(m, MAP_SHARED))
             code = lazy_fail(err, LAZY_MEMORY, "shared memory: could not get %zu bytes: %s", bytes, strerror(errno));
     }
     if (code) {
-        lazy_cpu_share_close(&m->base);
+        lazy_cpu_shared_close(&m->base);
         return code;
     }
     pthread_mutex_lock(&owners_lock);
@@ -174,11 +174,11 @@ int lazy_cpu_share_open(lazy_backend *backend, lazy_shared **out, size_t bytes, 
     return LAZY_OK;
 }
 
-int lazy_cpu_share_join(lazy_shared **out, const lazy_shared *from, const lazy_stretch *parts, int n, lazy_error *err)
+int lazy_cpu_shared_join(lazy_shared **out, const lazy_shared *from, const lazy_stretch *parts, int n, lazy_error *err)
 {
     mapping *m;
     *out = NULL;
-    int code = lazy_alloc_zeroed((void **)&m, 1, sizeof *m, "a mapping", err);
+    int code = lazy_alloc_zeroed(&m, 1, "a mapping", err);
     if (code) return code;
     m->file = ((const mapping *)from)->file;
     atomic_fetch_add(&m->file->n_mappings, 1);
@@ -186,12 +186,12 @@ int lazy_cpu_share_join(lazy_shared **out, const lazy_shared *from, const lazy_s
     else {
         code =
             lazy_fail(err, LAZY_MEMORY, "shared memory: could not get %zu bytes: %s", m->file->bytes, strerror(errno));
-        lazy_cpu_share_close(&m->base);
+        lazy_cpu_shared_close(&m->base);
     }
     return code;
 }
 
-int lazy_cpu_share_leave(lazy_shared *shared, lazy_error *err)
+int lazy_cpu_shared_leave(lazy_shared *shared, lazy_error *err)
 {
     mapping *m = (mapping *)shared;
     if (!shared->owner || (atomic_load(&m->file->n_mappings) == 1 && !atomic_load(&m->file->foreign))) return LAZY_OK;

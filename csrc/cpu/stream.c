@@ -1,40 +1,18 @@
 /* stream.c — a session's stream on the CPU: its scratch, and tasks run on the backend's threads. */
+#include <string.h>
+
 #include "../error.h"
 #include "../memory.h"
 #include "cpu.h"
 
-static void free_buffers(lazy_cpu_stream *s)
-{
-    void *owned[] = { s->seen,        s->partial,     s->gate_up,       s->operands, s->shares,
-                      s->order,       s->block_sums,  s->router_logits, s->weights,  s->places,
-                      s->sorted_rows, s->expert_rows, s->outputs };
-    for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) lazy_free(owned[i]);
-}
-
-void lazy_cpu_stream_close(lazy_stream *stream)
-{
-    if (!stream) return;
-    lazy_cpu_stream *s = (lazy_cpu_stream *)stream;
-    lazy_pool_client_close(s->client);
-    free_buffers(s);
-    lazy_free(s->scratch);
-    lazy_free(s);
-}
-
-int lazy_cpu_stream_open(lazy_backend *backend, const lazy_config *config, lazy_stream **out, lazy_error *err)
-{
-    lazy_cpu_stream *stream;
-    int code = lazy_alloc_zeroed((void **)&stream, 1, sizeof *stream, "a stream", err);
-    if (code) return code;
-    stream->base = (lazy_stream){ .backend = backend, .config = config };
-    code = lazy_pool_client_open(&stream->client, ((lazy_cpu *)backend)->pool, err);
-    if (!code) code = lazy_alloc((void **)&stream->scratch, WORKER_SCRATCH, sizeof *stream->scratch, "a stream", err);
-    if (code) lazy_cpu_stream_close(&stream->base);
-    else *out = &stream->base;
-    return code;
-}
+/* ---- buffers whose size is that of the largest pass ------------------------------------- */
 
 enum { N_BUFFERS = 13 };
+
+typedef struct buffer {
+    void **slot; /* its pointer in the stream */
+    size_t bytes;
+} buffer;
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 static size_t operands_of(const lazy_products *p, int k, int rows)
@@ -51,9 +29,9 @@ static size_t operands_for(const lazy_stream *stream, int k, int n_rows, int cop
     return larger(many, few);
 }
 
-/* Bytes of seen, partial, gate_up, operands, shares, order, block_sums, and of the six of models with experts. */
-static void buffer_bytes(const lazy_stream *stream, int n_rows, int n_tokens, size_t bytes[N_BUFFERS])
+static void list_buffers(lazy_cpu_stream *s, int n_rows, int n_tokens, buffer list[N_BUFFERS])
 {
+    const lazy_stream *stream = &s->base;
     const lazy_config *c = stream->config;
     const int inputs[] = { c->hidden, c->n_heads * c->head_dim, c->ffn }, k = c->experts_per_token;
     size_t operands = 0;
@@ -61,30 +39,43 @@ static void buffer_bytes(const lazy_stream *stream, int n_rows, int n_tokens, si
         operands = larger(operands, operands_for(stream, inputs[i], n_rows, 1, is_converted(stream, inputs[i])));
     operands = larger(operands, operands_for(stream, c->hidden, n_rows, k, true));
     operands = larger(operands, operands_for(stream, c->expert_ffn, n_rows, k, is_converted(stream, c->expert_ffn)));
-    size_t rows = (size_t)n_rows, tokens = (size_t)n_tokens, heads = (size_t)c->n_heads, d = (size_t)c->head_dim;
-    size_t split_rows = (size_t)min_int(n_rows, SPLIT_KEYS_ROWS),
+    size_t rows = (size_t)n_rows, tokens = (size_t)n_tokens, heads = (size_t)c->n_heads, d = (size_t)c->head_dim,
+           chunk = (size_t)min_int(n_rows, ROW_CHUNK), pairs = chunk * (size_t)k,
+           split_rows = (size_t)min_int(n_rows, SPLIT_KEYS_ROWS),
            unpacked_rows = (size_t)min_int(n_rows, UNPACKED_ROWS_LIMIT);
-    bytes[0] = rows * sizeof(lazy_seen);
-    bytes[1] = split_rows * heads * MAX_CHUNKS * (d + 2) * sizeof(float);
-    bytes[2] = unpacked_rows * 2 * (size_t)c->ffn * sizeof(float);
-    bytes[3] = operands * sizeof(float);
-    bytes[4] = heads * tokens * sizeof(float);
-    bytes[5] = tokens * sizeof(uint32_t);
-    bytes[6] = tokens * sizeof(double);
-    size_t chunk = (size_t)min_int(n_rows, ROW_CHUNK), pairs = chunk * (size_t)k;
-    bytes[7] = chunk * (size_t)c->n_experts * sizeof(float);
-    bytes[8] = pairs * sizeof(float);
-    bytes[9] = bytes[10] = pairs * sizeof(int32_t);
-    bytes[11] = pairs * (size_t)c->expert_ffn * sizeof(float);
-    bytes[12] = pairs * (size_t)c->hidden * sizeof(float);
+#define BUFFER(name, n) { (void **)&s->name, (n) * sizeof *s->name }
+    const buffer buffers[N_BUFFERS] = {
+        BUFFER(seen, rows),
+        BUFFER(partial, split_rows * heads * MAX_CHUNKS * (d + 2)),
+        BUFFER(gate_up, unpacked_rows * 2 * (size_t)c->ffn),
+        BUFFER(operands, operands),
+        BUFFER(probabilities, heads * tokens),
+        BUFFER(order, tokens),
+        BUFFER(block_sums, tokens),
+        BUFFER(router_logits, chunk * (size_t)c->n_experts),
+        BUFFER(weights, pairs),
+        BUFFER(places, pairs),
+        BUFFER(sorted_rows, pairs),
+        BUFFER(expert_rows, pairs * (size_t)c->expert_ffn),
+        BUFFER(outputs, pairs * (size_t)c->hidden),
+    };
+#undef BUFFER
+    memcpy(list, buffers, sizeof buffers);
+}
+
+static void free_buffers(lazy_cpu_stream *s)
+{
+    buffer list[N_BUFFERS];
+    list_buffers(s, 0, 0, list);
+    for (int i = 0; i < N_BUFFERS; i++) lazy_free(*list[i].slot);
 }
 
 uint64_t lazy_cpu_scratch_bytes(const lazy_stream *stream, int n_rows, int n_tokens)
 {
-    size_t bytes[N_BUFFERS];
     uint64_t sum = WORKER_SCRATCH * sizeof(float); /* stream->scratch */
-    buffer_bytes(stream, n_rows, n_tokens, bytes);
-    for (int i = 0; i < N_BUFFERS; i++) sum += bytes[i];
+    buffer list[N_BUFFERS];
+    list_buffers((lazy_cpu_stream *)stream, n_rows, n_tokens, list);
+    for (int i = 0; i < N_BUFFERS; i++) sum += list[i].bytes;
     return sum;
 }
 
@@ -95,23 +86,39 @@ int lazy_cpu_reserve(lazy_stream *stream, int n_rows, int n_tokens, lazy_error *
     lazy_cpu_stream fresh = {
         .base = s->base, .client = s->client, .scratch = s->scratch, .rows = n_rows, .tokens = n_tokens
     };
-    void **buffers[N_BUFFERS] = {
-        (void **)&fresh.seen,    (void **)&fresh.partial, (void **)&fresh.gate_up,     (void **)&fresh.operands,
-        (void **)&fresh.shares,  (void **)&fresh.order,   (void **)&fresh.block_sums,  (void **)&fresh.router_logits,
-        (void **)&fresh.weights, (void **)&fresh.places,  (void **)&fresh.sorted_rows, (void **)&fresh.expert_rows,
-        (void **)&fresh.outputs
-    };
-    size_t bytes[N_BUFFERS];
-    buffer_bytes(stream, n_rows, n_tokens, bytes);
+    buffer list[N_BUFFERS];
+    list_buffers(&fresh, n_rows, n_tokens, list);
     int code = LAZY_OK;
-    for (int i = 0; i < N_BUFFERS && !code; i++) code = lazy_alloc(buffers[i], bytes[i], 1, "the CPU's scratch", err);
-    if (code) {
-        free_buffers(&fresh);
-        return code;
-    }
+    for (int i = 0; i < N_BUFFERS && !code; i++)
+        code = lazy_alloc_bytes(list[i].slot, list[i].bytes, 1, NULL, "the CPU's scratch", err);
+    free_buffers(code ? &fresh : s);
+    if (!code) *s = fresh;
+    return code;
+}
+
+/* ---- opening, closing, tasks ------------------------------------------------------------ */
+
+void lazy_cpu_stream_close(lazy_stream *stream)
+{
+    if (!stream) return;
+    lazy_cpu_stream *s = (lazy_cpu_stream *)stream;
+    lazy_pool_client_close(s->client);
     free_buffers(s);
-    *s = fresh;
-    return LAZY_OK;
+    lazy_free(s->scratch);
+    lazy_free(s);
+}
+
+int lazy_cpu_stream_open(lazy_backend *backend, const lazy_config *config, lazy_stream **out, lazy_error *err)
+{
+    lazy_cpu_stream *stream;
+    int code = lazy_alloc_zeroed(&stream, 1, "a stream", err);
+    if (code) return code;
+    stream->base = (lazy_stream){ .backend = backend, .config = config };
+    code = lazy_pool_client_open(&stream->client, ((lazy_cpu *)backend)->pool, err);
+    if (!code) code = lazy_alloc(&stream->scratch, WORKER_SCRATCH, "a stream", err);
+    if (code) lazy_cpu_stream_close(&stream->base);
+    else *out = &stream->base;
+    return code;
 }
 
 int lazy_cpu_run(lazy_stream *stream, lazy_task task, void *job, int n, lazy_error *err)

@@ -41,14 +41,26 @@ typedef struct {
     lazy_sampler *sampler;
 } SamplerObject;
 
-/* Of the module that made the object's type. */
-core_state *core_state_of(void *object);
+/* The state of the module that made the object's type. */
+core_state *core_state_of(const void *object);
 
 /* session_type.c: the session, or NULL with an exception while a call on it is under way. */
 lazy_session *session_at_rest(const SessionObject *self);
 
+/* Makes a call on the session without the GIL; meanwhile others are refused. */
+#define WITHOUT_GIL(self, call)                                                                                        \
+    do {                                                                                                               \
+        (self)->in_use = true;                                                                                         \
+        PyThreadState *thread_ = PyEval_SaveThread();                                                                  \
+        (call);                                                                                                        \
+        PyEval_RestoreThread(thread_);                                                                                 \
+        (self)->in_use = false;                                                                                        \
+    } while (0)
+
 /* Sets the Python exception for err; returns NULL. For LAZY_CANCELLED the callback has set one already. */
 PyObject *core_raise(const core_state *state, const lazy_error *err);
+/* The result of a method that has called the core: None, or NULL with that exception. */
+PyObject *core_none(const void *object, const lazy_error *err);
 
 /* model_type.c, session_type.c, sampler_type.c */
 extern PyType_Spec model_spec, session_spec, sampler_spec;

@@ -144,7 +144,7 @@ static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         [LAZY_WEIGHTS_AS_STORED] = "auto", [LAZY_WEIGHTS_Q8] = "q8", [LAZY_WEIGHTS_Q4] = "q4"
     };
     PyObject *dict, *shards, *tensors, *libraries = NULL, *path_owner = NULL, *place_owner = NULL;
-    lazy_device device = { .name = "cpu" };
+    lazy_device device = { .name = "cpu", .threads = 1 };
     const char *wish = settings[LAZY_WEIGHTS_AS_STORED];
     int weights = 0;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!|$siO!sss", names, &PyDict_Type, &dict, &PyList_Type, &shards,
@@ -245,7 +245,7 @@ PyType_Spec model_spec = {
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
     .slots =
         (PyType_Slot[]){
-            { Py_tp_doc, "Model(config, shards, tensors, *, device='cpu', threads=0, libraries=[], weights='auto', "
+            { Py_tp_doc, "Model(config, shards, tensors, *, device='cpu', threads=1, libraries=[], weights='auto', "
                          "kv='f32'): weights, mapped "
                          "and checked" },
             { Py_tp_new, model_new },

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-core_state *core_state_of(void *object) { return PyType_GetModuleState(Py_TYPE((PyObject *)object)); }
+core_state *core_state_of(const void *object) { return PyType_GetModuleState(Py_TYPE((PyObject *)object)); }
 
 PyObject *core_raise(const core_state *state, const lazy_error *err)
 {
@@ -22,24 +22,22 @@ PyObject *core_raise(const core_state *state, const lazy_error *err)
     return NULL;
 }
 
+PyObject *core_none(const void *object, const lazy_error *err)
+{
+    return err->code ? core_raise(core_state_of(object), err) : Py_NewRef(Py_None);
+}
+
 static PyObject *core_features(PyObject *module, PyObject *unused)
 {
     (void)module, (void)unused;
-    PyObject *sets = PyList_New(0);
-    if (!sets) return NULL;
+    char sets[64] = "";
     for (const char *const *name = lazy_cpu_variants(); *name; name++) {
-        PyObject *text = PyUnicode_FromString(*name);
-        int code = text ? PyList_Append(sets, text) : -1;
-        Py_XDECREF(text);
-        if (code) {
-            Py_DECREF(sets);
-            return NULL;
-        }
+        if (*sets) strcat(sets, " ");
+        strcat(sets, *name);
     }
-    return Py_BuildValue("{s:N,s:s,s:s,s:s,s:i,s:s}", "instruction_sets", sets, "used",
+    return Py_BuildValue("{s:s,s:s,s:s,s:s,s:s}", "instruction_sets", sets, "used",
                          lazy_cpu_variant_used(LAZY_COMPUTE_F32), "bf16", lazy_cpu_variant_used(LAZY_COMPUTE_BF16),
-                         "int8", lazy_cpu_variant_used(LAZY_COMPUTE_INT8), "cores", lazy_cpu_cores(), "compiler",
-                         __VERSION__);
+                         "int8", lazy_cpu_variant_used(LAZY_COMPUTE_INT8), "compiler", __VERSION__);
 }
 
 static PyObject *core_cuda(PyObject *module, PyObject *libraries)

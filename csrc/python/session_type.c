@@ -1,6 +1,8 @@
 /* session_type.c — lazyllm._core.Session. */
 #include "core.h"
 
+#include "../error.h"
+
 PyObject *session_create(PyTypeObject *type, ModelObject *model, PyObject *dict)
 {
     lazy_pruning pruning;
@@ -56,54 +58,41 @@ static int vocab_of(const SessionObject *self) { return lazy_model_config(self->
 
 /* ---- a pass ----------------------------------------------------------------------------- */
 
-/* Arguments of a pass. ids is owned: PyMem_Free. */
-typedef struct arguments {
-    int32_t *ids;
-    int n;
-    bool generated;
-    PyObject *watch;
-} arguments;
-
-static int read_arguments(const SessionObject *self, PyObject *ids, arguments *a)
+/* Takes what a pass is given. pass->ids is owned: PyMem_Free. */
+static int parse_pass(const SessionObject *self, PyObject *ids, PyObject *watch, lazy_pass *pass)
 {
-    if (a->watch != Py_None && !PyCallable_Check(a->watch)) {
-        PyErr_Format(PyExc_TypeError, "watch is %R; it must be callable or None", a->watch);
+    int32_t *owned;
+    if (watch != Py_None && !PyCallable_Check(watch)) {
+        PyErr_Format(PyExc_TypeError, "watch is %R; it must be callable or None", watch);
         return -1;
     }
-    if (array_parse_ids(ids, &a->ids, &a->n)) return -1;
+    if (array_parse_ids(ids, &owned, &pass->n)) return -1;
+    pass->ids = owned;
     if (session_at_rest(self)) return 0;
-    PyMem_Free(a->ids);
+    PyMem_Free(owned);
     return -1;
 }
 
-/* The result of a pass; one of these is set, or none for the beginning of a prompt. With a sampler logits and token
- * are. */
-typedef struct outputs {
-    float *logits;         /* (vocab,) */
-    int32_t *token;        /* of the greatest logit, or drawn by the sampler */
-    float *surprisal;      /* (n,) */
-    lazy_sampler *sampler; /* or NULL */
-} outputs;
-
-static int run_with(SessionObject *self, arguments a, outputs out)
+/* Frees the ids. sampler: draws pass->best from pass->logits, or NULL. */
+static int run_parsed(SessionObject *self, lazy_pass *pass, PyObject *watch, lazy_sampler *sampler)
 {
     lazy_error err = { 0 };
     watcher w;
+    int32_t *drawn = pass->best;
+    if (sampler) pass->best = NULL;
+    pass->watch = &w.watch;
     self->in_use = true;
     self->policy_ns = 0;
     self->watcher = &w;
-    watcher_begin(&w, a.watch == Py_None ? NULL : a.watch);
-    int code = out.logits  ? lazy_session_forward(self->session, a.ids, a.n, a.generated, out.logits, &w.watch, &err)
-               : out.token ? lazy_session_greedy(self->session, a.ids, a.n, a.generated, out.token, &w.watch, &err)
-               : out.surprisal ? lazy_session_surprisal(self->session, a.ids, a.n, out.surprisal, &w.watch, &err)
-                               : lazy_session_read(self->session, a.ids, a.n, &w.watch, &err);
+    watcher_begin(&w, watch == Py_None ? NULL : watch);
+    int code = lazy_session_run(self->session, pass, &err);
     bool ended = !code;
-    if (ended && out.sampler) code = lazy_sampler_next(out.sampler, out.logits, vocab_of(self), out.token, &err);
+    if (ended && sampler) code = lazy_sampler_next(sampler, pass->logits, vocab_of(self), drawn, &err);
     watcher_end(&w);
-    if (ended) self->drawn = !code && out.token ? *out.token : -1;
+    if (ended) self->drawn = !code && drawn ? *drawn : -1;
     self->watcher = NULL;
     self->in_use = false;
-    PyMem_Free(a.ids);
+    PyMem_Free((void *)pass->ids);
     if (code) core_raise(core_state_of(self), &err);
     PyObject *memo = self->memo;
     self->memo = NULL;
@@ -111,10 +100,9 @@ static int run_with(SessionObject *self, arguments a, outputs out)
     return code ? -1 : 0;
 }
 
-static int run_pass(SessionObject *self, PyObject *ids, bool generated, PyObject *watch, outputs out)
+static int run_pass(SessionObject *self, PyObject *ids, PyObject *watch, lazy_pass pass, lazy_sampler *sampler)
 {
-    arguments a = { .generated = generated, .watch = watch };
-    return read_arguments(self, ids, &a) ? -1 : run_with(self, a, out);
+    return parse_pass(self, ids, watch, &pass) ? -1 : run_parsed(self, &pass, watch, sampler);
 }
 
 static PyObject *session_forward(SessionObject *self, PyObject *args, PyObject *kwargs)
@@ -125,7 +113,8 @@ static PyObject *session_forward(SessionObject *self, PyObject *args, PyObject *
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|pO", names, &ids, &generated, &watch)) return NULL;
     float *data;
     PyObject *logits = array_new_float(vocab_of(self), &data);
-    if (logits && run_pass(self, ids, generated, watch, (outputs){ .logits = data })) Py_CLEAR(logits);
+    if (logits && run_pass(self, ids, watch, (lazy_pass){ .generated = generated, .logits = data }, NULL))
+        Py_CLEAR(logits);
     return logits;
 }
 
@@ -133,37 +122,34 @@ static PyObject *session_advance(SessionObject *self, PyObject *args, PyObject *
 {
     static char *names[] = { "ids", "sampler", "generated", "watch", NULL };
     PyObject *ids, *watch = Py_None;
-    SamplerObject *sampler;
+    SamplerObject *given;
     int generated = 0, vocab = vocab_of(self);
     core_state *state = core_state_of(self);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!|pO", names, &ids, state->sampler_type, &sampler, &generated,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!|pO", names, &ids, state->sampler_type, &given, &generated,
                                      &watch))
         return NULL;
     int32_t token;
-    outputs out = { .token = &token };
+    lazy_pass pass = { .generated = generated, .best = &token };
     lazy_error err = { 0 };
-    if (!lazy_sampler_is_greedy(sampler->sampler)) { /* a greedy one saves the download of the logits */
-        out.sampler = sampler->sampler;
-        out.logits = PyMem_Malloc((size_t)vocab * sizeof *out.logits);
-        if (!out.logits) return PyErr_NoMemory();
-        if (lazy_sampler_reserve(out.sampler, vocab, &err)) core_raise(state, &err); /* before the session changes */
-    }
-    int code = err.code ? -1 : run_pass(self, ids, generated, watch, out);
-    PyMem_Free(out.logits);
+    /* a greedy one saves the download of the logits */
+    lazy_sampler *sampler = lazy_sampler_is_greedy(given->sampler) ? NULL : given->sampler;
+    if (sampler && !(pass.logits = PyMem_Malloc((size_t)vocab * sizeof *pass.logits))) return PyErr_NoMemory();
+    if (sampler && lazy_sampler_reserve(sampler, vocab, &err)) core_raise(state, &err); /* before the session changes */
+    int code = err.code ? -1 : run_pass(self, ids, watch, pass, sampler);
+    PyMem_Free(pass.logits);
     return code ? NULL : PyLong_FromLong(token);
 }
 
 static PyObject *session_surprisal(SessionObject *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = { "ids", "watch", NULL };
-    PyObject *ids;
-    arguments a = { .watch = Py_None };
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O", names, &ids, &a.watch)) return NULL;
-    if (read_arguments(self, ids, &a)) return NULL;
-    float *data;
-    PyObject *surprisal = array_new_float(a.n, &data);
-    if (!surprisal) PyMem_Free(a.ids);
-    else if (run_with(self, a, (outputs){ .surprisal = data })) Py_CLEAR(surprisal);
+    PyObject *ids, *watch = Py_None;
+    lazy_pass pass = { 0 };
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O", names, &ids, &watch)) return NULL;
+    if (parse_pass(self, ids, watch, &pass)) return NULL;
+    PyObject *surprisal = array_new_float(pass.n, &pass.surprisal);
+    if (!surprisal) PyMem_Free((void *)pass.ids);
+    else if (run_parsed(self, &pass, watch, NULL)) Py_CLEAR(surprisal);
     return surprisal;
 }
 
@@ -172,8 +158,7 @@ static PyObject *session_read(SessionObject *self, PyObject *args, PyObject *kwa
     static char *names[] = { "ids", "watch", NULL };
     PyObject *ids, *watch = Py_None;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O", names, &ids, &watch)) return NULL;
-    if (run_pass(self, ids, false, watch, (outputs){ 0 })) return NULL;
-    Py_RETURN_NONE;
+    return run_pass(self, ids, watch, (lazy_pass){ .reads = true }, NULL) ? NULL : Py_NewRef(Py_None);
 }
 
 static PyObject *session_leave_out(SessionObject *self, PyObject *argument)
@@ -182,27 +167,19 @@ static PyObject *session_leave_out(SessionObject *self, PyObject *argument)
     int n;
     lazy_error err = { 0 };
     if (array_parse_ids(argument, &positions, &n)) return NULL;
-    int code = session_at_rest(self) ? lazy_session_leave_out(self->session, positions, n, &err) : -1;
+    bool at_rest = session_at_rest(self);
+    if (at_rest) lazy_session_leave_out(self->session, positions, n, &err);
     PyMem_Free(positions);
-    if (err.code) core_raise(core_state_of(self), &err);
-    if (code) return NULL;
-    Py_RETURN_NONE;
+    return at_rest ? core_none(self, &err) : NULL;
 }
 
 static PyObject *session_reserve(SessionObject *self, PyObject *argument)
 {
     lazy_error err = { 0 };
     long long n = PyLong_AsLongLong(argument);
-    if (n == -1 && PyErr_Occurred()) return NULL;
-    if (!session_at_rest(self)) return NULL;
-    int code;
-    self->in_use = true;
-    Py_BEGIN_ALLOW_THREADS
-    code = lazy_session_reserve(self->session, n, &err);
-    Py_END_ALLOW_THREADS
-    self->in_use = false;
-    if (code) return core_raise(core_state_of(self), &err);
-    Py_RETURN_NONE;
+    if ((n == -1 && PyErr_Occurred()) || !session_at_rest(self)) return NULL;
+    WITHOUT_GIL(self, lazy_session_reserve(self->session, n, &err));
+    return core_none(self, &err);
 }
 
 static PyObject *session_reschedule(SessionObject *self, PyObject *dict)
@@ -211,25 +188,20 @@ static PyObject *session_reschedule(SessionObject *self, PyObject *dict)
     lazy_error err = { 0 };
     PyObject *policy;
     if (!session_at_rest(self) || pruning_parse(dict, &pruning, &policy)) return NULL;
-    int code = 0;
-    if (policy) PyErr_SetString(PyExc_ValueError, "a session cannot take another policy");
-    else code = lazy_session_reschedule(self->session, &pruning, &err);
+    if (policy) lazy_invalid(&err, "a session cannot take another policy");
+    else lazy_session_reschedule(self->session, &pruning, &err);
     pruning_release(&pruning);
     Py_XDECREF(policy);
-    if (code) return core_raise(core_state_of(self), &err);
-    if (PyErr_Occurred()) return NULL;
-    Py_RETURN_NONE;
+    return core_none(self, &err);
 }
 
 static PyObject *session_truncate(SessionObject *self, PyObject *argument)
 {
     lazy_error err = { 0 };
     long long length = PyLong_AsLongLong(argument);
-    if (length == -1 && PyErr_Occurred()) return NULL;
-    if (!session_at_rest(self)) return NULL;
-    if (lazy_session_truncate(self->session, length, &err)) return core_raise(core_state_of(self), &err);
-    self->drawn = -1;
-    Py_RETURN_NONE;
+    if ((length == -1 && PyErr_Occurred()) || !session_at_rest(self)) return NULL;
+    if (!lazy_session_truncate(self->session, length, &err)) self->drawn = -1;
+    return core_none(self, &err);
 }
 
 static PyObject *session_fork(SessionObject *self, PyObject *none)
@@ -239,16 +211,11 @@ static PyObject *session_fork(SessionObject *self, PyObject *none)
     SessionObject *fork = (SessionObject *)PyType_GenericAlloc(Py_TYPE((PyObject *)self), 0);
     if (!fork) return NULL;
     lazy_error err = { 0 };
-    int code;
     fork->model = (ModelObject *)Py_NewRef((PyObject *)self->model);
     fork->policy = Py_XNewRef(self->policy);
     fork->drawn = self->drawn;
-    self->in_use = true;
-    Py_BEGIN_ALLOW_THREADS
-    code = lazy_session_fork(&fork->session, self->session, fork, &err);
-    Py_END_ALLOW_THREADS
-    self->in_use = false;
-    if (!code) return (PyObject *)fork;
+    WITHOUT_GIL(self, lazy_session_fork(&fork->session, self->session, fork, &err));
+    if (!err.code) return (PyObject *)fork;
     Py_DECREF(fork);
     return core_raise(core_state_of(self), &err);
 }
@@ -268,21 +235,25 @@ static PyObject *session_bytes_for(SessionObject *self, PyObject *argument)
     static PyObject *session_##name(SessionObject *self, void *closure)                                                \
     {                                                                                                                  \
         (void)closure;                                                                                                 \
-        const lazy_session *s = session_at_rest(self);                                                                 \
-        return s ? (expression) : NULL;                                                                                \
+        lazy_session *s = session_at_rest(self);                                                                       \
+        if (!s) return NULL;                                                                                           \
+        const lazy_tokens *tokens = lazy_session_tokens(s);                                                            \
+        int n_layers = lazy_model_config(self->model->model)->n_layers;                                                \
+        (void)tokens, (void)n_layers;                                                                                  \
+        return expression;                                                                                             \
     }
 
-READ(length, PyLong_FromLong(lazy_session_length(s)))
-READ(n_prompt, PyLong_FromLong(lazy_session_n_prompt(s)))
-READ(ids, array_of_int32(lazy_session_ids(s), lazy_session_length(s)))
+READ(length, PyLong_FromLong(tokens->length))
+READ(n_prompt, PyLong_FromLong(tokens->n_prompt))
+READ(ids, array_of_int32(tokens->ids, tokens->length))
 READ(drawn, self->drawn >= 0 ? PyLong_FromLong(self->drawn) : Py_NewRef(Py_None))
-READ(gone, array_of_uint8(lazy_session_gone(s), lazy_session_length(s)))
-READ(depths, array_of_int32(lazy_session_depths(s), lazy_session_length(s)))
-READ(kinds, array_of_uint8(lazy_session_kinds(s), lazy_session_length(s)))
-READ(computed, PyFloat_FromDouble(lazy_session_computed(s)))
-READ(reached_top, PyFloat_FromDouble(lazy_session_reached_top(s)))
-READ(last_pass, array_of_counts(lazy_session_last_pass(s), lazy_model_config(self->model->model)->n_layers))
-READ(trace, PyBool_FromLong(lazy_session_traces(s)))
+READ(gone, array_of_uint8(tokens->gone, tokens->length))
+READ(depths, array_of_int32(tokens->depths, tokens->length))
+READ(kinds, array_of_uint8(tokens->kinds, tokens->length))
+READ(computed, PyFloat_FromDouble(lazy_tokens_computed(tokens, n_layers)))
+READ(reached_top, PyFloat_FromDouble(lazy_tokens_reached_top(tokens, n_layers)))
+READ(last_pass, array_of_counts(lazy_session_last_pass(s)->counts, n_layers))
+READ(trace, PyBool_FromLong(*lazy_session_traces(s)))
 READ(fork_bytes, PyLong_FromUnsignedLongLong(lazy_session_fork_bytes(s)))
 READ(policy_seconds, PyFloat_FromDouble((double)self->policy_ns * 1e-9))
 
@@ -322,23 +293,17 @@ static int session_set_trace(SessionObject *self, PyObject *value, void *closure
         return -1;
     }
     if (!session_at_rest(self)) return -1;
-    lazy_session_set_trace(self->session, value == Py_True);
+    *lazy_session_traces(self->session) = value == Py_True;
     return 0;
 }
 
+/* "N" takes the arrays, and gives NULL if one of them is. */
 static PyObject *run_as_dict(const lazy_trace_run *run)
 {
-    PyObject *scores = run->scores ? array_of_float(run->scores, run->n_in_play) : Py_NewRef(Py_None);
-    PyObject *in_play = array_of_int32(run->in_play, run->n_in_play),
-             *computed = array_of_int32(run->computed, run->n_computed);
-    PyObject *dict = scores && in_play && computed
-                         ? Py_BuildValue("{s:i,s:i,s:O,s:O,s:O}", "first_layer", run->first_layer, "last_layer",
-                                         run->last_layer, "in_play", in_play, "computed", computed, "scores", scores)
-                         : NULL;
-    Py_XDECREF(scores);
-    Py_XDECREF(in_play);
-    Py_XDECREF(computed);
-    return dict;
+    return Py_BuildValue("{s:i,s:i,s:N,s:N,s:N}", "first_layer", run->first_layer, "last_layer", run->last_layer,
+                         "in_play", array_of_int32(run->in_play, run->n_in_play), "computed",
+                         array_of_int32(run->computed, run->n_computed), "scores",
+                         run->scores ? array_of_float(run->scores, run->n_in_play) : Py_NewRef(Py_None));
 }
 
 static PyObject *session_last_trace(SessionObject *self, void *closure)
@@ -346,15 +311,11 @@ static PyObject *session_last_trace(SessionObject *self, void *closure)
     (void)closure;
     const lazy_session *s = session_at_rest(self);
     if (!s) return NULL;
-    if (lazy_session_trace_lost(s)) {
-        PyErr_SetString(PyExc_MemoryError, "there was no memory for the trace of the last pass");
-        return NULL;
-    }
-    int n;
-    const lazy_trace_run *runs = lazy_session_trace(s, &n);
-    PyObject *list = PyList_New(n);
-    for (int i = 0; i < n && list; i++) {
-        PyObject *dict = run_as_dict(&runs[i]);
+    const lazy_report *report = lazy_session_last_pass(s);
+    if (report->lost) return PyErr_Format(PyExc_MemoryError, "there was no memory for the trace of the last pass");
+    PyObject *list = PyList_New(report->n_runs);
+    for (int i = 0; i < report->n_runs && list; i++) {
+        PyObject *dict = run_as_dict(&report->runs[i]);
         if (dict) PyList_SetItem(list, i, dict);
         else Py_CLEAR(list);
     }

@@ -29,18 +29,14 @@ PyObject *state_get(SessionObject *self, PyObject *args)
     const char *name;
     int layer, part;
     if (!PyArg_ParseTuple(args, "si", &name, &layer) || (part = find_part(self, name)) < 0) return NULL;
-    int n = lazy_session_state_length(self->session, (lazy_state_part)part, layer), code;
+    int n = lazy_session_state_length(self->session, (lazy_state_part)part, layer);
     if (n <= 0) Py_RETURN_NONE;
     void *data;
     lazy_error err = { 0 };
     PyObject *array = array_new_state(self->model->model, (lazy_state_part)part, n, &data);
     if (!array) return NULL;
-    self->in_use = true;
-    Py_BEGIN_ALLOW_THREADS
-    code = lazy_session_get_state(self->session, (lazy_state_part)part, layer, data, &err);
-    Py_END_ALLOW_THREADS
-    self->in_use = false;
-    if (!code) return array;
+    WITHOUT_GIL(self, lazy_session_get_state(self->session, (lazy_state_part)part, layer, data, &err));
+    if (!err.code) return array;
     Py_DECREF(array);
     return core_raise(core_state_of(self), &err);
 }
@@ -48,7 +44,7 @@ PyObject *state_get(SessionObject *self, PyObject *args)
 PyObject *state_set(SessionObject *self, PyObject *args)
 {
     const char *name;
-    int layer, part, code;
+    int layer, part;
     Py_buffer rows;
     if (!PyArg_ParseTuple(args, "siy*", &name, &layer, &rows)) return NULL;
     const lazy_config *c = lazy_model_config(self->model->model);
@@ -65,12 +61,9 @@ PyObject *state_set(SessionObject *self, PyObject *args)
         PyErr_Format(PyExc_ValueError, "%zd bytes of %s; each token has %zd", rows.len, name, row);
         goto end;
     }
-    self->in_use = true;
-    Py_BEGIN_ALLOW_THREADS
-    code = lazy_session_set_state(self->session, (lazy_state_part)part, layer, (int)(rows.len / row), rows.buf, &err);
-    Py_END_ALLOW_THREADS
-    self->in_use = false;
-    result = code ? core_raise(core_state_of(self), &err) : Py_NewRef(Py_None);
+    WITHOUT_GIL(self, lazy_session_set_state(self->session, (lazy_state_part)part, layer, (int)(rows.len / row),
+                                             rows.buf, &err));
+    result = core_none(self, &err);
 end:
     PyBuffer_Release(&rows);
     return result;
@@ -86,10 +79,10 @@ PyObject *state_set_tokens(SessionObject *self, PyObject *args)
     if (ids.len != n * (Py_ssize_t)sizeof(int32_t) || depths.len != ids.len || gone.len != n || n > INT32_MAX)
         PyErr_SetString(PyExc_ValueError,
                         "ids and depths must be int32, kinds and gone uint8, and all of the same length");
-    else if (session_at_rest(self))
-        result = lazy_session_set_tokens(self->session, ids.buf, kinds.buf, depths.buf, gone.buf, (int)n, &err)
-                     ? core_raise(core_state_of(self), &err)
-                     : Py_NewRef(Py_None);
+    else if (session_at_rest(self)) {
+        lazy_session_set_tokens(self->session, ids.buf, kinds.buf, depths.buf, gone.buf, (int)n, &err);
+        result = core_none(self, &err);
+    }
     PyBuffer_Release(&ids);
     PyBuffer_Release(&kinds);
     PyBuffer_Release(&depths);
@@ -102,6 +95,6 @@ PyObject *state_check(SessionObject *self, PyObject *none)
     (void)none;
     lazy_error err = { 0 };
     if (!session_at_rest(self)) return NULL;
-    if (lazy_session_check_state(self->session, self->drawn >= 0, &err)) return core_raise(core_state_of(self), &err);
-    Py_RETURN_NONE;
+    lazy_session_check_state(self->session, self->drawn >= 0, &err);
+    return core_none(self, &err);
 }

@@ -8,7 +8,9 @@
 #include <string>
 #include <thread>
 
+#include <linux/futex.h>
 #include <link.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "fibers.h"
@@ -120,12 +122,15 @@ UNSEEN inline void run_blocks(const launch &l, int self)
 inline void run(const launch &l)
 {
 #ifdef __SANITIZE_THREAD__
+    static_assert(N_EXECUTORS == 2, "each gives the turn to the other");
     static int turn;
     std::thread threads[N_EXECUTORS];
     auto run_in_turn = [&](int self) UNSEEN {
-        while (__atomic_load_n(&turn, __ATOMIC_ACQUIRE) != self) usleep(50);
+        while (__atomic_load_n(&turn, __ATOMIC_ACQUIRE) != self)
+            syscall(SYS_futex, &turn, FUTEX_WAIT_PRIVATE, !self, NULL);
         run_blocks(l, self);
-        __atomic_store_n(&turn, (self + 1) % N_EXECUTORS, __ATOMIC_RELEASE);
+        __atomic_store_n(&turn, !self, __ATOMIC_RELEASE);
+        syscall(SYS_futex, &turn, FUTEX_WAKE_PRIVATE, 1);
     };
     for (int i = 0; i < N_EXECUTORS; i++) threads[i] = std::thread(run_in_turn, i);
     for (std::thread &thread : threads) thread.join();

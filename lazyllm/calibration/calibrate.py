@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from math import inf
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lazyllm.calibration.prompts import CalibrationTasks, encoded
-from lazyllm.calibration.schedules import candidates
+from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.evaluation.divergence import TOKENS
-from lazyllm.evaluation.intervals import interval
 from lazyllm.evaluation.options import RunOptions
 from lazyllm.evaluation.results import Key
-from lazyllm.evaluation.runner import checked_settings, run_items
-from lazyllm.evaluation.summary import DENSE_LABEL, Summary, failure
+from lazyllm.evaluation.run import checked_settings, run_items
+from lazyllm.evaluation.summary import DENSE_LABEL, Interval, Summary, failure, interval
 from lazyllm.evaluation.trial import planned
 from lazyllm.llm import LLM, load
 from lazyllm.methods.preset import Preset
 from lazyllm.prompt import Prompt
 from lazyllm.pruning import Pruning
+from lazyllm.schedule import shape
 from lazyllm.support import checked
 from lazyllm.support.files import user_path
-from lazyllm.sweeps.points import plain
 from lazyllm.sweeps.sweep import measure_of
 
 PER_KIND, SEED = 3, 102  # generated prompts of each kind and length
 FOLDER_SUFFIX = ".calibration"
+SHARES = (0.45, 0.55, 0.65, 0.75)
+"""Shares that layers below the first stage take of the work that a speedup leaves, in the schedules tried."""
+FURTHER = ((0.35, 0.85), (0.26, 0.72 / 0.85))
+"""The rise and the fall of their second and third stage, near those of the first of SPEEDUP_SHAPES."""
 
 
 def calibrate(
@@ -56,7 +59,7 @@ def calibrate(
     model = llm if isinstance(llm, LLM) else load(llm)
     options = RunOptions(warm_ups=0, retry_failed=True, progress=progress)
     tasks = CalibrationTasks(model, encoded(model, prompts or (), TOKENS), PER_KIND, SEED, lengths)
-    n_prompt = tasks.median_tokens(model)
+    n_prompt = int(np.median([len(ids) for kind in tasks.ids_by_kind(model) for ids in kind]))
     prunings = [*dict.fromkeys(candidates(speedup, model.config, n_prompt))]
     settings = checked_settings([Pruning(), *prunings])
     conditions = {"measure": "calibration", "forced tokens": TOKENS}
@@ -69,15 +72,14 @@ def calibrate(
     for row in summary.failed:
         raise RuntimeError(failure(row))
     measured = {label: measurements(summary, label) for label in settings}
-    found = max(prunings, key=lambda pruning: rank(measured[pruning.label]))
+    best = max(prunings, key=lambda pruning: rank(measured[pruning.label]))
     preset = Preset.found(
-        found,
-        found.speedup(model.config, n_prompt),
+        best,
         manifest,
         {"trials": sum(summary.items.values()), "tokens": n_prompt},
         [
-            (pruning, pruning.speedup(model.config, n_prompt), measured[pruning.label])
-            for pruning in (Pruning(), *prunings)
+            (method, method.speedup(model.config, n_prompt), measured[method.label])
+            for method in (Pruning(), *prunings)
         ],
     )
     if file is not None:
@@ -94,22 +96,27 @@ def checked_file(file: Path) -> Path:
     return file
 
 
-def measurements(summary: Summary, label: str) -> dict[str, Any]:
-    """The value, low and high of 95 % intervals; differences are of the same prompts.
+def candidates(speedup: float, config: ModelConfig, n_prompt: int) -> Iterator[Pruning]:
+    """The schedules that a calibration tries; an error if even the first, `for_speedup`, is out of reach."""
+    yield Pruning.for_speedup(speedup, config, n_prompt)
+    for share in SHARES:
+        with suppress(ValueError):  # out of reach
+            shapes = [(shape(share, speedup, FURTHER), 0.0)]
+            yield Pruning.for_speedup(speedup, config, n_prompt, shapes=shapes)
+
+
+def measurements(summary: Summary, label: str) -> dict[str, Interval]:
+    """95 % intervals; differences are of the same prompts.
 
     Prompts are one sample: with a few of each kind, all found or none, the kinds by themselves would vary too
     little.
     """
-
-    def paired(field: str) -> np.ndarray:
-        """The values of dense and of the setting, on the prompts that have any."""
-        return summary.paired(label, lambda row: row.get(field))
-
-    dense, needles = 100 * paired("score")
-    measured: dict[str, tuple[np.ndarray, float, float]] = {"needles": (needles, 0, 100)}
-    if label != DENSE_LABEL:
-        measured |= {"needles_to_dense": (needles - dense, -100, 100), "kl": (paired("kl")[1], 0, inf)}
-    return {name: plain(interval([[values]], low, high)) for name, (values, low, high) in measured.items()}
+    dense, needles = 100 * summary.paired(label, lambda row: row.get("score"))
+    found = {"needles": interval([[needles]], 0, 100)}
+    if label == DENSE_LABEL:
+        return found
+    difference = interval([[needles - dense]], -100, 100)
+    return {**found, "needles_to_dense": difference, "kl": summary.pooled(label, "kl")}
 
 
 def rank(measured: Mapping[str, Any]) -> tuple[float, float]:

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from lazyllm.evaluation.chats import chat_wrapper, wrapped_ids
 from lazyllm.evaluation.generated.tasks import GeneratedTasks
 from lazyllm.evaluation.options import RulerOptions
 from lazyllm.evaluation.tasks import ItemPrompt, Shorten
 from lazyllm.llm import LLM
 from lazyllm.prompt import Prompt as UserPrompt
-from lazyllm.support import checked
 
 NEEDLES = ("niah_single_2", "niah_multikey_1", "niah_multivalue")
 LENGTHS = (1024, 2048)  # tokens of a prompt with its answer, unless others are given
@@ -32,21 +29,22 @@ class CalibrationTasks(GeneratedTasks):
         seed: int,
         lengths: Sequence[int] | None = None,
     ) -> None:
-        lengths = checked_lengths(lengths, llm.config.context)
+        if lengths is None:
+            lengths = sorted({min(length, llm.config.context) for length in LENGTHS})
         options = RulerOptions(tasks=NEEDLES, lengths=lengths, count=count, seed=seed)
         super().__init__(llm, options, MAX_NEW_TOKENS)
+        super().check(llm)
+        if not self.items:
+            raise ValueError("lengths must be at least one number of tokens")
         if own:
             self.items[OWN] = [{"_id": name, "ids": list(ids)} for name, ids in own.items()]
 
     def check(self, llm: LLM) -> None:
-        """Checks nothing: `encoded` and `checked_lengths` have checked that all prompts fit."""
+        """Checks nothing: `encoded` and the constructor have checked that all prompts fit."""
 
     def ids_by_kind(self, llm: LLM) -> list[list[list[int]]]:
         """The token ids of the prompts of each data set."""
         return [[self.prompt(llm, name, item).ids for item in items] for name, items in self.items.items()]
-
-    def median_tokens(self, llm: LLM) -> int:
-        return int(np.median([len(ids) for prompts in self.ids_by_kind(llm) for ids in prompts]))
 
     def max_new_tokens(self, name: str) -> int:
         return MAX_NEW_TOKENS if name == OWN else super().max_new_tokens(name)
@@ -57,17 +55,6 @@ class CalibrationTasks(GeneratedTasks):
         if name == OWN:
             return ItemPrompt(item["ids"], False, "none")
         return super().prompt(llm, name, item, shorten)
-
-
-def checked_lengths(lengths: Sequence[int] | None, context: int) -> list[int]:
-    """The lengths, ascending; None is LENGTHS, as far as the model's context has room."""
-    checked.a_list(lengths, "lengths", "[1024, 2048]")
-    ascending = sorted({min(length, context) for length in LENGTHS} if lengths is None else {*lengths})
-    if not ascending:
-        raise ValueError("lengths must be at least one number of tokens")
-    if ascending[-1] > context:
-        raise ValueError(f"length {ascending[-1]} is more than the model's context of {context}")
-    return ascending
 
 
 def encoded(llm: LLM, prompts: Sequence[UserPrompt], new_tokens: int) -> dict[str, list[int]]:
@@ -85,7 +72,7 @@ def encoded(llm: LLM, prompts: Sequence[UserPrompt], new_tokens: int) -> dict[st
             if isinstance(prompt, str) and prompt:
                 ids = wrapped_ids(llm.tokenizer, prompt, chat_wrapper(llm.tokenizer))
             else:
-                ids = session.conversation.encode(session.core, prompt).ids
+                ids = session.encode(prompt).ids
         except (TypeError, ValueError) as error:
             raise type(error)(f"{name}: {error}") from None
         if len(ids) + new_tokens > llm.config.context:

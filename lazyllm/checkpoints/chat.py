@@ -28,11 +28,7 @@ def refuse(message: object) -> NoReturn:
 
 
 def to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: Any = None,
-    separators: Any = None,
-    sort_keys: bool = False,
+    value: Any, ensure_ascii: Any = False, indent: Any = None, separators: Any = None, sort_keys: Any = False
 ) -> str:
     """Returns plain JSON, as templates expect; Jinja's own filter escapes it for HTML."""
     return json.dumps(

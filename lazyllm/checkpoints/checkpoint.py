@@ -17,11 +17,10 @@ from safetensors import SafetensorError, safe_open
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.checkpoints.families import FAMILIES
 from lazyllm.checkpoints.fields import Fields, json_object, optional_fields, read_json
-from lazyllm.checkpoints.tensors import Tensor, core_tensors
+from lazyllm.checkpoints.tensors import Tensor, core_tensors, renamed
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.errors import CheckpointError
 from lazyllm.support.files import OpenedFile, user_path
-from lazyllm.support.json_text import json_digest
 from lazyllm.support.optional import fetch
 
 SINGLE_FILE = "model.safetensors"
@@ -61,28 +60,19 @@ def resolve(path_or_id: str | Path, revision: str | None = None, file: str | Non
     if file is not None and not file.endswith(".gguf"):
         raise ValueError(f"file must be the name of a GGUF file such as model.Q4_K_M.gguf, not {file!r}")
     path = user_path(path_or_id)
-    if path.exists():
-        if revision is not None:
-            raise ValueError(f"revision is for hub ids, and {path} exists here; leave revision away")
-        return local_checkpoint(path, file)
-    if path.suffix == ".gguf" or not HUB_ID.fullmatch(str(path_or_id)):
-        raise FileNotFoundError(f"{path} does not exist, nor has it the form of a hub id (owner/name)")
-    try:
-        return fetch(
-            f"{path_or_id}, which is no folder here,",
-            lambda client: download(client, str(path_or_id), revision, file),
-        )
-    except ImportError as error:
-        raise FileNotFoundError(str(error)) from None
-
-
-def local_checkpoint(path: Path, file: str | None) -> Path:
-    """A folder or GGUF file that exists, or this GGUF file of the folder."""
+    if not path.exists():
+        if path.suffix == ".gguf" or not HUB_ID.fullmatch(str(path_or_id)):
+            raise FileNotFoundError(f"{path} does not exist, nor has it the form of a hub id (owner/name)")
+        what = f"{path_or_id}, which is no folder here,"
+        try:
+            return fetch(what, lambda client: download(client, str(path_or_id), revision, file))
+        except ImportError as error:
+            raise FileNotFoundError(str(error)) from None
+    if revision is not None:
+        raise ValueError(f"revision is for hub ids, and {path} exists here; leave revision away")
     if path.is_dir():
-        if file is None:
-            return path
-        if (path / file).is_file():
-            return path / file
+        if file is None or (path / file).is_file():
+            return path / (file or "")
         raise FileNotFoundError(f"{path} has no {file}{gguf_choice(os.listdir(path))}")
     if path.suffix != ".gguf":
         raise CheckpointError(
@@ -148,14 +138,11 @@ class Checkpoint:
                 f"{self.path / INDEX_FILE}: tensor {missing!r} is said to be in {placed[missing]}; "
                 "it is not there"
             )
-        if FAMILIES[self.config.architecture].multimodal:
+        family = FAMILIES[self.config.architecture]
+        if family.multimodal:
             tensors = text_model(tensors)
-        self.tensors = list(core_tensors(tensors, self.config, self.path))
-
-    @property
-    def state(self) -> str:
-        """Another one when the config or a shard is written to or replaced; their contents are not read."""
-        return json_digest([file.state for file in (*self.config_files, *self.shard_files)])
+        named = (tensor._replace(name=renamed(tensor.name, family.renamed)) for tensor in tensors)
+        self.tensors = list(core_tensors(named, self.config, self.path))
 
     def changed(self) -> Path | None:
         """A file that has been written to or replaced since it was opened; None if there is none."""

@@ -8,20 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lazyllm.checkpoints.families import (
-    ATTENTION,
-    BY_TYPE,
-    DEFAULT_WINDOW,
-    FAMILIES,
-    FULL,
-    LAYER_TYPES,
-    RECURRENT,
-    REFUSED,
-    SLIDING,
-    SOFT_CAPS,
-    UNSUPPORTED,
-    Family,
-)
+from lazyllm.checkpoints.families import BY_TYPE, FAMILIES, FULL, LAYER_TYPES, SLIDING, SOFT_CAPS, Family
 from lazyllm.checkpoints.fields import Fields, optional_fields, read_json
 from lazyllm.checkpoints.rope import MAX_CONTEXT, NO_ROPE, read_ropes, rope_table
 
@@ -32,10 +19,27 @@ MAX_VOCAB = 1 << 24
 MAX_QUERY_SCALAR = MAX_CAP = 1e6
 MAX_EXPERTS = 1024
 MULTIPLIERS = 1e-3, 1e3
+RECURRENT = "it has recurrent layers, which cannot take a token later, so that revival has no meaning there"
+ATTENTION = ["attention", FULL]
+REFUSED = {
+    "Mamba Jamba NemotronH Lfm2 RecurrentGemma Rwkv Qwen3Next Qwen3_5 FalconH1 Zamba Bamba": RECURRENT,
+    "DeepseekV2 DeepseekV3 KimiK2": "its layers keep latents in place of keys and values",
+    "Gemma3n Gemma4": "its layers have embeddings of their own",
+}
+"""Parts of architectures' names, and why they do not run."""
+UNSUPPORTED: dict[str, tuple[Any, str]] = {
+    "mlp_bias": (False, "biases in the MLP"),
+    "use_bias": (False, "biases in the MLP"),
+    "use_bidirectional_attention": (False, "passes that are not causal"),
+    "clip_qkv": (None, "clipped queries, keys and values"),
+    "quantization_config": (None, "quantized checkpoints (use one in bf16, f16 or f32)"),
+    "compression_config": (None, "quantized checkpoints (use one in bf16, f16 or f32)"),
+}
+"""Fields with the only value that runs, and what others mean."""
 DESCRIPTION = ("name", "architecture", "bos_token_id", "eos_token_ids")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """The shape of one model. `context` is the maximum length of a session.
 
@@ -63,31 +67,31 @@ class ModelConfig:
     layer_rope: tuple[int, ...]
     short_context: int
     rotary_dim: int
-    paired_rope: bool
+    paired_rope: bool = False
     query_growth: float
     query_step: int
     tied: bool
-    qkv_bias: bool
-    o_bias: bool
-    qk_norm: bool
-    wide_qk_norm: bool
-    late_qk_norm: bool
+    qkv_bias: bool = False
+    o_bias: bool = False
+    qk_norm: bool = False
+    wide_qk_norm: bool = False
+    late_qk_norm: bool = False
     windows: tuple[int, ...]
     query_scalar: float
     attention_cap: float
     logit_cap: float
     embedding_scale: float
     logit_scale: float
-    norm_plus_one: bool
-    layer_norm: bool
+    norm_plus_one: bool = False
+    layer_norm: bool = False
     pre_norms: bool
-    parallel: bool
+    parallel: bool = False
     post_norms: bool
     gelu: bool
-    n_experts: int
-    experts_per_token: int
-    expert_ffn: int
-    normed_experts: bool
+    n_experts: int = 0
+    experts_per_token: int = 0
+    expert_ffn: int = 0
+    normed_experts: bool = False
     expert_layers: tuple[int, ...]
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
@@ -111,7 +115,7 @@ class ModelConfig:
                 fields.refuse("layer_types", f"layers of attention: {RECURRENT}")
         for name, (value, meaning) in {**UNSUPPORTED, **family.only}.items():
             fields.only(name, value, meaning)
-        for name in SOFT_CAPS if family.soft_caps is None else ():
+        for name in () if family.soft_caps else SOFT_CAPS:
             fields.only(name, None, f"soft caps in a {family.model_type}")
         caps = [0.0 if fields.get(name) is None else fields.number(name, 0.0, MAX_CAP) for name in SOFT_CAPS]
         heads = fields.whole("num_attention_heads", MAX_WIDTH)
@@ -137,11 +141,13 @@ class ModelConfig:
             query_scalar = fields.number(family.query_scalar, 0.0, MAX_QUERY_SCALAR)
         if family.scaled_embedding:
             embedding = float(np.float32(hidden**0.5))
-        eps_name, logit_scale = "rms_norm_eps", 1 / multiplier("logits_scaling")
-        if family.cohere:
-            eps_name, logit_scale = "layer_norm_eps", fields.number("logit_scale", *MULTIPLIERS)
-        biases = (family.qkv_bias, family.o_bias)
-        qkv_bias, o_bias = (fields.flag(bias, False) if isinstance(bias, str) else bias for bias in biases)
+        logit_scale = 1 / multiplier("logits_scaling")
+        if family.logit_scale:
+            logit_scale = fields.number("logit_scale", *MULTIPLIERS)
+        features: dict[str, Any] = {
+            name: fields.flag(value, False) if isinstance(value, str) else value
+            for name, value in family.features.items()
+        }
         vocab = fields.whole("vocab_size", MAX_VOCAB)
         if generation is None or generation.get("eos_token_id") is None:
             generation = fields
@@ -156,33 +162,25 @@ class ModelConfig:
             ffn=fields.whole(family.ffn, MAX_WIDTH),
             vocab=vocab,
             context=context,
-            norm_eps=fields.number(eps_name, 0.0, 0.1, default=1e-6) / residual**2,
+            norm_eps=fields.number(family.eps, 0.0, 0.1, default=1e-6) / residual**2,
             inv_freq=tuple(rope.inv_freq for _, rope in table),
             rope_scale=tuple(rope.scale for _, rope in table),
             layer_rope=tuple([kind for kind, _ in table].index(kind) for kind in kinds),
             short_context=min(ropes[kind].short_context for kind in kinds),
             rotary_dim=ropes[FULL].rotary_dim,
-            paired_rope=family.paired_rope,
             query_growth=ropes[FULL].query_growth,
             query_step=ropes[FULL].original,
             tied=fields.flag("tie_word_embeddings", False),
-            qkv_bias=qkv_bias,
-            o_bias=o_bias,
-            qk_norm=family.qk_norm != "none" or (family.cohere and fields.flag("use_qk_norm", False)),
-            wide_qk_norm=family.qk_norm == "wide",
-            late_qk_norm=family.qk_norm == "late",
             windows=tuple(window if window < context else 0 for window in windows),
             query_scalar=query_scalar,
             attention_cap=caps[0],
             logit_cap=caps[1],
             embedding_scale=embedding / residual,
             logit_scale=logit_scale,
-            norm_plus_one=family.norm_plus_one,
-            layer_norm=family.cohere,
             pre_norms=family.norms != "post",
-            parallel=family.cohere,
             post_norms=family.norms != "pre",
             gelu=family.activation[1] != "silu",
+            **features,
             **read_experts(fields, family.expert_ffn, len(windows)),
             bos_token_id=next(iter(read_ids(fields, "bos_token_id", vocab)), None),
             eos_token_ids=read_ids(generation, "eos_token_id", vocab),
@@ -205,8 +203,8 @@ def model_name(path: Path) -> str:
 def read_architecture(fields: Fields) -> str:
     listed, model_type = fields.get("architectures"), fields.get("model_type")
     for name in listed if isinstance(listed, list) else ():
-        for part, reason in REFUSED.items():
-            if isinstance(name, str) and part in name:
+        for parts, reason in REFUSED.items():
+            if isinstance(name, str) and any(part in name for part in parts.split()):
                 fields.refuse("architectures", f"another architecture: {reason}")
     if listed is None:
         if model_type not in list(BY_TYPE):
@@ -236,8 +234,7 @@ def text_fields(fields: Fields, family: Family) -> tuple[Fields, Family]:
             fields.refuse("model_type", f"one of {', '.join(BY_TYPE)}")
         family = FAMILIES[BY_TYPE[model_type]]
     missing = {name: value for name, value in family.defaults.items() if fields.get(name) is None}
-    values = {"sliding_window": DEFAULT_WINDOW, **(family.soft_caps or {})} | fields.values | missing
-    return Fields(fields.source, values, fields.names), family
+    return Fields(fields.source, {**family.nullable, **fields.values, **missing}, fields.names), family
 
 
 def read_head_dim(fields: Fields, hidden: int, heads: int) -> int:
@@ -308,8 +305,7 @@ def read_windows(fields: Fields, family: Family, turns: list[bool]) -> tuple[int
 def read_experts(fields: Fields, ffn: str | None, n_layers: int) -> dict[str, Any]:
     """The fields of ModelConfig about experts; `ffn` is the field of their size, if there are any."""
     if ffn is None:
-        none = {"n_experts": 0, "experts_per_token": 0, "expert_ffn": 0, "normed_experts": False}
-        return {**none, "expert_layers": (0,) * n_layers}
+        return {"expert_layers": (0,) * n_layers}
     named = fields.get("num_local_experts") is not None  # by transformers; by the files of some families not
     count = fields.whole("num_local_experts" if named else "num_experts", MAX_EXPERTS)
     step = fields.whole("decoder_sparse_step", MAX_LAYERS, default=1)

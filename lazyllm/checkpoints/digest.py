@@ -27,7 +27,7 @@ def digest(files: Sequence[OpenedFile], progress: bool) -> str:
     key = tuple((file.path, file.state) for file in files)
     if key not in known:
         hasher, n_hashed = hashlib.sha256(), 0
-        total = sum(file.state.size for file in files)
+        total = sum(file.state[1] for file in files)  # bytes
         with bar(total >> MIB, "hashing the model", "MiB", progress) as line:
             for file in files:
                 for block in file.blocks():

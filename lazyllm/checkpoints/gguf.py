@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from lazyllm import _core
 from lazyllm.checkpoints.checkpoint import header_bytes
 from lazyllm.checkpoints.gguf_checkpoint import GgufCheckpoint
-from lazyllm.checkpoints.tensors import Tensor
+from lazyllm.checkpoints.tensors import Tensor, hub_name
 from lazyllm.support import checked
 from lazyllm.support.files import user_path
 from lazyllm.support.progress import bar
@@ -35,21 +35,16 @@ def convert(
     check_new(target)
     checkpoint = GgufCheckpoint(user_path(gguf_path))
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
+        partial = Path(scratch) / target.name
+        partial.mkdir()
         if checkpoint.tokenizer and (vocabulary := checkpoint.vocabulary):
             vocabulary.backend.save(str(partial / "tokenizer.json"))
             write_json(partial / "tokenizer_config.json", vocabulary.settings)
         write_json(partial / "config.json", checkpoint.config_json | {"torch_dtype": DTYPES[dtype][2]})
         write_json(partial / "generation_config.json", checkpoint.generation_config)
         write_weights(checkpoint, partial / "model.safetensors", dtype, progress)
-        partial.chmod(0o755)
-        if target.exists():
-            target.rmdir()
-        partial.rename(target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return target
+        return partial.rename(target)
 
 
 def check_new(target: Path) -> None:
@@ -64,7 +59,10 @@ def write_json(path: Path, contents: dict[str, Any]) -> None:
 def write_weights(checkpoint: GgufCheckpoint, path: Path, dtype: str, progress: bool) -> None:
     stored, width, _ = DTYPES[dtype]
     tensors = checkpoint.named_tensors
-    entries = {tensor.name: (stored, tensor.shape, math.prod(tensor.shape) * width) for tensor in tensors}
+    entries = {}
+    for tensor in tensors:
+        n_bytes = math.prod(tensor.shape) * width
+        entries[hub_name(tensor.name, checkpoint.architecture)] = (stored, tensor.shape, n_bytes)
     with path.open("wb") as file, bar(len(tensors), "converting", "tensor", progress) as line:
         file.write(header_bytes(entries, {"format": "pt"}))
         for tensor in tensors:
@@ -83,7 +81,7 @@ def hugging_face_values(checkpoint: GgufCheckpoint, tensor: Tensor) -> Iterator[
         rows = f"{tensor.shape[0]} rows; expected {heads} x {config.head_dim}"
         checkpoint.refuse_tensor(tensor.name, f"has {rows}")
     for chunk in checkpoint.chunks(tensor, config.head_dim if paired else 1):
-        values = checkpoint.widened(chunk, tensor.dtype)
+        values = _core.widen(chunk, tensor.dtype)
         if paired:
             columns = math.prod(tensor.shape[1:])
             values = values.reshape(-1, config.head_dim // 2, 2, columns).swapaxes(1, 2).ravel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from array import array
 from dataclasses import replace
 from functools import cached_property
@@ -14,91 +15,22 @@ import numpy as np
 from lazyllm import _core
 from lazyllm.checkpoints.checkpoint import Checkpoint
 from lazyllm.checkpoints.config import MAX_HEAD_DIM, MAX_WIDTH, ModelConfig
-from lazyllm.checkpoints.families import BY_TYPE, DEFAULT_WINDOW, FAMILIES, FULL, SLIDING, SOFT_CAPS
+from lazyllm.checkpoints.families import BY_TYPE, FAMILIES, FULL, SLIDING, SOFT_CAPS
 from lazyllm.checkpoints.fields import Fields
-from lazyllm.checkpoints.gguf_file import FORMATS, read_gguf
+from lazyllm.checkpoints.gguf_file import read_gguf
 from lazyllm.checkpoints.gguf_tokenizer import GgufVocabulary
 from lazyllm.checkpoints.rope import MAX_THETA, frequency_divisors, llama3
-from lazyllm.checkpoints.tensors import Tensor, core_tensors, hub_name, unstacked
+from lazyllm.checkpoints.tensors import Tensor, core_tensors, unstacked
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.errors import CheckpointError
 from lazyllm.support.files import OpenedFile
 
-OWN_NAMES = ("llama", "qwen2", "qwen3", "olmoe", "gemma2", "phi3", "smollm3", "granite", "olmo2", "exaone4")
-MODEL_TYPES = {name: name for name in (*OWN_NAMES, "seed_oss", "ernie4_5", "glm4")} | {
-    "qwen3moe": "qwen3_moe",
-    "gemma3": "gemma3_text",
-    "hunyuan-dense": "hunyuan_v1_dense",
-}
-ARCHITECTURES = {name: BY_TYPE[model_type] for name, model_type in MODEL_TYPES.items()}
-PAIRED = ("llama", "smollm3", "granite")
-"""Architectures whose files have the rows of q and k by RoPE's pairs, unlike those of Hugging Face."""
-REQUIRED = {
-    "hidden_size": "embedding_length",
-    "intermediate_size": "feed_forward_length",
-    "num_hidden_layers": "block_count",
-    "num_attention_heads": "attention.head_count",
-    "max_position_embeddings": "context_length",
-    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
-}
-FIELDS = REQUIRED | {
-    "num_key_value_heads": "attention.head_count_kv",
-    "head_dim": "attention.key_length",
-    "rope_theta": "rope.freq_base",
-    "rope_local_base_freq": "rope.freq_base_swa",
-    "sliding_window": "attention.sliding_window",
-    "sliding_window_pattern": "attention.sliding_window_pattern",
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
-    "attention_multiplier": "attention.scale",
-    "embedding_multiplier": "embedding_scale",
-    "residual_multiplier": "residual_scale",
-    "logits_scaling": "logit_scale",
-    "num_experts": "expert_count",
-    "num_experts_per_tok": "expert_used_count",
-    "moe_intermediate_size": "expert_feed_forward_length",
-}
-"""Fields of config.json in the metadata of a GGUF file."""
-ROPE_FIELDS = {
-    "rope_type": "rope.scaling.type",
-    "factor": "rope.scaling.factor",
-    "original_max_position_embeddings": "rope.scaling.original_context_length",
-}
-TOP_TENSORS = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-LAYER_TENSORS = {
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_exps": "mlp.experts.gate_proj",
-    "ffn_up_exps": "mlp.experts.up_proj",
-    "ffn_down_exps": "mlp.experts.down_proj",
-}
-BEHIND = {
-    "post_attention_norm": "post_attention_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-NORMS = {
-    "pre": {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"},
-    "post": BEHIND,
-    "both": BEHIND | {"attn_norm": "input_layernorm", "ffn_norm": "pre_feedforward_layernorm"},
-}
-"""By a family's `norms`."""
-FAMILY_TENSORS = {
-    "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
-    "seed_oss": {"post_attention_norm": "post_attention_layernorm"},
-    "glm4": {"ffn_up": "mlp.gate_up_proj"},
-}
+NAMES = tomllib.loads(Path(__file__).with_name("gguf.toml").read_text())
+FIELDS: dict[str, str] = NAMES["required"] | NAMES["optional"]
+ROPE_FIELDS: dict[str, str] = NAMES["rope"]
+TOP_TENSORS: dict[str, str] = NAMES["top"]
+ARCHITECTURES = {arch: BY_TYPE[model_type] for arch, model_type in NAMES["model_types"].items()}
+PAIRED: list[str] = NAMES["paired"]
 LAYER_TENSOR = re.compile(r"blk\.(?P<layer>[0-9]{1,9})\.(?P<kind>\w+)\.(?P<suffix>weight|bias)")
 SPECIAL_IDS = ("bos_token_id", "eos_token_id")
 EMBEDDING, ROPE_DIVISORS = "token_embd.weight", "rope_freqs.weight"
@@ -109,16 +41,16 @@ LLAMA31_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_p
 
 def layer_tensors(arch: str) -> dict[str, str]:
     """The core's names of the tensors of a layer, by their names in files of a GGUF architecture."""
-    norms = NORMS[FAMILIES[ARCHITECTURES[arch]].norms]
-    return LAYER_TENSORS | norms | FAMILY_TENSORS.get(arch, {})
+    norms = NAMES["norms"][FAMILIES[ARCHITECTURES[arch]].norms]
+    return {**NAMES["layer"], **norms, **NAMES["own"].get(arch, {})}
 
 
 class GgufCheckpoint(Checkpoint):
     """Like `Checkpoint`, from a GGUF file in place of a folder.
 
-    `config_json` and `generation_config` are the contents of the files that a folder would have, and
-    `named_tensors` its tensors. Unlike what these say, Gemma's norms have 1 added, and with `is_paired` the
-    rows of q and k lie by RoPE's pairs.
+    `config_json` and `generation_config` are the contents of the files that a folder would have. The file's
+    `named_tensors` have the core's names. Unlike what the config says, Gemma's norms have 1 added, and with
+    `is_paired` the rows of q and k lie by RoPE's pairs.
     """
 
     def __init__(self, path: str | Path):
@@ -142,7 +74,7 @@ class GgufCheckpoint(Checkpoint):
             self.architecture = "Olmo3ForCausalLM"
         kinds = layer_tensors(self.arch)
         self.named_tensors = [
-            matrix._replace(name=hub_name(matrix.name, self.architecture))
+            matrix
             for tensor in tensors
             if tensor.name not in (ROPE_DIVISORS, *LONGROPE.values())
             for matrix in unstacked(tensor._replace(name=self.core_name(tensor.name, kinds)))
@@ -166,20 +98,8 @@ class GgufCheckpoint(Checkpoint):
     def tokenizer(self) -> Tokenizer | None:
         return Tokenizer.from_gguf(self.vocabulary, self.config) if self.vocabulary else None
 
-    def widened(self, data: bytes, dtype: str) -> np.ndarray:
-        """The values in float32, those of formats that the core lacks by the gguf package."""
-        if dtype in FORMATS:
-            return _core.widen(data, dtype)
-        from gguf import GGMLQuantizationType
-        from gguf.quants import dequantize
-
-        try:
-            return dequantize(np.frombuffer(data, np.uint8), GGMLQuantizationType[dtype]).astype(np.float32)
-        except NotImplementedError:
-            raise CheckpointError(f"{self.path} has weights in {dtype}, which gguf cannot read") from None
-
     def values_of(self, tensor: Tensor) -> np.ndarray:
-        return self.widened(b"".join(self.chunks(tensor)), tensor.dtype)
+        return _core.widen(b"".join(self.chunks(tensor)), tensor.dtype)
 
     def core_name(self, name: str, kinds: dict[str, str]) -> str:
         part = LAYER_TENSOR.fullmatch(name)
@@ -205,11 +125,12 @@ class GgufCheckpoint(Checkpoint):
         values |= {name: value for name, key in FIELDS.items() if (value := self.field(key)) is not None}
         values |= {name: values[name] or None for name in SOFT_CAPS if name in values}  # 0: no cap
         fields = Fields(self.path, values, self.names)
-        for name in [name for name in REQUIRED if name not in values]:
+        for name in [name for name in NAMES["required"] if name not in values]:
             fields.refuse(name, "a value: every GGUF file has it")
         heads, hidden = fields.whole("num_attention_heads", MAX_WIDTH), fields.whole("hidden_size", MAX_WIDTH)
         head_dim = fields.whole("head_dim", MAX_HEAD_DIM, default=hidden // heads)
-        window = values.get("sliding_window", DEFAULT_WINDOW if self.arch == "gemma2" else None) or None
+        assumed = family.nullable["sliding_window"] if self.arch == "gemma2" else None
+        window = values.get("sliding_window", assumed) or None
         config = {
             "architectures": [self.architecture],
             "model_type": family.model_type,
@@ -239,8 +160,8 @@ class GgufCheckpoint(Checkpoint):
             config["norm_topk_prob"] = self.arch != "olmoe"
         else:
             stored.only(f"{self.arch}.expert_count", 0, "mixtures of experts")
-        for bias, tensor in ((family.o_bias, "attn_output"), (family.qkv_bias, "attn_q")):
-            if isinstance(bias, str):
+        for flag, tensor in (("o_bias", "attn_output"), ("qkv_bias", "attn_q")):
+            if isinstance(bias := family.features.get(flag), str):
                 config[bias] = f"blk.0.{tensor}.bias" in self.stored
         return config | self.rope_scaling(config)
 

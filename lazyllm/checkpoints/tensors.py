@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -13,6 +14,9 @@ from lazyllm.errors import CheckpointError
 
 FUSED = re.compile(r"(?P<layer>.*)\.(?P<parts>self_attn\.qkv|mlp\.gate_up)_proj\.(?P<suffix>weight|bias)")
 STACKED = re.compile(r"(?P<prefix>.*\.mlp\.experts)\.(?P<parts>gate_up|gate|up|down)_proj\.weight")
+TABLES = ("model.embed_tokens.weight", "lm_head.weight")
+ROUTER = ".mlp.gate.weight"  # the end of its name; it is never rounded
+BLOCK, Q8_0_BYTES, Q4_1_BYTES = 32, 34, 20  # values, and their bytes in each format
 
 
 class Tensor(NamedTuple):
@@ -26,17 +30,30 @@ class Tensor(NamedTuple):
     n_bytes: int
 
 
+def rounded_bytes(tensors: Iterable[Tensor], weights: str) -> int | None:
+    """The bytes of all matrices as `weights` rounds them, q8 or q4 (see `load`); None if one of them is
+    quantized or has no rows of whole blocks, and cannot be rounded."""
+    total = 0
+    for name, dtype, shape, *_ in tensors:
+        if len(shape) < 2 or name.endswith(ROUTER):
+            continue
+        if dtype not in ("F32", "F16", "BF16") or shape[-1] % BLOCK:
+            return None
+        block_bytes = Q4_1_BYTES if weights == "q4" and name not in TABLES else Q8_0_BYTES
+        total += math.prod(shape) // BLOCK * block_bytes
+    return total
+
+
 def core_tensors(tensors: Iterable[Tensor], config: ModelConfig, source: Path) -> Iterator[Tensor]:
-    """The tensors under the names that the core takes; one that holds several matrices is split."""
+    """The core's tensors, one for each matrix that a tensor holds."""
     q, kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
     rows = {
         "self_attn.qkv": {"self_attn.q_proj": q, "self_attn.k_proj": kv, "self_attn.v_proj": kv},
         "mlp.gate_up": {"mlp.gate_proj": config.ffn, "mlp.up_proj": config.ffn},
     }
     for tensor in tensors:
-        name = renamed(tensor.name, FAMILIES[config.architecture].renamed)
-        if not (fused := FUSED.fullmatch(name)):
-            yield from unstacked(tensor._replace(name=name))
+        if not (fused := FUSED.fullmatch(tensor.name)):
+            yield from unstacked(tensor)
             continue
         parts = rows[fused["parts"]]
         if tensor.shape[:1] != (sum(parts.values()),):

@@ -21,21 +21,18 @@ KNOWN_ANSWER = "Lindau"
 SPEEDUP = 2.0
 MAX_NEW_TOKENS = 40
 TIMED_RUNS = 3
-WARM_UP_TOKENS = 64
 
 
 def demo(parser: argparse.ArgumentParser) -> Run:
     """Answer a question about a long document, dense and pruned, side by side."""
     options.add_model(parser)
     options.add(parser, "--speedup", f"of the first token, by counted work; default {SPEEDUP:g}", "X")
-    out = "for demo.html and demo.png; default demo-output"
-    options.add(parser, "--out", out, "DIR", type=options.out_folder)
+    options.add(parser, "--out", "for demo.html; default demo-output", "DIR", type=options.out_folder)
     return run
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the comparison and writes demo.html and demo.png; 0 if both answers are right, else 1."""
-    from lazyllm.pictures.demo import plot
+    """Prints the comparison and writes demo.html; 0 if both answers are right, else 1."""
     from lazyllm.support.tables import Table
 
     llm, out = options.loaded(args), vars(args).get("out", Path("demo-output"))
@@ -58,12 +55,6 @@ def run(args: argparse.Namespace) -> int:
     subtitle = f"{QUESTION} {'; '.join(facts)}; {pruned.pruning}"
     page = replace(pruned.trace.heatmap(), subtitle=subtitle)
     print(f"wrote {page.save(out / 'demo.html', 'Layers computed for each token of the prompt')}")
-    try:
-        prefills = {name: answer.passes[answer.passes["pass_"] == 0] for name, answer in answers.items()}
-        in_play = {name: prefill["in_play"].tolist() for name, prefill in prefills.items()}
-        print(f"wrote {plot(ttfts, in_play, out / 'demo.png')}")
-    except ImportError as error:
-        print(f"skipped demo.png: {error}")
     return 0 if all(right) else 1
 
 
@@ -73,21 +64,18 @@ def measure(llm: LLM, speedup: float) -> tuple[dict[str, Generation], dict[str, 
     from lazyllm.pruning import DENSE
     from lazyllm.support.progress import bar
 
-    text = f"{DOCUMENT.read_text(encoding='utf-8')}\n\n{QUESTION}"
-    ids = (
-        llm.tokenizer.apply_chat_template([{"role": "user", "content": text}])
-        if llm.tokenizer.has_chat_template
-        else llm.tokenizer.encode(text)
-    )
+    text, chat = f"{DOCUMENT.read_text(encoding='utf-8')}\n\n{QUESTION}", llm.tokenizer.has_chat_template
     prunings = {"dense": DENSE, "pruned": Speedup(speedup)}
     answers: dict[str, Generation] = {}
     ttfts: dict[str, list[float]] = {name: [] for name in prunings}
-    llm.generate(ids[:WARM_UP_TOKENS], max_new_tokens=1, progress=False)
+    llm.generate(QUESTION, max_new_tokens=1, progress=False)
     with bar(len(prunings) * TIMED_RUNS, "dense and pruned in turn", "run", progress=True) as line:
         for first in [True] + [False] * (TIMED_RUNS - 1):
             for name, pruning in prunings.items():
                 new = MAX_NEW_TOKENS if first else 1
-                answer = llm.generate(ids, pruning, max_new_tokens=new, trace=first, progress=False)
+                answer = llm.generate(
+                    text, pruning, max_new_tokens=new, chat=chat, trace=first, progress=False
+                )
                 answers.setdefault(name, answer)
                 ttfts[name].append(answer.ttft)
                 line.update()

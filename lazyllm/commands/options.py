@@ -117,8 +117,6 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     add(parser, "--compute", "products on the CPU: f32, bf16, int8 or fastest (never int8); default f32")
     add(parser, "--weights", "on the CPU: auto (as stored), q8 or q4 (rounded on loading); default auto")
     add(parser, "--kv", "keys and values on the CPU: f32, f16 or bf16; default f32")
-    keep = "keep weights that --weights rounds for the next time"
-    add(parser, "--cache-weights", keep, action="store_true")
 
 
 def add_run(parser: argparse.ArgumentParser, kind: type[RunOptions], **defaults: str) -> None:
@@ -151,8 +149,8 @@ def add_pruning(parser: argparse.ArgumentParser, action: str = "append") -> None
     add(parser, "--speedup", speedup, "X", action=action, dest="pruning")
     setting = (
         '2x, dense (default), stages such as {"10": 0.7}, random:keep=0.5, static:layer=7,keep=0.5, '
-        "compress:ratio=0.5, fastkv:layer=14,keep=0.2, claa:layer=14,keep=0.2, gemfilter:layer=12,keep=0.1 "
-        "or the file of a preset"
+        "compress:ratio=0.5, fastkv:layer=14,keep=0.2, claa:layer=14,keep=0.2, gemfilter:layer=12,keep=0.1, "
+        "snapkv:keep=0.5, expected:keep=0.5 or the file of a preset"
     )
     add(parser, "--pruning", setting + more, "SETTING", action=action)
 

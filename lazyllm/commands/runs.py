@@ -59,7 +59,7 @@ def reproduce(parser: argparse.ArgumentParser) -> Run:
 
         keywords = options.of_run(args, DataOptions, "preset", "speedup", "seeds", "methods")
         result = reproduce(options.loaded(args), args.targets, **keywords)
-        print("\n".join([result.text(), "", *(f"wrote {path}" for path in result.files)]).lstrip())
+        print("\n".join([result.text, "", *(f"wrote {path}" for path in result.files)]).lstrip())
         if result.failed:
             print(f"{result.failed} results failed; items.jsonl of the runs says why", file=sys.stderr)
         return 1 if result.failed else 0
@@ -75,7 +75,8 @@ def sweep(parser: argparse.ArgumentParser) -> Run:
         '[5, 10], "keep": [0.5, 0.7]} (one stage) or {"stages": [{"10": 0.7}], "smooth": [1, 13]}'
     )
     options.add(parser, "--space", space, "AXES")
-    measure = "kl (default): dense's own answer teacher-forced; score: answers, scored; or both"
+    measure = "kl (default): dense's own answer teacher-forced; score: answers, scored; both; or recall: the "
+    measure += "share of the attention of dense's answer to tokens kept, by layer, from prompts alone"
     options.add(parser, "--measure", measure)
     options.add(parser, "--tokens", "of dense's answer at most, default 16", "N")
     options.add_run(parser, DataOptions)
@@ -102,7 +103,7 @@ def report(parser: argparse.ArgumentParser) -> Run:
     options.add(parser, "--out", out, "DIR", type=options.out_folder)
 
     def run(args: argparse.Namespace) -> int:
-        from lazyllm.evaluation.manifest import SCORE, read_manifest
+        from lazyllm.evaluation.results import SCORE, read_manifest
         from lazyllm.longbench import Run, merge
         from lazyllm.support.files import user_path
         from lazyllm.sweeps.sweep import Sweep
@@ -151,7 +152,6 @@ def search(parser: argparse.ArgumentParser) -> Run:
     options.add(parser, "--budget", budget, "N")
     own = "a prompt of yours (repeatable, at least 3); default: generated ones with needles"
     options.add(parser, "--prompt-file", own, "FILE", action="append")
-    options.add(parser, "--seed", "of the proposals, default 0", "N")
     preset = "write preset.json: the setting that diverges least with a speedup of at least X"
     options.add(parser, "--preset", preset, "X")
     options.add_out(parser, "a search there continues")
@@ -160,7 +160,7 @@ def search(parser: argparse.ArgumentParser) -> Run:
     def run(args: argparse.Namespace) -> int:
         from lazyllm.searching.search import search
 
-        keywords = options.keywords_of(args, "speedup", "budget", "seed", "out")
+        keywords = options.keywords_of(args, "speedup", "budget", "out")
         result = search(options.loaded(args), options.read_prompts(args), **keywords)
         print(f"{result.text()}\n\nwrote {result.folder}")
         if "preset" in args:

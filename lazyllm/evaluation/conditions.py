@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import lazyllm
@@ -13,10 +13,8 @@ from lazyllm.llm import LLM, stored_types
 from lazyllm.machine.device import cuda_facts
 from lazyllm.machine.info import processor, version
 from lazyllm.method import Method
-from lazyllm.support.json_text import json_digest
 
 CPU = "cpu"
-DIGITS = 16  # of a SHA-256 in a row
 PACKAGES = ("numpy", "tokenizers", "rouge", "jieba", "rapidfuzz")
 """Packages, if installed, on which samples, tokens and scores depend."""
 
@@ -61,12 +59,3 @@ def gpu(device: str) -> str:
     """The name of the GPU."""
     match = re.search(rf"\b{device} (.+?), \d+ GiB", cuda_facts())
     return match[1] if match else device
-
-
-def contents(items: Mapping[str, Iterable[Mapping[str, Any]]]) -> dict[tuple[str, str], str]:
-    """By data set and item: the digest of the item."""
-    return {(name, str(item["_id"])): short_digest(item) for name, rows in items.items() for item in rows}
-
-
-def short_digest(value: Mapping[str, Any] | Sequence[Any]) -> str:
-    return json_digest(value)[:DIGITS]

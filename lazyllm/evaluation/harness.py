@@ -82,8 +82,6 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
             "model_max_length": self.max_length,
         }
 
-    # ---- text and tokens -------------------------------------------------------------------------
-
     @property
     def eot_token_id(self) -> int:
         tokenizer = self.llm.tokenizer
@@ -101,10 +99,9 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
         """Token ids. A text that begins with BOS, as rendered chats do, gets no second one."""
         tokenizer = self.llm.tokenizer
         if add_special_tokens is None:
-            begin = tokenizer.bos_token_id
-            add_special_tokens = begin is None or not string.startswith(
-                tokenizer.decode([begin], skip_special_tokens=False)
-            )
+            begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+            bos = tokenizer.decode(begin, skip_special_tokens=False)
+            add_special_tokens = not (bos and string.startswith(bos))
         return tokenizer.encode(string, add_special=add_special_tokens)
 
     def cut(self, ids: list[int], room: int) -> list[int]:
@@ -112,8 +109,6 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
         if len(ids) > room:
             logger.warning("a text of %d tokens loses its first %d", len(ids), len(ids) - room)
         return ids[-room:]
-
-    # ---- chats -----------------------------------------------------------------------------------
 
     @property
     def tokenizer_name(self) -> str:
@@ -134,14 +129,11 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
         if add_generation_prompt:
             return text
         last = str(chat_history[-1]["content"])
-        said = last.strip()
-        before, shown, after = text.rpartition(said)
-        if not shown:
+        before, said, after = text.rpartition(last.strip())
+        if not said:
             raise ValueError("the chat template does not show the last message, so it cannot be continued")
         blanks = last[len(last.rstrip()) :]
         return before + said + (blanks if after.startswith(blanks) else "")
-
-    # ---- requests --------------------------------------------------------------------------------
 
     def _each(
         self, kind: str, requests: Sequence[Any], disable_tqdm: bool, result: Callable[..., Any]
@@ -171,7 +163,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
             )
         if n_new >= self.max_length:
             raise ValueError(f"max_gen_toks must be below max_length ({self.max_length}), not {n_new}")
-        answer = self.llm.generate(
+        return self.llm.generate(
             self.cut(self.tok_encode(context), self.max_length - n_new),
             pruning=self.pruning,
             max_new_tokens=n_new,
@@ -179,8 +171,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
             stop=[text for text in stop if text],
             prefix=self.prefixes,
             progress=False,
-        )
-        return answer.text
+        ).text
 
     def _loglikelihood_tokens(
         self,
@@ -213,8 +204,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
                     logits = [first, *(branch.forward([token], generated=True) for token in said)]
                     for index in members:
                         texts, _, continuation = requests[index]
-                        parts = [scored(row, token) for row, token in zip(logits, continuation, strict=True)]
-                        answers[index] = sum(part[0] for part in parts), all(part[1] for part in parts)
+                        scores = [scored(row, token) for row, token in zip(logits, continuation, strict=True)]
+                        answers[index] = sum(ln_p for ln_p, _ in scores), all(best for _, best in scores)
                         self.cache_hook.add_partial("loglikelihood", texts, answers[index])
                         line.update()
         return answers
@@ -230,9 +221,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
 
         def total(_: int, text: str) -> float:
             ln_p = 0.0
-            for before, wanted in get_rolling_token_windows(
-                self.tok_encode(text), self.prefix_token_id, window, 1
-            ):
+            ids = self.tok_encode(text)
+            for before, wanted in get_rolling_token_windows(ids, self.prefix_token_id, window, 1):
                 surprisal = self.llm.session().surprisal([*before, wanted[-1]], progress=False)
                 ln_p -= float(surprisal[-len(wanted) :].sum(dtype=np.float64))
             return ln_p

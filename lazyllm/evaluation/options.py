@@ -15,8 +15,7 @@ from lazyllm.support.signatures import Function, takes
 DEPTHS = tuple(range(0, 101, 10))  # percent
 MAX_LENGTH = 3500  # prompt tokens before the chat wrapper, for models with a context of 4096
 EDIT_SIM = "difflib"
-LEAST = {"warm_ups": 0, "workers": 1, "worker_threads": 1, "max_length": 2, "max_new_tokens": 1}
-LEAST |= {"limit": 1, "sample": 1, "min_item_length": 0, "max_item_length": 0}
+LEAST = {"warm_ups": 0, "workers": 1, "worker_threads": 1, "max_length": 2, "max_new_tokens": 1, "limit": 1}
 IN_PYTHON = "in Python"  # in place of a metavar: commands have no such argument
 OF_PRESET = "that of the preset"
 
@@ -94,9 +93,6 @@ class DataOptions(RunOptions):
         "NAME,…",
     ] = None
     limit: Annotated[int | None, "the first N items of each data set", "N"] = None
-    sample: Annotated[int | None, "N items of each data set, drawn with a fixed seed", "N"] = None
-    min_item_length: Annotated[int | None, "only items of at least this LongBench length", "N"] = None
-    max_item_length: Annotated[int | None, "only items of at most this LongBench length", "N"] = None
     max_length: Annotated[int, "tokens of a prompt, with the answer for generated tasks", "N"] = MAX_LENGTH
     max_new_tokens: Annotated[int | None, "cap on the benchmark's own limits", "N"] = None
     prompts: Annotated[
@@ -111,8 +107,6 @@ class DataOptions(RunOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         checked.a_list(self.datasets, "datasets", '["trec"]')
-        if self.limit is not None and self.sample is not None:
-            raise ValueError(f"limit is {self.limit} and sample is {self.sample}; expected one of them")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,18 +6,34 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from math import inf, nan
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lazyllm.evaluation.generated.tasks import AT, kind_of, task_and_length
-from lazyllm.evaluation.intervals import Interval, interval, mean
+from lazyllm.evaluation.generated.tasks import AT, NIAH, kind_of, needles_found, task_and_length
 from lazyllm.evaluation.longbench.datasets import DATA_SETS
-from lazyllm.evaluation.summary import DENSE_LABEL, Row, Summary, failure
-from lazyllm.support.files import write_whole
+from lazyllm.evaluation.results import SCORE, read_manifest, read_rows
+from lazyllm.evaluation.summary import (
+    DENSE_LABEL,
+    Interval,
+    Row,
+    Summary,
+    failure,
+    interval,
+    mean,
+    token_use_by_setting,
+)
+from lazyllm.pictures.panels import plot_needle_map, plot_token_use, plot_turns
+from lazyllm.pictures.quality import Dot, plot_scores
+from lazyllm.support.files import user_path, write_whole
+from lazyllm.support.optional import package
 from lazyllm.support.tables import BOLD, Table, with_bounds
 
+if TYPE_CHECKING:
+    import pandas
+
 REPORT = "report.md"
+PICTURE, NEEDLE_MAP, TOKEN_USE, TURNS = "scores.png", "heat_map.png", "token_use.png", "turns.png"
 LENGTH_BINS = (("0-4k", 0, 4000), ("4-8k", 4000, 8000), ("8k+", 8000, inf))
 TIMINGS = {"ttft": "TTFT speedup", "seconds": "generation speedup"}
 Environments = Mapping[str, Mapping[str, Any]]
@@ -249,3 +265,55 @@ def plain(value: object) -> str:
     if not isinstance(value, Mapping):
         return str(value)
     return ", ".join(f"{name} {inner}" for name, inner in value.items()) or "none"
+
+
+class Run(Results):
+    """The results in a folder, of a run that has ended or was interrupted."""
+
+    folder: Path
+
+    def __init__(self, folder: str | Path) -> None:
+        path = user_path(folder)
+        manifest = read_manifest(path)
+        if (measure := manifest["conditions"]["measure"]) != SCORE:
+            raise ValueError(f"{path} holds no scored answers but the measure {measure!r}")
+        super().__init__(read_rows(path), manifest, path)
+
+    def __repr__(self) -> str:
+        n_failed = len(self.summary.failed)
+        failed = f", {n_failed} failed" if n_failed else ""
+        return f"<Run {self.folder}: {len(self.rows)} rows{failed}, {len(self.summary.settings)} settings>"
+
+    def scores(self) -> dict[str, dict[str, float]]:
+        """By setting: the score of each data set, 0 to 100, rounded to 0.01 like the benchmark's own."""
+        names = self.summary.datasets
+        return {
+            setting: {name: round(self.summary.score(setting, name), 2) for name in names}
+            for setting in self.summary.settings
+        }
+
+    def to_frame(self) -> pandas.DataFrame:
+        """One row per item and setting, and environment if several timed it; needs pandas."""
+        frame: pandas.DataFrame = package("pandas", "to_frame", "plots").json_normalize(self.rows)
+        return frame
+
+    def plot(self, file: str | Path | None = None) -> Path:
+        """Draws the score against the speedup of the first token; needs matplotlib."""
+        summary = self.summary
+        dots = [
+            Dot(setting, summary.speed(setting, "ttft").of_sums, *summary.mean(setting))
+            for setting in summary.settings
+        ]
+        title = f"{self.manifest['model']}: {len(summary.datasets)} data sets, {len(summary.rows)} results"
+        return plot_scores(dots, DENSE_LABEL, user_path(file) if file else self.folder / PICTURE, title)
+
+    def draw(self) -> list[Path]:
+        rows, pictures = self.summary.rows, []
+        if self.manifest["conditions"].get("tasks") == NIAH and rows:
+            pictures.append(plot_needle_map(needles_found(rows), self.folder / NEEDLE_MAP))
+        if by_turn := scores_by_turn(self.summary):
+            pictures.append(plot_turns(by_turn, DENSE_LABEL, self.folder / TURNS))
+        pictures.append(self.plot())
+        if panels := token_use_by_setting(rows):
+            pictures.append(plot_token_use(panels, self.folder / TOKEN_USE))
+        return pictures

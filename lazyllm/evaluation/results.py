@@ -1,20 +1,103 @@
-"""A run's folder: a manifest and one JSON line per finished item. A crash loses no line."""
+"""A run's folder: a manifest and one JSON line for each finished item; and the folders of several machines in
+one. A crash loses no line.
+
+The manifest has conditions that all rows share, environments, and how items were selected:
+{"format": 2, "model": name, "conditions": {…}, "environments": {id: {…}}, "selections": [{…}, …]}
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import isclose
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lazyllm.evaluation.conditions import short_digest
-from lazyllm.evaluation.manifest import MANIFEST, Manifest, joined, read_manifest, text_of
-from lazyllm.support.files import locked, write_whole
-from lazyllm.support.json_text import parse_object
+from lazyllm.support.files import locked, user_path, write_whole
+from lazyllm.support.json_text import json_digest, parse_object
 
-ITEMS, LOCK = "items.jsonl", ".lock"
-ENVIRONMENT_DIGITS = 8
+FORMAT = 2
+MANIFEST, ITEMS, LOCK = "manifest.json", "items.jsonl", ".lock"
+SCORE = "score"  # the measure of a run that generates answers and scores them
+CONTENT_DIGITS, ENVIRONMENT_DIGITS = 16, 8  # of a SHA-256
+UNLIKE = ("timing", "environment")  # fields in which two rows of one result may differ
+CLOSE = 1e-6  # relative: NumPy's last digits differ between processors
+
+Manifest = dict[str, Any]
+Row = Mapping[str, Any]
+
+
+# ---- the manifest --------------------------------------------------------------------------------
+
+
+def new_manifest(model: str, conditions: Mapping[str, Any], selection: Mapping[str, Any]) -> Manifest:
+    """A manifest; of `selection` it has what is not None."""
+    manifest = {
+        "format": FORMAT,
+        "model": model,
+        "conditions": conditions,
+        "environments": {},
+        "selections": [{name: value for name, value in selection.items() if value is not None}],
+    }
+    return parse_object(text_of(manifest), "the manifest")  # as plain as one that was read
+
+
+def read_manifest(folder: Path) -> Manifest:
+    file = folder / MANIFEST
+    if not file.exists():
+        raise FileNotFoundError(f"{folder} holds no run: there is no {MANIFEST}")
+    manifest = parse_object(file.read_bytes(), file)
+    if manifest.get("format") != FORMAT:
+        raise ValueError(
+            f"{file} is no manifest of format {FORMAT}; its format is {manifest.get('format')!r}"
+        )
+    return manifest
+
+
+def text_of(manifest: Mapping[str, Any]) -> str:
+    return json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
+
+
+def joined(first: Manifest, second: Manifest, place: str, other_place: str) -> Manifest:
+    """Both in one; an error that names what differs if their rows cannot be compared."""
+    ours, theirs = first["conditions"], second["conditions"]
+    if differing := differences(ours, theirs):
+        raise ValueError(
+            f"{place} holds a run under other conditions than {other_place}: {differing}. Results that "
+            "cannot be compared need folders of their own"
+        )
+    new = [selection for selection in second["selections"] if selection not in first["selections"]]
+    both = {
+        name: {**value, **theirs[name]} if isinstance(value, dict) else value for name, value in ours.items()
+    }
+    return {
+        **first,
+        "conditions": both,
+        "environments": {**first["environments"], **second["environments"]},
+        "selections": [*first["selections"], *new],
+    }
+
+
+def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
+    """The conditions that differ, as text; of two mappings only common keys are compared."""
+    texts = (difference(name, first.get(name), second.get(name)) for name in {**first, **second})
+    return "; ".join(filter(None, texts))
+
+
+def difference(name: str, first: Any, second: Any) -> str:
+    if isinstance(first, dict) and isinstance(second, dict):
+        texts = (difference(f"{name}, {key}", first[key], second[key]) for key in first if key in second)
+        return "; ".join(filter(None, texts))
+    return "" if first == second else f"{name} is {shown(first)}, not {shown(second)}"
+
+
+def shown(value: object) -> str:
+    text = f'"{value}"' if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 160 else f"{text[:157]}..."
+
+
+# ---- the folder ----------------------------------------------------------------------------------
 
 
 class Key(NamedTuple):
@@ -25,7 +108,7 @@ class Key(NamedTuple):
     item: str
 
     @classmethod
-    def of(cls, row: Mapping[str, Any]) -> Key:
+    def of(cls, row: Row) -> Key:
         return cls(row["setting"], row["dataset"], row["item"])
 
 
@@ -70,13 +153,9 @@ class RunFolder:
     def __exit__(self, *_: object) -> None:
         self._lock.close()
 
-    @property
-    def done(self) -> set[Key]:
-        return set(map(Key.of, self.rows))
-
-    def append(self, row: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
+    def append(self, row: Row, environment: Mapping[str, Any]) -> dict[str, Any]:
         """Appends a row that was timed in an environment, and waits until it is on disk."""
-        name, earlier = short_digest(environment)[:ENVIRONMENT_DIGITS], self.manifest["environments"]
+        name, earlier = json_digest(environment)[:ENVIRONMENT_DIGITS], self.manifest["environments"]
         if name not in earlier:
             self._write({**self.manifest, "environments": {**earlier, name: dict(environment)}})
         complete = {**row, "environment": name}
@@ -106,7 +185,7 @@ class RunFolder:
         write_whole(self.path / MANIFEST, text_of(manifest))
 
 
-def line_of(row: Mapping[str, Any]) -> str:
+def line_of(row: Row) -> str:
     return json.dumps(row, ensure_ascii=False) + "\n"
 
 
@@ -121,8 +200,25 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def drop_incomplete_line(path: Path) -> None:
+    """Truncates a last line that a crash left incomplete."""
+    if path.exists():
+        with path.open("r+b") as file:
+            file.truncate(file.read().rfind(b"\n") + 1)
+            os.fsync(file.fileno())
+
+
+def contents(items: Mapping[str, Iterable[Row]]) -> dict[tuple[str, str], str]:
+    """By data set and item: the digest of the item."""
+    return {
+        (name, str(item["_id"])): json_digest(item)[:CONTENT_DIGITS]
+        for name, rows in items.items()
+        for item in rows
+    }
+
+
 def check_contents(
-    rows: Sequence[Mapping[str, Any]], place: str, digests: dict[tuple[str, str], str], other_place: str
+    rows: Sequence[Row], place: str, digests: dict[tuple[str, str], str], other_place: str
 ) -> None:
     """Raises an error for a row whose item has another digest in `digests`, which takes the other rows'."""
     for row in rows:
@@ -134,9 +230,61 @@ def check_contents(
             )
 
 
-def drop_incomplete_line(path: Path) -> None:
-    """Truncates a last line that a crash left incomplete."""
-    if path.exists():
-        with path.open("r+b") as file:
-            file.truncate(file.read().rfind(b"\n") + 1)
-            os.fsync(file.fileno())
+# ---- several folders in one ----------------------------------------------------------------------
+
+
+def merge(folders: Sequence[str | Path], out: str | Path) -> Path:
+    """Writes the results in `folders`, and those that `out` holds already, to the folder `out`.
+
+    The folders must be of the same conditions. A result that is there more than once must be the same; it
+    stays once for each environment that it was timed in. A failed item is dropped where another folder has
+    its result.
+    """
+    paths = [user_path(folder) for folder in dict.fromkeys(map(str, folders))]
+    if not paths:
+        raise ValueError("no folder to merge is given")
+    manifest = read_manifest(paths[0])
+    for path in paths[1:]:
+        manifest = joined(manifest, read_manifest(path), str(paths[0]), str(path))
+    parts = [(str(path), read_rows(path)) for path in paths]
+    target = user_path(out)
+    with RunFolder(target, manifest) as folder:
+        folder.replace(united([(str(target), folder.rows), *parts]))
+    return target
+
+
+def united(parts: Iterable[tuple[str, Sequence[Row]]]) -> list[dict[str, Any]]:
+    """The rows of all parts, in order; of equal results in one environment the first."""
+    contents: dict[tuple[str, str], str] = {}
+    first: dict[Key, tuple[Row, str]] = {}
+    results: dict[tuple[Key, str], Row] = {}
+    errors: dict[Key, Row] = {}
+    for place, rows in parts:
+        check_contents(rows, place, contents, "in the folders before it")
+        for row in rows:
+            key = Key.of(row)
+            if "error" in row:
+                errors.setdefault(key, row)
+            else:
+                check_same(*first.setdefault(key, (row, place)), row, place)
+                results.setdefault((key, row["environment"]), row)
+    failed = [row for key, row in errors.items() if key not in first]
+    return [dict(row) for row in (*results.values(), *failed)]
+
+
+def check_same(row: Row, place: str, other: Row, other_place: str) -> None:
+    for name in {**row, **other}:
+        if name not in UNLIKE and not same(row.get(name), other.get(name)):
+            raise ValueError(
+                f"item {row['item']} of {row['dataset']} under {row['setting']} has the {name} "
+                f"{shown(row.get(name))} in {place} and {shown(other.get(name))} in {other_place}"
+            )
+
+
+def same(value: Any, other: Any) -> bool:
+    """Equality, of floats within CLOSE."""
+    if isinstance(value, float) and isinstance(other, float):
+        return isclose(value, other, rel_tol=CLOSE, abs_tol=CLOSE)
+    if isinstance(value, list) and isinstance(other, list):
+        return len(value) == len(other) and all(map(same, value, other))
+    return bool(value == other)

@@ -1,88 +1,38 @@
-"""Runs of LongBench and of generated tasks: `run`, `run_ruler`, `run_niah`, and the result `Run`."""
+"""Runs of LongBench and of generated tasks: every item under every setting, the results in a folder."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryDirectory
+from typing import Any, TypeGuard
 
-from lazyllm.evaluation.generated.items import TASKS
-from lazyllm.evaluation.generated.tasks import NIAH, GeneratedTasks, needles_found
+from lazyllm.checkpoints import digest
+from lazyllm.evaluation.conditions import conditions_behind, conditions_of_model, environment
+from lazyllm.evaluation.generated.tasks import TASKS, GeneratedTasks
 from lazyllm.evaluation.longbench.datasets import DATA_SETS
 from lazyllm.evaluation.longbench.items import GET
 from lazyllm.evaluation.longbench.tasks import LongBench
-from lazyllm.evaluation.manifest import SCORE, read_manifest
 from lazyllm.evaluation.options import DataOptions, NiahOptions, RulerOptions, RunOptions, documented
-from lazyllm.evaluation.report import Results, scores_by_turn
-from lazyllm.evaluation.results import read_rows
-from lazyllm.evaluation.runner import Settings, checked_settings, run_items
-from lazyllm.evaluation.summary import DENSE_LABEL
+from lazyllm.evaluation.report import Run
+from lazyllm.evaluation.results import SCORE, Key, Manifest, RunFolder, contents, new_manifest
+from lazyllm.evaluation.summary import DENSE_LABEL, failure
 from lazyllm.evaluation.tasks import Tasks
-from lazyllm.evaluation.token_use import token_use_by_setting
+from lazyllm.evaluation.trial import Measure, Trial, planned, result_row, scored_answer, warm_up
+from lazyllm.evaluation.workers import Recipe, conditions_there, connected, results_there
 from lazyllm.llm import LLM, checked_llm
-from lazyllm.pictures.needle_map import plot_needle_map
-from lazyllm.pictures.quality import Dot, plot_scores
-from lazyllm.pictures.token_use import plot_token_use
-from lazyllm.pictures.turns import plot_turns
+from lazyllm.method import Method
+from lazyllm.methods.parsing import PruningInput, as_method
+from lazyllm.pruning import Pruning
 from lazyllm.support.files import user_path
-from lazyllm.support.optional import package
+from lazyllm.support.progress import bar
 
-if TYPE_CHECKING:
-    import pandas
-
-PICTURE, NEEDLE_MAP, TOKEN_USE, TURNS = "scores.png", "heat_map.png", "token_use.png", "turns.png"
-
-
-class Run(Results):
-    """The results in a folder, of a run that has ended or was interrupted."""
-
-    folder: Path
-
-    def __init__(self, folder: str | Path) -> None:
-        path = user_path(folder)
-        manifest = read_manifest(path)
-        if (measure := manifest["conditions"]["measure"]) != SCORE:
-            raise ValueError(f"{path} holds no scored answers but the measure {measure!r}")
-        super().__init__(read_rows(path), manifest, path)
-
-    def __repr__(self) -> str:
-        n_failed = len(self.summary.failed)
-        failed = f", {n_failed} failed" if n_failed else ""
-        return f"<Run {self.folder}: {len(self.rows)} rows{failed}, {len(self.summary.settings)} settings>"
-
-    def scores(self) -> dict[str, dict[str, float]]:
-        """By setting: the score of each data set, 0 to 100, rounded to 0.01 like the benchmark's own."""
-        names = self.summary.datasets
-        return {
-            setting: {name: round(self.summary.score(setting, name), 2) for name in names}
-            for setting in self.summary.settings
-        }
-
-    def to_frame(self) -> pandas.DataFrame:
-        """One row per item and setting, and environment if several timed it; needs pandas."""
-        frame: pandas.DataFrame = package("pandas", "to_frame", "plots").json_normalize(self.rows)
-        return frame
-
-    def plot(self, file: str | Path | None = None) -> Path:
-        """Draws the score against the speedup of the first token; needs matplotlib."""
-        summary = self.summary
-        dots = [
-            Dot(setting, summary.speed(setting, "ttft").of_sums, *summary.mean(setting))
-            for setting in summary.settings
-        ]
-        title = f"{self.manifest['model']}: {len(summary.datasets)} data sets, {len(summary.rows)} results"
-        return plot_scores(dots, DENSE_LABEL, user_path(file) if file else self.folder / PICTURE, title)
-
-    def draw(self) -> list[Path]:
-        rows, pictures = self.summary.rows, []
-        if self.manifest["conditions"].get("tasks") == NIAH and rows:
-            pictures.append(plot_needle_map(needles_found(rows), self.folder / NEEDLE_MAP))
-        if by_turn := scores_by_turn(self.summary):
-            pictures.append(plot_turns(by_turn, DENSE_LABEL, self.folder / TURNS))
-        pictures.append(self.plot())
-        if panels := token_use_by_setting(rows):
-            pictures.append(plot_token_use(panels, self.folder / TOKEN_USE))
-        return pictures
+Settings = Mapping[str, PruningInput] | Sequence[PruningInput] | PruningInput
+FIELDS = {"method", "policy", *(field.name for field in fields(Pruning))}
+MEASURED: Mapping[str, Any] = {"measure": SCORE}
 
 
 @documented(DataOptions)
@@ -128,7 +78,7 @@ def tasks_of(llm: LLM, options: DataOptions) -> Tasks:
     """LongBench from the user's files; without data, generated tasks."""
     if options.data is not None:
         return LongBench(options)
-    for name in ("sample", "min_item_length", "max_item_length", "prompts", "edit_sim"):
+    for name in ("prompts", "edit_sim"):
         if getattr(options, name) != getattr(DataOptions, name):
             raise ValueError(
                 f"{name} is for LongBench's own items and needs data; without data, tasks are generated; "
@@ -146,3 +96,100 @@ def tasks_of(llm: LLM, options: DataOptions) -> Tasks:
         count=RulerOptions.count if options.limit is None else options.limit,
     )
     return GeneratedTasks(llm, generated, options.max_new_tokens)
+
+
+# ---- the runner -----------------------------------------------------------------------------------
+
+
+def checked_settings(pruning: Settings) -> dict[str, Method]:
+    """Methods by name, which is their label where they have none; None and "dense" are no pruning."""
+    if has_names(pruning):
+        named = [(name, as_method(value)) for name, value in pruning.items()]
+    else:
+        inputs = pruning if isinstance(pruning, Sequence) and not isinstance(pruning, str) else [pruning]
+        named = [(method.label, method) for method in map(as_method, inputs)]
+    settings: dict[str, Method] = {}
+    for name, method in named:
+        if (name == DENSE_LABEL) != (method.label == DENSE_LABEL):
+            raise ValueError(f"{name!r} is the name of {method.label}; dense alone is named {DENSE_LABEL!r}")
+        if name in settings:
+            raise ValueError(f"the setting {name} is given twice")
+        settings[name] = method
+    if not settings:
+        raise ValueError("no setting is given; None is dense")
+    return settings
+
+
+def has_names(pruning: Settings) -> TypeGuard[Mapping[str, PruningInput]]:
+    """True for settings by name, and not the stages of one by layer, or its fields."""
+    return (
+        isinstance(pruning, Mapping)
+        and bool(pruning)
+        and not FIELDS & pruning.keys()
+        and all(isinstance(name, str) and not name.isdecimal() for name in pruning)
+    )
+
+
+def run_items(
+    llm: LLM,
+    settings: Mapping[str, Method],
+    tasks: Tasks,
+    out: Path | None,
+    options: RunOptions,
+    measure: Measure = scored_answer,
+    measured: Mapping[str, Any] = MEASURED,
+) -> tuple[list[dict[str, Any]], Manifest]:
+    """All rows of the folder, which is temporary if `out` is None, and its manifest, after a run here or on
+    workers of the trials that had no row.
+
+    Each item runs under all settings in turn, so that load on the machine affects them alike. `measured`
+    describes the measure in the manifest.
+    """
+    for method in settings.values():
+        method.check(llm.config)
+    tasks.check(llm)
+    recipe = Recipe.of(llm, tasks, measure, options)
+    with ExitStack() as stack:
+        path = out or Path(stack.enter_context(TemporaryDirectory(prefix="lazyllm-")))
+        client = stack.enter_context(connected(options, settings)) if options.on_workers else None
+        if client and options.scheduler:
+            common = client.submit(conditions_there, recipe, pure=False).result()
+        else:
+            common = conditions_of_model(llm, options.wrapper, options.progress)
+        expected = {**common, **conditions_behind(llm, settings, options.progress)}
+        texts = {label: method.to_json() for label, method in settings.items()}
+        conditions = {**expected, "settings": texts, **measured, **tasks.conditions}
+        manifest = new_manifest(llm.config.name or llm.checkpoint.path.name, conditions, tasks.selection)
+        digests = contents(tasks.items)
+        plan = list(planned(settings, tasks))
+        again = {trial.key for trial in plan} if options.retry_failed else ()
+        folder = stack.enter_context(RunFolder(path, manifest, digests, again))
+        done = set(map(Key.of, folder.rows))
+        trials = [trial for trial in plan if trial.key not in done]
+        recipe = replace(recipe, expected=expected, digests=dict(digest.known))
+        results = results_there(client, recipe, trials) if client else results_here(llm, recipe, trials)
+        line = stack.enter_context(bar(len(plan), "items", "item", options.progress))
+        line.update(len(plan) - len(trials))
+        n_failed = 0
+        for row, where in results:
+            if "error" in row and not line.disable:
+                n_failed += 1
+                line.write(f"failed: {failure(row)}", file=sys.stderr)
+                line.set_postfix(failed=n_failed)
+            added = folder.append({**row, "content": digests[row["dataset"], row["item"]]}, where)
+            if options.on_row is not None:
+                options.on_row(dict(added))
+            line.update()
+        if client:
+            folder.sort([trial.key for trial in plan])
+    return folder.rows, folder.manifest
+
+
+def results_here(
+    llm: LLM, recipe: Recipe, trials: Sequence[Trial]
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Rows, and the environment that they are timed in."""
+    warm_up(llm, recipe.tasks, trials, recipe.warm_ups)
+    where = environment(llm, recipe.warm_ups)
+    for trial in trials:
+        yield result_row(llm, recipe.tasks, trial, recipe.measure), where

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import inf, isnan, nan
+from functools import cache
+from math import inf, isnan, nan, sqrt, tan
 from typing import Any, NamedTuple
 
 import numpy as np
-
-from lazyllm.evaluation.intervals import Interval, interval, mean
 
 Row = Mapping[str, Any]
 Item = tuple[str, str]
 """Names an item by its data set and its id."""
 DENSE_LABEL = "dense"
+LEVEL = 0.95
+ANGLES = 4001  # of the numerical integral
 
 
 class Speed(NamedTuple):
@@ -183,3 +184,77 @@ def common(rows: Sequence[Row]) -> list[Row]:
         items.setdefault(row["setting"], set()).add(item_of(row))
     shared = set.intersection(*items.values()) if items else set()
     return [row for row in good if item_of(row) in shared]
+
+
+# ---- how much of the prompt each layer has computed, by new token -------------------------------
+
+
+def token_use(rows: Sequence[Row]) -> dict[int, np.ndarray]:
+    """By layer: the mean share of the prompt computed at each step. An ended answer keeps its last share."""
+    layers = sorted({int(layer) for row in rows for layer in row["used"]})
+    steps = max((row["new_tokens"] for row in rows), default=0)
+
+    def shares(row: Row, layer: int) -> np.ndarray:
+        nearest = max(recorded for recorded in map(int, row["used"]) if recorded <= layer)
+        series = np.asarray(row["used"][str(nearest)], float)
+        return np.asarray(np.pad(series, (0, steps - len(series)), mode="edge") / row["prompt_tokens"])
+
+    return {layer: np.mean([shares(row, layer) for row in rows], axis=0) for layer in layers}
+
+
+def token_use_by_setting(rows: Sequence[Row]) -> dict[str, dict[int, np.ndarray]]:
+    """`token_use` of each setting that pruned a token of any prompt, where rows recorded it."""
+    pruned = dict.fromkeys(row["setting"] for row in rows if row["used"] and len(row["used"]) > 1)
+    return {setting: token_use([row for row in rows if row["setting"] == setting]) for setting in pruned}
+
+
+# ---- 95 % intervals of means over items, data sets and categories, by Student's t ----------------
+
+
+class Interval(NamedTuple):
+    value: float
+    low: float
+    high: float
+
+
+def mean(values: Sequence[float] | np.ndarray) -> float:
+    """The mean; nan of no values."""
+    return float(np.mean(values)) if len(values) else nan
+
+
+def interval(groups: Sequence[Sequence[np.ndarray]], low: float = -inf, high: float = inf) -> Interval:
+    """The mean over groups of the mean over samples of the mean of each sample, with its interval.
+
+    Items are drawn within each sample, as data sets are fixed. `low` and `high` are the least and the
+    greatest value there can be. The bounds are nan if a sample has fewer than two values.
+    """
+    value = mean([mean([mean(sample) for sample in group]) for group in groups])
+    samples = [(sample, len(groups) * len(group)) for group in groups for sample in group]
+    if any(len(sample) < 2 for sample, _ in samples):
+        return Interval(value, nan, nan)
+    # the share of each sample in the variance of the mean, and its degrees of freedom
+    parts = np.array([sample.var(ddof=1) / len(sample) / divisor**2 for sample, divisor in samples])
+    freedom = np.array([len(sample) - 1 for sample, _ in samples])
+    if (variance := parts.sum()) == 0:
+        return Interval(value, value, value)
+    # With two or three items in a sample, Satterthwaite's degrees of freedom are too few and Welch's (1947)
+    # too many: in simulations their intervals cover up to 98 % and as little as 92 %. Their mean is within 2
+    # points of 95 %, for equal variances and for those as different as 1 : 4 : 16.
+    shares = parts / variance
+    satterthwaite = 1 / (shares**2 / freedom).sum()
+    welch = 1 / (shares**2 / (freedom + 2)).sum() - 2
+    half = student_t(float(satterthwaite + welch) / 2) * sqrt(variance)
+    # a value that is rounded beyond `low` or `high` stays within its interval
+    return Interval(value, min(value, max(low, value - half)), max(value, min(high, value + half)))
+
+
+@cache
+def student_t(freedom: float) -> float:
+    """The t with P(|T| < t) = LEVEL, for one degree of freedom or more, whole or not.
+
+    The density of T is integrated over the angle a with T = sqrt(freedom) tan(a): cos(a) ** (freedom - 1).
+    """
+    angles = np.linspace(0, np.pi / 2, ANGLES)
+    density = np.cos(angles) ** (freedom - 1)
+    area = np.append(0, np.cumsum(density[1:] + density[:-1]))
+    return sqrt(freedom) * tan(np.interp(LEVEL * area[-1], area, angles))

@@ -62,7 +62,5 @@ class Tasks(Protocol):
         """The part of an answer that is scored."""
         return post_process(chat_wrapper(llm.tokenizer, self.wrapper), text)
 
-    def score(self, name: str, prediction: str, item: Mapping[str, Any]) -> float: ...
-    def details(self, name: str, prediction: str, item: Mapping[str, Any]) -> dict[str, float]:
-        """Further fields of the result row."""
-        return {}
+    def score(self, name: str, prediction: str, item: Mapping[str, Any]) -> dict[str, float]:
+        """Fields of a result row: `score`, from 0 to 1, and others that a task has."""

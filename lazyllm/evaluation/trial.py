@@ -16,7 +16,6 @@ from lazyllm.document import JOINT
 from lazyllm.errors import CheckpointError, DeviceError
 from lazyllm.evaluation.results import Key
 from lazyllm.evaluation.tasks import ItemPrompt, Tasks
-from lazyllm.evaluation.token_use import by_layer, used
 from lazyllm.generation import Generation, Request
 from lazyllm.llm import LLM
 from lazyllm.method import Method
@@ -77,7 +76,7 @@ class Prepared:
             # dense is meant to drop no token
             "changed_nothing": trial.method != Pruning()
             and kept_all
-            and bool((in_play == in_play[:, :1]).all()),
+            and bool((in_play == in_play[0, 0] + np.arange(len(in_play))[:, None]).all()),  # a token a pass
             "timing": {"ttft": ttft, "seconds": total, "compressing": self.compressing},
         }
 
@@ -129,16 +128,17 @@ def prepared(llm: LLM, tasks: Tasks, trial: Trial) -> Prepared:
     whole, method = tasks.prompt(llm, trial.key.dataset, trial.item), trial.method
     if not method.compresses:
         return Prepared(whole, whole, method)
-    times = []
+    seconds = 0.0
 
     def shorten(text: str) -> str:
-        times.append(time.perf_counter())
+        nonlocal seconds
+        start = time.perf_counter()
         short = method.compress(llm, text)
-        times.append(time.perf_counter())
+        seconds = time.perf_counter() - start
         return short
 
     prompt = tasks.prompt(llm, trial.key.dataset, trial.item, shorten)
-    return Prepared(prompt, whole, method.without_compression(), times[1] - times[0])
+    return Prepared(prompt, whole, method.without_compression(), seconds)
 
 
 def scored_answer(llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
@@ -160,8 +160,7 @@ def scored_answer(llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
     prediction = tasks.prediction(llm, answer.text)
     return {
         "prediction": prediction,
-        "score": tasks.score(name, prediction, trial.item),
-        **tasks.details(name, prediction, trial.item),
+        **tasks.score(name, prediction, trial.item),
         **answer_row(llm, trial, ready, answer),
     }
 
@@ -190,13 +189,12 @@ def scored_turns(llm: LLM, tasks: Tasks, trial: Trial, request: Request) -> dict
         raise ValueError(f"turns need the wrapper none or template, not {whole.wrapper}")
     request = replace(request, chat=whole.wrapper == "template")
     prefixes = PrefixCache() if alone and method.reads_in_parts else None
-    session = llm.session(method, prefixes)
     turns: list[dict[str, Any]] = []
     first: dict[str, Any] = {}
     for text, question in zip(tasks.turns(name, trial.item), trial.item["turns"], strict=True):
-        if turns and alone:
+        if alone or not turns:
             session = llm.session(method, prefixes)
-        elif turns and not request.chat:
+        elif not request.chat:
             text = JOINT + text
         answer = session.answer(text, request).finished()
         first = first or answer_row(llm, trial, Prepared(whole, whole, method), answer)
@@ -204,7 +202,7 @@ def scored_turns(llm: LLM, tasks: Tasks, trial: Trial, request: Request) -> dict
         turns.append(
             {
                 "prediction": prediction,
-                "score": tasks.score(name, prediction, question),
+                **tasks.score(name, prediction, question),
                 "depth": question["depth"],
                 "ttft": answer.ttft,
                 "seconds": answer.seconds,
@@ -218,3 +216,22 @@ def scored_turns(llm: LLM, tasks: Tasks, trial: Trial, request: Request) -> dict
         "turns": turns,
         **first,
     }
+
+
+def by_layer(counts: np.ndarray) -> dict[str, Any]:
+    """Counts of layers, without those of a layer that are equal to the layer's below, as plain data."""
+    return {
+        str(layer): own.tolist()
+        for layer, own in enumerate(counts)
+        if layer == 0 or (own != counts[layer - 1]).any()
+    }
+
+
+def used(method: Method, out: Generation, n_layers: int) -> dict[str, list[int]] | None:
+    """By layer: how many prompt tokens it has computed by each new token. None if generated tokens are
+    pruned: revived tokens may then be generated ones."""
+    if (method.core() or {}).get("prune_generated"):
+        return None
+    computed = out.passes["computed"].reshape(-1, n_layers).copy()
+    computed[1:] -= 1  # a decode step computes its own token in every layer
+    return by_layer(computed.cumsum(axis=0).T)

@@ -5,20 +5,19 @@ from __future__ import annotations
 import logging
 import platform
 from collections import Counter
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 from uuid import uuid4
-from weakref import WeakKeyDictionary
 
 from lazyllm.checkpoints import digest
 from lazyllm.evaluation.chats import AnyWrapper
 from lazyllm.evaluation.conditions import conditions_behind, conditions_of_model, environment
-from lazyllm.evaluation.manifest import differences
 from lazyllm.evaluation.options import RunOptions
+from lazyllm.evaluation.results import differences
 from lazyllm.evaluation.tasks import Tasks
 from lazyllm.evaluation.trial import Measure, Trial, result_row, warm_up
 from lazyllm.llm import LLM, load
@@ -59,7 +58,6 @@ class Recipe:
             "compute": llm.compute,
             "weights": llm.weights,
             "kv": llm.kv,
-            "cache_weights": llm.cache_weights,
         }
         return cls(model, tasks, measure, options.wrapper, options.warm_ups)
 
@@ -127,17 +125,18 @@ def machine(address: str) -> str:
 # ---- on a worker ---------------------------------------------------------------------------------
 
 _models: dict[tuple[Any, ...], LLM] = {}
-"""By the arguments of `load`: the models of this process."""
-_warm: MutableMapping[LLM, dict[str, set[str]]] = WeakKeyDictionary()
-"""By model and call: the settings that this process has warmed up."""
+"""By the arguments of `load`: the model of this process."""
+_warm: set[tuple[str, str]] = set()
+"""Calls with a setting that the model has been warmed up for."""
 _lock = Lock()
 
 
 def model_there(recipe: Recipe) -> LLM:
     """Loaded once in a worker's process, and again when a file of it has changed."""
     key = tuple(recipe.model.values())
-    if key not in _models or _models[key].changed():
-        _models.pop(key, None)  # its memory is free before the next is loaded
+    if key not in _models or _models[key].checkpoint.changed():
+        _warm.clear()
+        _models.clear()  # the memory is free before the next is loaded
         _models[key] = load(**recipe.model)
     return _models[key]
 
@@ -158,8 +157,7 @@ def run_part(recipe: Recipe, part: Sequence[Trial]) -> tuple[list[dict[str, Any]
     with _lock:  # a worker with several threads would time one trial beside another
         llm = model_there(recipe)
         digest.known.update(recipe.digests)
-        warm = _warm.setdefault(llm, {}).setdefault(recipe.call, set())
-        if cold := [trial for trial in part if trial.key.setting not in warm]:
+        if cold := [trial for trial in part if (recipe.call, trial.key.setting) not in _warm]:
             methods = {trial.key.setting: trial.method for trial in cold}
             conditions = {**conditions_there(recipe), **conditions_behind(llm, methods, progress=False)}
             if differing := differences(recipe.expected, conditions):
@@ -167,6 +165,6 @@ def run_part(recipe: Recipe, part: Sequence[Trial]) -> tuple[list[dict[str, Any]
                     f"the worker on {platform.node()} has other conditions than the run: {differing}"
                 )
             warm_up(llm, recipe.tasks, cold, recipe.warm_ups)
-            warm.update(methods)
+            _warm.update((recipe.call, setting) for setting in methods)
         rows = [result_row(llm, recipe.tasks, trial, recipe.measure) for trial in part]
         return rows, environment(llm, recipe.warm_ups)

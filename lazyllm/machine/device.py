@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from lazyllm import _core
-from lazyllm.checkpoints.config import ModelConfig
-from lazyllm.checkpoints.rounded import Stored
+from lazyllm.checkpoints.checkpoint import Checkpoint
 from lazyllm.errors import DeviceError
+from lazyllm.machine.cores import cores
 from lazyllm.support import checked
 
 CUBLAS = ("libcublasLt.so.13", "libcublasLt.so.12")
@@ -48,12 +48,12 @@ def libraries() -> list[str]:
 
 
 def open_model(
-    config: ModelConfig, stored: Stored, device: str, threads: int | None, compute: str, weights: str, kv: str
+    checkpoint: Checkpoint, device: str, threads: int | None, compute: str, weights: str, kv: str
 ) -> _core.Model:
     """The model on a device; "auto" takes CUDA where it works, unless `compute` or `kv` ask for the CPU."""
-    options: dict[str, Any] = {"threads": threads or 0, "libraries": libraries()}
+    options: dict[str, Any] = {"threads": threads or cores(), "libraries": libraries()}
     options |= {"compute": compute, "weights": weights, "kv": kv}
-    opened = partial(_core.Model, config.core(), *stored, **options)
+    opened = partial(_core.Model, checkpoint.config.core(), checkpoint.shards, checkpoint.tensors, **options)
     if device != "auto" or (compute, kv) != ("f32", "f32"):
         return opened(device="cpu" if device == "auto" else device)
     try:

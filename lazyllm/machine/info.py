@@ -11,11 +11,12 @@ from typing import Any
 
 import lazyllm
 from lazyllm import _core
+from lazyllm.machine.cores import cores
 from lazyllm.machine.device import cuda_facts
 from lazyllm.support.files import system_text, system_values
 
 REQUIRED = ("numpy", "safetensors", "tokenizers", "jinja2", "tqdm")
-OPTIONAL = ("gguf", "tiktoken", "sentencepiece", "huggingface_hub", "matplotlib")
+OPTIONAL = ("tiktoken", "sentencepiece", "huggingface_hub", "matplotlib")
 CPUINFO = Path("/proc/cpuinfo")
 DESIGN = ("CPU implementer", "CPU part", "CPU variant", "CPU revision")  # of a core, on ARM
 BOARDS = (Path("/sys/firmware/devicetree/base/model"), Path("/sys/class/dmi/id/product_name"))
@@ -46,14 +47,14 @@ def info() -> Info:
         location=os.path.dirname(os.path.abspath(lazyllm.__file__)),
         python=f"{platform.python_version()} on {platform.system()} {platform.machine()}",
         processor=processor(),
-        instruction_sets=list(features["instruction_sets"]),
+        instruction_sets=features["instruction_sets"].split(),
         instruction_set_used=features["used"],
         compute={
             "f32": features["used"],
             "bf16": features["bf16"] or "off: the processor has no AVX512-BF16",
             "int8": features["int8"] or "off: the processor has no AVX512-VNNI",
         },
-        threads=features["cores"],
+        threads=cores(),
         compiler=features["compiler"],
         cuda=cuda_facts(),
         packages={name: installed for name in (*REQUIRED, *OPTIONAL) if (installed := version(name))},

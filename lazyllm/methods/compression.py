@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from lazyllm.checkpoints.digest import weights_digest
 from lazyllm.method import Method
 from lazyllm.support import checked
 
@@ -24,41 +23,22 @@ class PromptCompression(Method):
     """Selective Context (Li et al. 2023): removes from a text what a language model predicts easily.
 
     The `unit` is a sentence or a token. A unit's score is the mean self-information of its tokens, found in
-    one pass over the text; units below the `100 * ratio` percentile are removed. `model` is the language
-    model: an LLM, a folder or hub id, or None for the model that answers.
+    one pass of the model that answers over the text; units below the `100 * ratio` percentile are removed.
     """
 
     name: ClassVar[str] = "compress"
     compresses = True
     ratio: float
     unit: str = "sentence"
-    model: Any = None
 
     def __post_init__(self) -> None:
         self._set(ratio=checked.share(self.ratio, "ratio"))
         checked.choice(self.unit, "unit", ("sentence", "token"))
-        if not (self.model is None or isinstance(self.model, str) or hasattr(self.model, "session")):
-            raise TypeError(f"model must be an LLM, a folder or hub id, or None, not {self.model!r}")
-
-    def _plain(self) -> dict[str, Any]:
-        model = self.model if isinstance(self.model, str | None) else str(self.model.checkpoint.path)
-        return {**super()._plain(), "model": model}
-
-    def conditions(self, llm: Any, progress: bool) -> dict[str, Any]:
-        if self.model is None:
-            return {}
-        return {"sha256 of the model that compresses": weights_digest(self.reader(llm).checkpoint, progress)}
-
-    def reader(self, llm: Any) -> Any:
-        """The language model that scores the units: `model`, or else `llm`, the model that answers."""
-        if isinstance(self.model, str):
-            return llm.sibling(self.model)
-        return llm if self.model is None else self.model
 
     def compress(self, llm: Any, text: str) -> str:
         """The text, its white space collapsed, without the units that are removed."""
         plain = " ".join(text.split())
-        return compressed(plain, self.reader(llm), self.ratio, self.unit) if plain else ""
+        return compressed(plain, llm, self.ratio, self.unit) if plain else ""
 
 
 def compressed(text: str, llm: Any, ratio: float, unit: str) -> str:

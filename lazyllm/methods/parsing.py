@@ -12,6 +12,7 @@ from typing import Any
 
 from lazyllm.method import Method
 from lazyllm.methods.compression import PromptCompression
+from lazyllm.methods.eviction import ExpectedAttention, SnapKV
 from lazyllm.methods.preset import Preset
 from lazyllm.methods.rivals import CLAA, FastKV, GemFilter, RandomDrop, StaticPruning
 from lazyllm.methods.speedup import Speedup
@@ -20,16 +21,27 @@ from lazyllm.support.json_text import parse_json
 
 PruningInput = Method | float | str | Path | Mapping[Any, Any] | Sequence[Any] | None
 BUILT_IN: dict[str, type[Method]] = {
-    cls.name: cls for cls in (RandomDrop, StaticPruning, PromptCompression, FastKV, CLAA, GemFilter, Speedup)
+    cls.name: cls
+    for cls in (
+        RandomDrop,
+        StaticPruning,
+        PromptCompression,
+        FastKV,
+        CLAA,
+        GemFilter,
+        SnapKV,
+        ExpectedAttention,
+        Speedup,
+    )
 }
 ENTRY_POINTS = "lazyllm.methods"
 """The group of entry points by which installed packages offer classes of methods, each under its name."""
 SPEEDUP = re.compile(r"(\d+\.?\d*)x?")
-TEXT_FIELDS = ("unit", "model")
 FORMS = (
     "a speedup such as 2x, dense, random:keep=0.5,seed=0, static:layer=7,keep=0.5, "
     "compress:ratio=0.5,unit=sentence, "
     "fastkv:layer=14,keep=0.2, claa:layer=14,keep=0.2, gemfilter:layer=12,keep=0.1, "
+    "snapkv:keep=0.5, expected:keep=0.5, "
     'stages as JSON such as {"10": 0.7}, the file of a preset such as preset.json, or name:field=value of a '
     "method that an installed package offers"
 )
@@ -116,7 +128,6 @@ def fields_of(options: str, text: str) -> dict[str, Any]:
         if not name or not equals or name in values:
             raise ValueError(f"{text!r} has {part!r}, where a new name=value is wanted; a method is {FORMS}")
         values[name] = value
-        if name not in TEXT_FIELDS:
-            with suppress(ValueError):  # else it is text
-                values[name] = json.loads(value)
+        with suppress(ValueError):  # else it is text
+            values[name] = json.loads(value)
     return values

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from html import escape
+from math import isnan
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,7 +21,7 @@ from lazyllm.support.json_text import parse_object
 from lazyllm.support.tables import Table, with_bounds
 
 FORMAT = 1
-DIGITS = 4
+SPEEDUP_DIGITS, DIGITS = 4, 6
 MEASURED = (
     ("needles found, percent", "needles", ".1f"),
     ("difference to dense", "needles_to_dense", "+.1f"),
@@ -64,25 +65,31 @@ class Preset(Method):
     @classmethod
     def found(
         cls,
-        pruning: Pruning,
-        speedup: float,
-        manifest: Mapping[str, Any],
+        pruning: Method,
+        facts: Mapping[str, Any],
         prompts: Mapping[str, int],
-        tried: Iterable[tuple[Method, float, Mapping[str, Any]]],
+        tried: Iterable[tuple[Method, float, Mapping[str, Iterable[float]]]],
     ) -> Preset:
-        """A preset of this setting; `tried`: settings, their speedups and what was measured of each."""
-        conditions = manifest["conditions"]
-        candidates = [
-            {"pruning": json.loads(method.to_json()), "speedup": round(of_method, DIGITS), **measured}
-            for method, of_method, measured in tried
-        ]
-        return cls(
-            pruning=pruning,
-            speedup=round(speedup, DIGITS),
-            model=manifest["model"],
-            sha256=conditions["model sha256"],
-            versions={"lazyllm": conditions["lazyllm"], **conditions["packages"]},
-            evidence={"prompts": dict(prompts), "candidates": candidates},
+        """The preset of one of the settings `tried`, each with its speedup and the intervals measured of it.
+        `facts` are those of a manifest."""
+        conditions = facts["conditions"]
+        candidates = {
+            method: {
+                "pruning": json.loads(method.to_json()),
+                "speedup": round(speedup, SPEEDUP_DIGITS),
+                **{name: [plain(bound) for bound in interval] for name, interval in measured.items()},
+            }
+            for method, speedup, measured in tried
+        }
+        return cls.from_fields(
+            {
+                "pruning": pruning,
+                "speedup": candidates[pruning]["speedup"],
+                "model": facts["model"],
+                "sha256": conditions["model sha256"],
+                "versions": {"lazyllm": conditions["lazyllm"], **conditions["packages"]},
+                "evidence": {"prompts": dict(prompts), "candidates": [*candidates.values()]},
+            }
         )
 
     @property
@@ -152,6 +159,11 @@ class Preset(Method):
             raise ValueError(f"{path}: {error}") from None
         try:
             _ = preset.table
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"{path}: evidence is not as calibrate or search writes it: {error!r}") from None
         return preset
+
+
+def plain(bound: float) -> float | None:
+    """A number for JSON, which has no NaN."""
+    return None if isnan(bound) else round(bound, DIGITS)

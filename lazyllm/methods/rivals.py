@@ -11,9 +11,8 @@ import numpy as np
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.counted_work import layer_flops, score_flops
 from lazyllm.policy import Policy, View
-from lazyllm.pruning import DENSE, Pruning, Scheduled
+from lazyllm.pruning import DENSE, LAYER_LIMIT, Drop, Pruning, Scheduled
 from lazyllm.scoring import Scoring
-from lazyllm.stages import LAYER_LIMIT, Drop
 from lazyllm.support import checked
 
 ROWS = 8  # the last queries, which score in FastKV and CLAA; their tokens always stay

@@ -15,6 +15,7 @@ from lazyllm.support import checked
 
 SHORTEST = 64
 """Tokens of a context from which on it is pruned: shorter ones take hardly longer, and can spare little."""
+schedule = lru_cache(Pruning.for_speedup)  # every session asks for the same model and often the same length
 
 
 @dataclass(frozen=True)
@@ -26,15 +27,11 @@ class Speedup(Method):
     factor: float
 
     def __post_init__(self) -> None:
-        if isinstance(self.factor, bool):
-            raise TypeError(f"a speedup is a number such as 2.0, not {self.factor}; None is dense")
         factor = checked.number(self.factor, "a speedup")
-        if factor == 1.0:
-            raise ValueError("a speedup of 1 is dense: give None, or more than 1 such as 2.0")
-        if factor < 1.0:
+        if factor <= 1.0:
             raise ValueError(
-                f"a speedup must be above 1, such as 2.0, not {factor:g}; a share of tokens to keep belongs "
-                "to a stage, such as Pruning({10: 0.5})"
+                f"a speedup must be above 1, such as 2.0, not {factor:g}; None is dense, and a share of "
+                "tokens to keep belongs to a stage, such as Pruning({10: 0.5})"
             )
         self._set(factor=factor)
 
@@ -56,9 +53,3 @@ class Speedup(Method):
 
     def core(self) -> NoReturn:
         raise RuntimeError("a Speedup has a schedule for a prompt only: for_prompt gives it")
-
-
-@lru_cache
-def schedule(factor: float, config: ModelConfig, n_prompt: int) -> Pruning:
-    """`Pruning.for_speedup`, solved once: every session asks for the same model and often the same length."""
-    return Pruning.for_speedup(factor, config, n_prompt)

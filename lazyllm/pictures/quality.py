@@ -7,20 +7,19 @@ from math import floor, isnan, log10, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from lazyllm.pictures.figure import COLOURS, new_figure, save, series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.transforms import Bbox
 
 SCORE_AXIS = "score, mean of the categories (95 % interval)"
+RECALL_AXIS = "recall of the attention of dense's answer (95 % interval)"
 KL_AXIS = "KL divergence from dense, nats per token (95 % interval)"
 MEASURED_AXIS = "speedup of the first token against dense (measured, ratio of sums)"
 COUNTED_AXIS = "counted speedup of prefill"
 WIDTH, HEIGHT, LINE_HEIGHT = 8, 5.5, 0.19
-LABEL_WIDTH, LABEL_HEIGHT = 16, 11  # of a number beside a dot, in typographic points
 FRONT, OTHERS = COLOURS[0], "0.65"
 
 
@@ -54,15 +53,14 @@ def plot_pareto(
     dots: Sequence[Dot],
     front: Sequence[Dot],
     baseline: str,
-    scored: bool,
-    speedup_axis: str,
+    axis_names: tuple[str, str],
     title: str,
     file: Path,
 ) -> Path:
     """Numbers the dots of the front, slowest first, and names them in a legend. Writes `file`.
 
-    `baseline` is the label of the dense setting. Quality is a score if `scored`, or else a divergence, whose
-    axis is logarithmic, includes 0 and points down.
+    `baseline` is the label of the dense setting. The axis of quality, the second one, is logarithmic,
+    includes 0 and points down if it is of a divergence.
     """
     measured = [dot for dot in dots if not isnan(dot.speedup)]
     figure = new_figure(WIDTH, HEIGHT + LINE_HEIGHT * (len(front) + 1))
@@ -76,8 +74,8 @@ def plot_pareto(
     axes.plot([dot.speedup for dot in front], [dot.value for dot in front], color=FRONT, zorder=1)
     for number, dot in enumerate(front, 1):
         axes.plot([], [], " ", label=f"{number}  {dot.label}")
-    axes.set(xlabel=speedup_axis, ylabel=SCORE_AXIS if scored else KL_AXIS, title=title)
-    if measured and not scored:
+    axes.set(xlabel=axis_names[0], ylabel=axis_names[1], title=title)
+    if measured and axis_names[1] == KL_AXIS:
         smallest = min((end for dot in measured for end in (dot.low, dot.value) if end > 0), default=1.0)
         # linear below a power of ten, where the first tick beside 0 is
         axes.set_yscale("symlog", linthresh=10 ** floor(log10(smallest)), linscale=0.5)
@@ -90,18 +88,14 @@ def plot_pareto(
 
 
 def number_dots(axes: Axes, front: Sequence[Dot]) -> None:
-    """Numbers right of the dots; those of close neighbours form a column beside the last neighbour."""
-    pixels = axes.transData.transform([(dot.speedup, dot.value) for dot in front] or np.empty((0, 2)))
-    places = (pixels * 72 / axes.figure.dpi).tolist()  # in typographic points from the lower left corner
-    columns: list[float] = []
-    for x, _ in reversed(places):
-        columns.insert(0, columns[0] if columns and columns[0] - x < LABEL_WIDTH else x)
-    last_column = last_y = float("inf")
-    for number, (dot, (x, y), column) in enumerate(zip(front, places, columns, strict=True), 1):
-        label_y = min(y + 4, last_y - LABEL_HEIGHT) if column == last_column else y + 4
-        offset = column - x + 6, label_y - y
-        axes.annotate(str(number), dot[1:3], offset, textcoords="offset points", fontsize="small", zorder=4)
-        last_column, last_y = column, label_y
+    """Numbers right of the dots, each below those that it would touch."""
+    boxes: list[Bbox] = []
+    for number, dot in enumerate(front, 1):
+        look: dict[str, Any] = {"textcoords": "offset points", "fontsize": "small", "zorder": 4}
+        label = axes.annotate(str(number), dot[1:3], (6, 4), **look)
+        while any(map(label.get_window_extent().overlaps, boxes)):
+            label.xyann = label.xyann[0], label.xyann[1] - 1
+        boxes.append(label.get_window_extent())
 
 
 def draw_dot(axes: Axes, dot: Dot, baseline: bool, **style: Any) -> None:

@@ -6,9 +6,9 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
 from csv import DictReader
-from functools import partial
+from dataclasses import replace
 from importlib.resources import files
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from lazyllm.checkpoints.config import ModelConfig, model_name
 from lazyllm.evaluation.chats import AnyWrapper
@@ -67,7 +67,6 @@ def setup_of(llm: LLM, name: str | None) -> PaperSetup:
     return next((setup for name, setup in zip(names, SETUPS.values(), strict=True) if name in model), OTHER)
 
 
-AnyScheduled = TypeVar("AnyScheduled", bound=Scheduled)
 BASELINE, LAZY, RECOMMENDED = "Baseline", "LazyLLM", "LazyLLM, recommended"
 METHODS = {
     "random": "Random Token Drop",
@@ -102,31 +101,33 @@ def rivals(
     def is_fast(method: Scheduled) -> bool:
         return method.speedup(config, n_prompt) >= speedup
 
-    def slowest(method: Callable[[float], AnyScheduled]) -> AnyScheduled:
+    def slowest(method: Callable[..., Any], *arguments: Any) -> Any:
         """The method with the largest keep, in steps, that reaches the speedup."""
-        n_fast = bisect_right(range(N_STEPS), 0, key=lambda step: not is_fast(method((step + 1) / N_STEPS)))
+
+        def kept(step: int) -> Any:
+            return method(*arguments, (step + 1) / N_STEPS)
+
+        n_fast = bisect_right(range(N_STEPS), 0, key=lambda step: not is_fast(kept(step)))
         if not n_fast:
             raise ValueError(f"a speedup of {speedup:g} is out of reach for the compared methods")
-        return method(n_fast / N_STEPS)
+        return kept(n_fast - 1)
 
-    def one_stage(method: Callable[[int, float], AnyScheduled], depth: float, least: float) -> AnyScheduled:
+    def highest(method: Callable[[int, float], Scheduled], depth: float, least: float) -> Any:
         """The method at the highest layer up to `depth` at which it need not keep less than `least`. In a
         model with sliding windows, only layers that see all of the context are taken."""
         layers = seeing_layers(config, min(round(depth * config.n_layers), config.n_layers - 2))
         layer = max((layer for layer in layers if is_fast(method(layer, least))), default=layers[0])
-        return slowest(partial(method, layer))
+        return slowest(method, layer)
 
     # depths are of the authors' code, as shares of its model's 32 layers, and so are the least keeps: 0.2 for
     # FastKV; 1024 tokens for GemFilter, about a tenth of LongBench's prompts; both not known for CLAA
     makers: dict[str, Callable[[], Sequence[Method]]] = {
-        "random": lambda: [RandomDrop(slowest(RandomDrop).keep, seed) for seed in range(seeds)],
-        "static": lambda: [
-            slowest(partial(StaticPruning, max(0, round(STATIC_DEPTH * config.n_layers) - 1)))
-        ],
+        "random": lambda: [replace(slowest(RandomDrop), seed=seed) for seed in range(seeds)],
+        "static": lambda: [slowest(StaticPruning, max(0, round(STATIC_DEPTH * config.n_layers) - 1))],
         "compress": lambda: [PromptCompression(round(1 - slowest(RandomDrop).keep, 4))],
-        "fastkv": lambda: [one_stage(FastKV, 15 / 32, 0.2)],
-        "claa": lambda: [one_stage(CLAA, 15 / 32, 0.2)],
-        "gemfilter": lambda: [one_stage(GemFilter, 13 / 32, 0.1)],
+        "fastkv": lambda: [highest(FastKV, 15 / 32, 0.2)],
+        "claa": lambda: [highest(CLAA, 15 / 32, 0.2)],
+        "gemfilter": lambda: [highest(GemFilter, 13 / 32, 0.1)],
         "lazyllm": lambda: [Pruning.for_speedup(speedup, config, n_prompt, "paper", LAZY_SHAPES)],
         "recommended": lambda: [Pruning.for_speedup(speedup, config, n_prompt)],
     }

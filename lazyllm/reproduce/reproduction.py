@@ -2,49 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.evaluation.options import OF_PRESET, DataOptions, documented
-from lazyllm.evaluation.report import warmth
+from lazyllm.evaluation.report import Run, warmth
 from lazyllm.evaluation.results import ITEMS
-from lazyllm.evaluation.run import Run, completed_run, tasks_of
+from lazyllm.evaluation.run import completed_run, tasks_of
 from lazyllm.llm import LLM, checked_llm
 from lazyllm.method import Method
 from lazyllm.pictures.figure import new_figure
 from lazyllm.pruning import Pruning
-from lazyllm.reproduce import figures, tables
+from lazyllm.reproduce import pages
+from lazyllm.reproduce.pages import LAYOUTS, Comparison, first_token
 from lazyllm.reproduce.paper import METHODS, rivals, setup_of
-from lazyllm.reproduce.tables import Comparison
 from lazyllm.support import checked
 from lazyllm.support.files import user_path, write_whole
-from lazyllm.support.tables import Table
 
-
-class Target(NamedTuple):
-    """A table or figure of the paper: the run that it needs, its table and its picture."""
-
-    run: str
-    table: Callable[[Comparison], Table] | None = None
-    picture: Callable[[Comparison, str, Path], Path] | None = None
-
-
-FIGURE_2 = "figure2"  # reads prompts itself
+FIGURE_1, FIGURE_2 = "figure1", "figure2"
 TARGETS = {
-    "table1": Target("methods", tables.accuracy),
-    "table2": Target("methods", tables.work),
-    "figure1": Target("dense", tables.first_token),
-    FIGURE_2: Target(""),
-    "figure5": Target("strengths", tables.strengths, figures.pareto),
-    "figure6": Target("places", picture=figures.places),
-    "figure7": Target("methods", picture=figures.token_use),
+    "table1": "methods",
+    "table2": "methods",
+    FIGURE_1: "dense",
+    FIGURE_2: "",  # reads prompts itself
+    "figure5": "strengths",
+    "figure6": "places",
+    "figure7": "methods",
 }
+"""Tables and figures of the paper, by the run that each needs."""
+PICTURES = {"figure5": pages.pareto, "figure6": pages.places, "figure7": pages.token_use}
 NOTES = {
-    "dense": "",
     "methods": "; methods at {speedup:g}x by counted work for {n_prompt} prompt tokens",
     "strengths": "; speedups counted for {n_prompt} prompt tokens",
 }
@@ -56,17 +46,12 @@ KEEPS = (0.1, 0.3, 0.5, 0.7, 0.9)  # Figure 6
 SEEDS = 5  # random drop, as in the paper
 
 
-@dataclass(frozen=True)
-class Reproduction:
-    """The `files` written, the number of `failed` items in their runs, and the `texts` of the tables."""
+class Reproduction(NamedTuple):
+    """The `files` written, the number of `failed` items in their runs, and the tables as `text`."""
 
     files: list[Path]
     failed: int
-    texts: list[str]
-
-    def text(self) -> str:
-        """The tables, aligned for a terminal."""
-        return "\n\n".join(self.texts)
+    text: str
 
 
 @documented(DataOptions, max_length=OF_PRESET, wrapper=OF_PRESET)
@@ -101,38 +86,38 @@ def reproduce(
     # errors that would come after the first run: too high a speedup, no matplotlib
     plans = {
         run: settings_of(run, llm.config, n_prompt, speedup, seeds, names)
-        for run in dict.fromkeys(TARGETS[name].run for name in wanted if name != FIGURE_2)
+        for run in dict.fromkeys(TARGETS[name] for name in wanted if name != FIGURE_2)
     }
-    if any(name == FIGURE_2 or TARGETS[name].picture for name in wanted):
+    if {FIGURE_2, *PICTURES} & {*wanted}:
         new_figure(1, 1)
-    runs, compared = {}, {}
+    runs = {}
     for name, settings in plans.items():
         labelled = {method.label: method for method in (Pruning(), *chain(*settings.values()))}
-        run = runs[name] = completed_run(llm, [*labelled.values()], lambda *_: tasks, folder / name, data)
-        if not run.summary.rows:
+        runs[name] = completed_run(llm, [*labelled.values()], lambda *_: tasks, folder / name, data)
+        if not runs[name].summary.rows:
             raise ValueError(f"every item of the run failed; {folder / name / ITEMS} has the errors")
-        labels = {place: [method.label for method in group] for place, group in settings.items()}
-        compared[name] = Comparison(run.summary, labels, setup.published)
     files, texts = [], []
     for name in wanted:
-        target = TARGETS[name]
         if name == FIGURE_2:
             prompts = [tasks.prompt(llm, of, items[0]).ids for of, items in tasks.items.items()]
             folder.mkdir(parents=True, exist_ok=True)
-            files.append(figures.attention(llm, prompts, model, folder / f"{name}.png"))
+            files.append(pages.attention(llm, prompts, model, folder / f"{name}.png"))
             continue
-        if target.picture:
-            files.append(target.picture(compared[target.run], model, folder / f"{name}.png"))
-        if target.table:
-            table = target.table(compared[target.run])
-            note = NOTES[target.run].format(speedup=speedup, n_prompt=n_prompt)
-            conditions = f"{model}, preset {setup.name}{note}. {conditions_of(runs[target.run])}"
+        run, settings = runs[TARGETS[name]], plans[TARGETS[name]]
+        labels = {place: [method.label for method in group] for place, group in settings.items()}
+        comparison = Comparison(run.summary, labels, setup.published)
+        if name in PICTURES:
+            files.append(PICTURES[name](comparison, model, folder / f"{name}.png"))
+        if name in (FIGURE_1, *LAYOUTS):
+            table = first_token(run.summary) if name == FIGURE_1 else comparison.table(name)
+            note = NOTES.get(TARGETS[name], "").format(speedup=speedup, n_prompt=n_prompt)
+            conditions = f"{model}, preset {setup.name}{note}. {conditions_of(run)}"
             texts.append(f"{table.title}\n{conditions}\n\n{table.text()}")
             markdown = f"## {table.title}\n\n{conditions}\n\n{table.markdown()}\n"
             for suffix, content in ((".md", markdown), (".csv", table.csv()), (".tex", table.latex())):
                 files.append(folder / f"{name}{suffix}")
                 write_whole(files[-1], content)
-    return Reproduction(files, sum(len(run.summary.failed) for run in runs.values()), texts)
+    return Reproduction(files, sum(len(run.summary.failed) for run in runs.values()), "\n\n".join(texts))
 
 
 def check(targets: Sequence[str], methods: Sequence[str]) -> None:
@@ -148,7 +133,7 @@ def check(targets: Sequence[str], methods: Sequence[str]) -> None:
 def settings_of(
     run: str, config: ModelConfig, n_prompt: int, speedup: float, seeds: int, names: Sequence[str]
 ) -> Mapping[tuple[str, str], Sequence[Method]]:
-    """The methods that a run compares with dense, by the keys of Results.settings."""
+    """The methods that a run compares with dense, by the keys of `Comparison.settings`."""
     if run == "places":
         layers = sorted({min(config.n_layers - 2, round(depth * config.n_layers)) for depth in DEPTHS})
         stages = [(layer, keep) for keep in KEEPS for layer in layers]
@@ -156,7 +141,7 @@ def settings_of(
     faster = [1 + strength * (speedup - 1) for strength in STRENGTHS]
     return {
         (f"{counted:g}x", method): group
-        for counted in {"methods": [speedup], "strengths": faster}.get(run, [])
+        for counted in {"dense": [], "methods": [speedup], "strengths": faster}[run]
         for method, group in rivals(config, n_prompt, counted, seeds, names).items()
     }
 

@@ -1,40 +1,52 @@
-"""`search`: Optuna proposes settings, which are tried on the same prompts."""
+"""`search`: Optuna proposes settings, which are tried on the same prompts; its journal holds the trials, and
+several processes may work at it."""
 
 from __future__ import annotations
 
+import fcntl
+import json
+import secrets
 import warnings
-from collections.abc import Sequence
-from contextlib import suppress
-from itertools import chain, zip_longest
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain
 from math import log10, sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lazyllm.calibration.prompts import CalibrationTasks, encoded
 from lazyllm.evaluation.conditions import conditions_of_model
 from lazyllm.evaluation.divergence import TOKENS, DenseAnswer, forced_logits, greedy_answer, kl_divergence
+from lazyllm.evaluation.results import differences, drop_incomplete_line
+from lazyllm.evaluation.summary import DENSE_LABEL, Interval, interval
 from lazyllm.llm import LLM, load
+from lazyllm.methods.preset import Preset
 from lazyllm.prompt import Prompt
 from lazyllm.pruning import Pruning
-from lazyllm.searching.results import Search
 from lazyllm.searching.space import Space
-from lazyllm.searching.study import KL, SETTING, SPEEDUP, opened, optuna_module, states, tried
 from lazyllm.support import checked
 from lazyllm.support.files import user_path
 from lazyllm.support.json_text import json_digest
+from lazyllm.support.optional import package
 from lazyllm.support.progress import bar
+from lazyllm.support.tables import Table
+from lazyllm.sweeps.points import Frame, Point, front, plot_points
 
 if TYPE_CHECKING:
     from optuna.study import Study
-    from optuna.trial import Trial
+    from optuna.trial import FrozenTrial, Trial
 
 BUDGET, RANGE = 40, (1.5, 3.0)
 PER_KIND, SEED = 2, 101  # generated prompts of each kind and length
 LEAST_PROMPTS = EVERY = 3  # prompts between two comparisons with the best setting that is as fast
 ATTEMPTS = 100  # to propose a setting that is valid and new
 LEAST_KL, DIGITS = 1e-9, 9
+NAME, JOURNAL, WORKERS, PICTURE = "lazyllm", "journal.log", "workers.lock", "search.png"
+FACTS = "search"  # of the study
+SETTING, KL = "setting", "kl"  # of a trial
+FINISHED, STOPPED, RUNNING = "COMPLETE", "PRUNED", "RUNNING"  # Optuna's states
 
 
 def search(
@@ -43,7 +55,6 @@ def search(
     speedup: tuple[float, float] = RANGE,
     budget: int = BUDGET,
     *,
-    seed: int = 0,
     out: str | Path | None = None,
     progress: bool = True,
 ) -> Search:
@@ -61,7 +72,6 @@ def search(
     if not 1 < low < high:
         raise ValueError(f"speedup must rise from above 1, such as (1.5, 3.0), not ({low:g}, {high:g})")
     checked.whole(budget, "budget", 1)
-    checked.whole(seed, "seed", 0)
     optuna_module()  # before the model is loaded
     model = llm if isinstance(llm, LLM) else load(llm)
     ids = prompts_of(model, prompts)
@@ -80,7 +90,7 @@ def search(
         },
     }
     folder = None if out is None else user_path(out)
-    with opened(folder, facts, starts, seed) as study:
+    with opened(folder, facts, starts) as study:
         run(model, ids, space, study, budget, progress)
         found = Search(study, folder)
     if folder is not None:
@@ -94,7 +104,7 @@ def prompts_of(llm: LLM, prompts: Sequence[Prompt] | None) -> list[list[int]]:
     the first few are a fair sample."""
     if prompts is None:
         tasks = CalibrationTasks(llm, {}, PER_KIND, SEED)
-        return [ids for ids in chain.from_iterable(zip_longest(*tasks.ids_by_kind(llm))) if ids]
+        return [*chain.from_iterable(zip(*tasks.ids_by_kind(llm), strict=True))]
     own = list(encoded(llm, prompts, TOKENS).values())
     if len(own) < LEAST_PROMPTS:
         raise ValueError(
@@ -103,14 +113,183 @@ def prompts_of(llm: LLM, prompts: Sequence[Prompt] | None) -> list[list[int]]:
     return own
 
 
+class Search(Frame):
+    """The settings that ran on all prompts, in order. `study` is Optuna's, which has those that were stopped
+    too; `folder` is None without `out`."""
+
+    def __init__(self, study: Study, folder: Path | None) -> None:
+        self.study, self.folder = study, folder
+        self.facts = study.user_attrs[FACTS]
+        super().__init__([point_of(trial) for trial in trials(study, FINISHED)])
+
+    @classmethod
+    def read(cls, folder: str | Path) -> Search:
+        """Opens the folder of a search that has ended, was interrupted or still runs."""
+        path = user_path(folder)
+        if not (path / JOURNAL).exists():
+            raise FileNotFoundError(f"{path} holds no search: it has no {JOURNAL}")
+        return cls(optuna_module().load_study(study_name=NAME, storage=storage(path)), path)
+
+    def pareto(self) -> Frame:
+        """The Pareto front in divergence and counted speedup, slowest first."""
+        return Frame(front([*self], "counted_speedup"))
+
+    def best(self, speedup: float) -> Point:
+        """The setting with the least divergence that has at least this counted speedup, to two decimals."""
+        wished, on_front = round(checked.number(speedup, "speedup"), 2), self.pareto()
+        if not len(on_front):
+            raise ValueError("the search has no finished trial yet")
+        for point in on_front:
+            if point.counted_speedup >= wished:
+                return point
+        fastest = on_front[-1].counted_speedup
+        raise ValueError(f"no setting has a speedup of {speedup:g}; the fastest has {fastest:.2f}")
+
+    def preset(self, speedup: float) -> Preset:
+        """`best` as a preset, with the front as its evidence."""
+        best = self.best(speedup).pruning
+        tried = [(point.pruning, point.counted_speedup, {"kl": point.kl}) for point in self.pareto()]
+        prompts = {"search": self.facts["prompts"], "tokens": self.facts["prompt tokens"]}
+        return Preset.found(best, self.facts, prompts, tried)
+
+    @property
+    def heading(self) -> str:
+        text = f"{self.facts['model']}: {len(self)} settings on {self.facts['prompts']} prompts"
+        n_stopped = len(trials(self.study, STOPPED))
+        return f"{text}, {n_stopped} more stopped early" if n_stopped else text
+
+    @property
+    def table(self) -> Table:
+        """The Pareto front."""
+        return self.pareto().table
+
+    def text(self) -> str:
+        """The front as a table for a terminal."""
+        return f"{self.heading}\n\n{self.table.title}\n\n{self.table.text()}"
+
+    __repr__ = text
+
+    def plot(self, file: str | Path | None = None) -> Path:
+        """Draws divergence against counted speedup with the Pareto front; needs matplotlib.
+
+        The default `file` is search.png in the search's folder, or in the working directory without one.
+        """
+        dense = Point(
+            DENSE_LABEL, Pruning(), self.facts["prompts"], kl=Interval(0, 0, 0), counted_speedup=1.0
+        )
+        target = user_path(file) if file else (self.folder or Path()) / PICTURE
+        return plot_points([dense, *self], self.heading, target, "counted_speedup")
+
+
+# ---- the study -------------------------------------------------------------------------------------
+
+
+def trials(study: Study, *states: str) -> list[FrozenTrial]:
+    """The trials in these states that have a setting."""
+    every = study.get_trials(deepcopy=False)
+    return [trial for trial in every if trial.state.name in states and SETTING in trial.user_attrs]
+
+
+def point_of(trial: FrozenTrial) -> Point:
+    kl = np.array(trial.user_attrs[KL])
+    pruning = Pruning.from_json(trial.user_attrs[SETTING])
+    return Point(
+        pruning.label,
+        pruning,
+        prompts=len(kl),
+        kl=interval([[kl]], 0.0),
+        kl_median=float(np.median(kl)),
+        counted_speedup=trial.values[1],
+    )
+
+
+@contextmanager
+def opened(
+    folder: Path | None, facts: Mapping[str, Any], starts: Mapping[str, dict[str, Any]]
+) -> Iterator[Study]:
+    """The study in the folder, or one in memory, with these facts; refused if it has other conditions. The
+    `starts`, parameters by setting, are queued in a new one.
+
+    A process shares the lock of WORKERS with others while it runs trials. One that can have it alone knows
+    that killed processes have left half a line, the journal's lock, and the trials that seem to run, which it
+    queues again: Optuna's journal has no heartbeat.
+    """
+    with ExitStack() as stack:
+        alone = True
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            workers = stack.enter_context((folder / WORKERS).open("a"))
+            try:
+                fcntl.flock(workers, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                drop_incomplete_line(folder / JOURNAL)
+                (folder / f"{JOURNAL}.lock").unlink(missing_ok=True)
+            except BlockingIOError:
+                fcntl.flock(workers, fcntl.LOCK_SH)  # waits until the first process has queued the starts
+                alone = False
+        study = created(folder)
+        before, now = study.user_attrs.get(FACTS, facts), json.loads(json.dumps(facts))
+        if changed := differences(before["conditions"], now["conditions"]):
+            raise ValueError(
+                f"{folder} holds a search under other conditions: {changed}. Give another folder"
+            )
+        study.set_user_attr(FACTS, dict(facts))
+        earlier = study.get_trials(deepcopy=False)
+        known = {trial.user_attrs.get(SETTING) for trial in earlier}
+        waiting = {setting: point for setting, point in starts.items() if setting not in known}
+        for trial in trials(study, RUNNING) if alone else []:
+            study.tell(trial.number, state=optuna_module().trial.TrialState.FAIL)
+            waiting[trial.user_attrs[SETTING]] = trial.params
+        for setting, point in waiting.items():
+            study.enqueue_trial(point, {SETTING: setting})
+        own = 0 if alone else secrets.randbits(32)  # each process proposes other settings
+        entropy = np.random.SeedSequence([len(earlier), own])
+        study.sampler = optuna_module().samplers.TPESampler(
+            constant_liar=True,  # what others try now counts as bad, so that it is not proposed again
+            seed=int(entropy.generate_state(1)[0]),
+        )
+        if folder is not None:
+            fcntl.flock(workers, fcntl.LOCK_SH)
+        yield study
+
+
+def created(folder: Path | None) -> Study:
+    """The study in the folder, made if there is none; without a folder one in memory."""
+    optuna = optuna_module()
+    level = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        study: Study = optuna.create_study(
+            study_name=NAME,
+            storage=folder and storage(folder),
+            directions=["minimize", "maximize"],
+            load_if_exists=True,
+        )
+    finally:
+        optuna.logging.set_verbosity(level)
+    return study
+
+
+def storage(folder: Path) -> Any:
+    storages = optuna_module().storages
+    # absolute: the journal's lock is a symbolic link to it
+    return storages.JournalStorage(storages.journal.JournalFileBackend(str((folder / JOURNAL).absolute())))
+
+
+def optuna_module() -> Any:
+    return package("optuna", "a search", "search")
+
+
+# ---- trials ----------------------------------------------------------------------------------------
+
+
 def run(
     llm: LLM, prompts: Sequence[Sequence[int]], space: Space, study: Study, budget: int, progress: bool
 ) -> None:
     """Tries settings in this process, until `budget` of them are tried or being tried by all processes."""
+    states, failed = optuna_module().trial.TrialState, 0
     references: list[DenseAnswer] = []
-    failed = 0
     with bar(budget, "settings", "setting", progress) as line:
-        while (n_tried := len(tried(study))) < budget and failed < ATTEMPTS:
+        while (n_tried := len(trials(study, FINISHED, STOPPED, RUNNING))) < budget and failed < ATTEMPTS:
             line.update(n_tried - line.n)
             references = references or [
                 greedy_answer(llm.session(), ids, TOKENS, llm.eos_token_ids) for ids in prompts
@@ -119,14 +298,13 @@ def run(
             pruning = claimed(study, trial, space)
             failed = 0 if pruning else failed + 1
             if pruning is None:
-                study.tell(trial, state=states().FAIL)
+                study.tell(trial, state=states.FAIL)
                 continue
             speedup = round(space.speedup(pruning), 2)  # schedules for the same one differ in the third digit
             kl = divergences(llm, pruning, prompts, references, study, speedup)
-            trial.set_user_attr(SPEEDUP, speedup)
             trial.set_user_attr(KL, kl)
             if len(kl) < len(prompts):
-                study.tell(trial, state=states().PRUNED)
+                study.tell(trial, state=states.PRUNED)
             else:  # by its logarithm, halving a small divergence counts as much as halving a large one
                 study.tell(trial, [log10(max(float(np.mean(kl)), LEAST_KL)), speedup])
         line.update(n_tried - line.n)
@@ -147,7 +325,8 @@ def claimed(study: Study, trial: Trial, space: Space) -> Pruning | None:
         return None
     setting = pruning.to_json()
     trial.set_user_attr(SETTING, setting)
-    return pruning if [other.user_attrs[SETTING] for other in tried(study)].count(setting) == 1 else None
+    settings = [other.user_attrs[SETTING] for other in trials(study, FINISHED, STOPPED, RUNNING)]
+    return pruning if settings.count(setting) == 1 else None
 
 
 def divergences(
@@ -162,9 +341,8 @@ def divergences(
     kl: list[float] = []
     for ids, reference in zip(prompts, references, strict=True):
         if kl and len(kl) % EVERY == 0:
-            finished = study.get_trials(deepcopy=False, states=[states().COMPLETE])
-            as_fast = [other.user_attrs for other in finished if other.user_attrs[SPEEDUP] >= speedup]
-            if is_worse(kl, [other[KL] for other in as_fast]):
+            as_fast = [other for other in trials(study, FINISHED) if other.values[1] >= speedup]
+            if is_worse(kl, [other.user_attrs[KL] for other in as_fast]):
                 break
         kl.append(round(divergence(llm, pruning, ids, reference), DIGITS))
     return kl

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lazyllm.calibration.schedules import shape
 from lazyllm.checkpoints.config import ModelConfig
-from lazyllm.pruning import Pruning
+from lazyllm.pruning import Pruning, largest_keep
+from lazyllm.schedule import shape
 from lazyllm.scoring import Scoring
-from lazyllm.stages import largest_keep
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
@@ -51,10 +50,6 @@ class Space:
     def speedup(self, pruning: Pruning) -> float:
         return pruning.speedup(self.config, self.n_prompt)
 
-    def holds(self, pruning: Pruning) -> bool:
-        """True if the counted speedup is within the range, or as near above it as schedules come."""
-        return self.low <= self.speedup(pruning) <= OVERSHOOT * self.high
-
     def proposed(self, trial: Trial) -> Pruning | None:
         """The setting with the trial's parameters; None if its speedup is out of reach or of the range."""
         speedup = self.levels[trial.suggest_int("speedup level", 0, LEVELS - 1)]
@@ -69,7 +64,7 @@ class Space:
             pruning = Pruning.for_speedup(speedup, self.config, self.n_prompt, scoring, shapes)
         except ValueError:  # out of reach
             return None
-        return pruning if self.holds(pruning) else None
+        return pruning if self.speedup(pruning) <= OVERSHOOT * self.high else None
 
     def parameters(self, pruning: Pruning) -> dict[str, Any]:
         """The nearest point of the space: the sampler learns from settings that it did not propose too."""
@@ -87,5 +82,4 @@ class Space:
 
     def starts(self) -> list[Pruning]:
         """`Pruning.for_speedup` at each level; an error if they do not reach one."""
-        schedules = [Pruning.for_speedup(level, self.config, self.n_prompt) for level in self.levels]
-        return [schedule for schedule in dict.fromkeys(schedules) if self.holds(schedule)]
+        return [Pruning.for_speedup(level, self.config, self.n_prompt) for level in self.levels]

@@ -9,23 +9,18 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, BinaryIO, NamedTuple
+from typing import IO, BinaryIO
 
 BLOCK = 1 << 22  # bytes
 
 
-class FileState(NamedTuple):
-    """Another one when a file has been replaced or written to, for all processes and machines that see it;
-    without the device, whose number may change when a machine starts."""
+FileState = tuple[int, int, int, int]
 
-    inode: int
-    size: int
-    modified: int
-    changed: int
 
-    @classmethod
-    def of(cls, stat: os.stat_result) -> FileState:
-        return cls(stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+def file_state(stat: os.stat_result) -> FileState:
+    """Inode, size and times of writing and of change: others when a file has been replaced or written to, for
+    all processes and machines that see it. The number of the device may change when a machine starts."""
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 class OpenedFile:
@@ -35,12 +30,12 @@ class OpenedFile:
         self.path = Path(path).absolute()
         self._number = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._number)
-        self.state = FileState.of(os.fstat(self._number))
+        self.state = file_state(os.fstat(self._number))
 
     def is_current(self) -> bool:
         """False when another file has its path, or it has been written to."""
         try:
-            return FileState.of(os.stat(self.path)) == self.state
+            return file_state(os.stat(self.path)) == self.state
         except OSError:
             return False
 
@@ -53,8 +48,7 @@ class OpenedFile:
         while block := self.read(begin, BLOCK):
             yield block
             begin += len(block)
-        now = FileState.of(os.fstat(self._number))
-        if now._replace(changed=self.state.changed) != self.state:  # that time changes with a name, too
+        if file_state(os.fstat(self._number))[:3] != self.state[:3]:  # the last changes with a name, too
             raise OSError(f"{self.path} was written to while it was in use; load the model again")
 
 

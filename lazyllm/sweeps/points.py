@@ -10,11 +10,18 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
-from lazyllm.evaluation.intervals import Interval, mean
 from lazyllm.evaluation.report import cell
-from lazyllm.evaluation.summary import DENSE_LABEL, Speed, Summary
+from lazyllm.evaluation.summary import DENSE_LABEL, Interval, Speed, Summary, mean
 from lazyllm.method import Method
-from lazyllm.pictures.quality import COUNTED_AXIS, MEASURED_AXIS, Dot, plot_pareto
+from lazyllm.pictures.quality import (
+    COUNTED_AXIS,
+    KL_AXIS,
+    MEASURED_AXIS,
+    RECALL_AXIS,
+    SCORE_AXIS,
+    Dot,
+    plot_pareto,
+)
 from lazyllm.pruning import Pruning
 from lazyllm.support.optional import package
 from lazyllm.support.tables import Table
@@ -23,9 +30,9 @@ if TYPE_CHECKING:
     import pandas
 
 TITLE = "Settings: quality [95 %], speed against dense"
+QUALITY_AXES = {"score": SCORE_AXIS, "kl": KL_AXIS, "recall": RECALL_AXIS}
 SPEEDUP_AXES = {"ttft_speedup": MEASURED_AXIS, "counted_speedup": COUNTED_AXIS}
 UNKNOWN = Interval(nan, nan, nan)
-DIGITS = 6
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,10 +41,10 @@ class Point:
 
     `changed_nothing`: number of prompts of which no token was pruned. `score`: mean of the categories, 0 to
     100. `kl`: divergence from dense in nats per token, mean over prompts. `agreement`: share of equal
-    argmaxes. `ttft`: mean seconds to the first token. `ttft_speedup`: of the first token against dense, as a
-    ratio of summed times; `ttft_speedup_median`: median of the ratios; times are of one environment.
-    `counted_speedup`: by counted operations. `stopped`: left by a search before all prompts had run. `note`:
-    what `best` says of its choice.
+    argmaxes. `recall`: share of the attention of dense's answer that goes to tokens kept, mean over layers.
+    `ttft`: mean seconds to the first token. `ttft_speedup`: of the first token against dense, as a ratio of
+    summed times; `ttft_speedup_median`: median of the ratios; times are of one environment.
+    `counted_speedup`: by counted operations. `note`: what `best` says of its choice.
     """
 
     setting: str
@@ -49,13 +56,13 @@ class Point:
     kl: Interval = UNKNOWN
     kl_median: float = nan
     agreement: Interval = UNKNOWN
+    recall: Interval = UNKNOWN
     ttft: float = nan
     ttft_speedup: float = nan
     ttft_speedup_median: float = nan
     counted_speedup: float = nan
     computed: float = nan
     reached_top: float = nan
-    stopped: bool = False
     note: str = field(default="", compare=False)
 
     def __repr__(self) -> str:
@@ -68,25 +75,17 @@ class Point:
 
     @property
     def quality(self) -> float:
-        """Quality on the Pareto front, larger is better: the score, or else the negative KL divergence."""
-        return self.score.value if self.scored else -self.kl.value
+        """Quality on the Pareto front, larger is better: the score, the recall, or minus the divergence."""
+        if self.scored:
+            return self.score.value
+        return -self.kl.value if isnan(self.recall.value) else self.recall.value
 
     @property
     def share(self) -> float:
-        """Quality for `best`, from 0 to 1: score / 100, or else the share of equal argmaxes."""
-        return self.score.value / 100 if self.scored else self.agreement.value
-
-    def row(self) -> dict[str, Any]:
-        """A row of a table, without what was not measured. An interval takes three columns."""
-        flat: dict[str, Any] = {}
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if isinstance(value, Interval):
-                names = (item.name, f"{item.name}_low", f"{item.name}_high")
-                flat |= zip(names, value, strict=True)
-            else:
-                flat[item.name] = value
-        return {name: value for name, value in flat.items() if value == value}  # NaN is not
+        """Quality for `best`, from 0 to 1: score / 100, the recall, or the share of equal argmaxes."""
+        if self.scored:
+            return self.score.value / 100
+        return self.agreement.value if isnan(self.recall.value) else self.recall.value
 
 
 def points(summary: Summary, methods: Mapping[str, Method]) -> Iterator[Point]:
@@ -104,6 +103,7 @@ def points(summary: Summary, methods: Mapping[str, Method]) -> Iterator[Point]:
             kl=summary.pooled(setting, "kl"),
             kl_median=float(np.median(kl)) if len(kl) else nan,
             agreement=summary.pooled(setting, "agreement", 1.0),
+            recall=summary.pooled(setting, "recall", 1.0),
             ttft=mean([row["timing"]["ttft"] for row in summary.timed(setting)]),
             ttft_speedup=speed.of_sums,
             ttft_speedup_median=speed.median,
@@ -113,37 +113,32 @@ def points(summary: Summary, methods: Mapping[str, Method]) -> Iterator[Point]:
         )
 
 
-def front(points: Iterable[Point], speedup: str = "ttft_speedup") -> list[Point]:
+def front(points: Sequence[Point], speedup: str = "ttft_speedup") -> list[Point]:
     """The Pareto front, slowest first: points to which no other is equal or better in quality and speedup
     and better in one of them. `speedup` names the field of it, one of SPEEDUP_AXES."""
 
-    def place(point: Point) -> tuple[float, float]:
-        return point.quality, getattr(point, speedup)
+    def reaches(point: Point, other: Point) -> bool:
+        return point.quality >= other.quality and getattr(point, speedup) >= getattr(other, speedup)
 
-    measured = [point for point in points if not any(map(isnan, place(point)))]
-
-    def beaten(point: Point) -> bool:
-        mine, others = place(point), map(place, measured)
-        return any(other != mine and other[0] >= mine[0] and other[1] >= mine[1] for other in others)
-
-    return sorted((point for point in measured if not beaten(point)), key=lambda point: place(point)[1])
+    measured = [point for point in points if reaches(point, point)]  # NaN reaches nothing
+    unbeaten = [
+        point
+        for point in measured
+        if all(reaches(point, other) for other in measured if reaches(other, point))
+    ]
+    return sorted(unbeaten, key=lambda point: getattr(point, speedup))
 
 
 def plot_points(points: Sequence[Point], title: str, file: Path, speedup: str = "ttft_speedup") -> Path:
     """Draws quality against a speedup with the Pareto front; needs matplotlib."""
-    scored = any(point.scored for point in points)
+    measured = (name for name in QUALITY_AXES for point in points if not isnan(getattr(point, name).value))
+    quality = next(measured, "kl")
 
     def dots(points: Iterable[Point]) -> list[Dot]:
-        qualities = [(point, point.score if scored else point.kl) for point in points]
-        return [Dot(point.setting, getattr(point, speedup), *quality) for point, quality in qualities]
+        return [Dot(point.setting, getattr(point, speedup), *getattr(point, quality)) for point in points]
 
-    on_front = dots(front(points, speedup))
-    return plot_pareto(dots(points), on_front, DENSE_LABEL, scored, SPEEDUP_AXES[speedup], title, file)
-
-
-def plain(value: Interval) -> list[float | None]:
-    """Value, low and high for JSON, which has no NaN."""
-    return [None if isnan(bound) else round(bound, DIGITS) for bound in value]
+    on_front, axes = dots(front(points, speedup)), (SPEEDUP_AXES[speedup], QUALITY_AXES[quality])
+    return plot_pareto(dots(points), on_front, DENSE_LABEL, axes, title, file)
 
 
 # ---- tables ----------------------------------------------------------------------------------------
@@ -155,6 +150,7 @@ COLUMNS: dict[str, Callable[[Point], str]] = {
     "KL": lambda point: cell(point.kl, ".4f"),
     "median KL": lambda point: cell(point.kl_median, ".4f"),
     "equal argmaxes": lambda point: cell(point.agreement, ".4f"),
+    "recall": lambda point: cell(point.recall, ".4f"),
     "TTFT, s": lambda point: cell(point.ttft, ".3g"),
     "TTFT speedup": lambda point: str(Speed(point.ttft_speedup, point.ttft_speedup_median)),
     "counted speedup": lambda point: cell(point.counted_speedup),
@@ -196,19 +192,19 @@ class Frame:
     def to_frame(self) -> pandas.DataFrame:
         """One row per setting, unrounded, with a column for each option that varies; needs pandas.
 
-        Settings are as JSON, which `pruning=` takes, and options that are not all numbers are as text.
+        What was not measured has no column, and an interval three. Settings are as JSON, which `pruning=`
+        takes, and options that are not all numbers are as text.
         """
-        rows = [
-            {
-                "setting": point.setting,
-                **options_of(point.pruning),
-                **point.row(),
-                "pruning": point.pruning.to_json(),
-            }
-            for point in self
-        ]
+        rows: list[dict[str, Any]] = []
+        for point in self:
+            row: dict[str, Any] = {"setting": point.setting, **options_of(point.pruning)}
+            for name, value in vars(point).items():
+                bounds = value if isinstance(value, Interval) else [value]
+                row |= zip((name, f"{name}_low", f"{name}_high"), bounds, strict=False)
+            rows.append({**row, "pruning": point.pruning.to_json()})
         frame: pandas.DataFrame = package("pandas", "to_frame", "plots").DataFrame(rows)
-        may_be_left_out = {"stopped", "note"}.union(*(options_of(point.pruning) for point in self))
+        frame = frame.dropna(axis="columns", how="all")
+        may_be_left_out = {"note"}.union(*(options_of(point.pruning) for point in self))
         for name in [*frame]:
             if frame[name].dtype == object:
                 frame[name] = frame[name].map(str, na_action="ignore")

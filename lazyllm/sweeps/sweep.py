@@ -10,16 +10,16 @@ from math import isnan
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
+import numpy as np
+
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.evaluation.divergence import TOKENS, Divergence
-from lazyllm.evaluation.intervals import mean
-from lazyllm.evaluation.manifest import SCORE, read_manifest
 from lazyllm.evaluation.options import DataOptions, documented
+from lazyllm.evaluation.recall import Recall, check_positions
 from lazyllm.evaluation.report import Results, category_of, cell, times_table
-from lazyllm.evaluation.results import read_rows
-from lazyllm.evaluation.run import tasks_of
-from lazyllm.evaluation.runner import Settings, checked_settings, has_names, run_items
-from lazyllm.evaluation.summary import DENSE_LABEL, Row, Summary, common
+from lazyllm.evaluation.results import SCORE, read_manifest, read_rows
+from lazyllm.evaluation.run import Settings, checked_settings, has_names, run_items, tasks_of
+from lazyllm.evaluation.summary import DENSE_LABEL, Row, Summary, common, mean
 from lazyllm.evaluation.tasks import Tasks
 from lazyllm.evaluation.trial import Measure, Trial, scored_answer
 from lazyllm.llm import LLM, load
@@ -32,7 +32,7 @@ from lazyllm.support.files import user_path
 from lazyllm.support.tables import Table
 from lazyllm.sweeps.points import Frame, Point, front, plot_points, points
 
-Quality = Literal["kl", "score", "both"]
+Quality = Literal["kl", "score", "both", "recall"]
 PICTURE = "pareto.png"
 SCORING = {field.name for field in fields(Scoring)}
 AXES = {"layer", "keep", *SCORING, *(field.name for field in fields(Pruning))}
@@ -74,17 +74,17 @@ class Sweep(Frame, Results):
     def pareto(self) -> Frame:
         """The Pareto front in quality and measured speedup, slowest setting first.
 
-        Quality is the score, or the KL divergence in a sweep without scores. A setting is on the front unless
-        another one is equal or better in both and better in one.
+        Quality is the score, or in a sweep without scores the KL divergence or the recall. A setting is on
+        the front unless another one is equal or better in both and better in one.
         """
-        return Frame(front(self.compared))
+        return Frame(front([*self.compared]))
 
     def best(self, max_drop: float = 0.01) -> Point:
         """The setting with the largest measured speedup whose quality is at most `max_drop` below dense's.
 
         Quality is a number from 0 to 1: score / 100 (a drop of 0.01 is one point), or in a sweep without
-        scores the share of equal argmaxes, which is 1 for dense. If no setting is faster, it is dense itself,
-        and its note says so.
+        scores the share of equal argmaxes or the recall, which are 1 for dense. If no setting is faster, it
+        is dense itself, and its note says so.
         """
         drop = checked.number(max_drop, "max_drop")
         if drop < 0:
@@ -116,6 +116,7 @@ class Sweep(Frame, Results):
         return {
             "settings": self.table,
             "positions": positions_table(self.summary),
+            "recall": recall_table(self.summary),
             "times": times_table(self.summary),
         }
 
@@ -141,6 +142,17 @@ def positions_table(summary: Summary) -> Table:
     heads = ["1", *(f"{a + 1} to {b}" for a, b in pairwise(edges[1:]))]
     title = "KL from dense, nats a token, by the token's number in the answer"
     return Table(title, ["setting", *heads], rows if longest > TOKENS else [])
+
+
+def recall_table(summary: Summary) -> Table:
+    """The mean recall in each layer; empty unless that is what was measured."""
+    rows = []
+    for setting in summary.settings:
+        by_layer = [row["recall_by_layer"] for row in summary.of(setting).values() if "recall" in row]
+        if by_layer:
+            rows.append([setting, *(cell(value, ".3f") for value in np.mean(by_layer, axis=0))])
+    heads = ["setting", *(str(layer) for layer in range(max((len(row) - 1 for row in rows), default=0)))]
+    return Table("Recall of the attention of dense's answer, by layer", heads, rows)
 
 
 def settings_in(manifest: Mapping[str, Any], methods: Mapping[str, Method]) -> dict[str, Method]:
@@ -199,7 +211,8 @@ def sweep(
     [1, 13]}. For single stages, the axes "layer" and "keep" replace "stages".
 
     `measure`: "kl" teacher-forces dense's greedy answer of at most `tokens` tokens; "score" generates answers
-    and scores them; "both" does both and takes its times from the generated answers.
+    and scores them; "both" does both and takes its times from the generated answers; "recall" runs prompts
+    only, and finds the share of the attention of dense's answer that goes to tokens which a setting keeps.
 
     With `out` the sweep is a folder with a report, an interrupted sweep continues, and the folder of an
     earlier sweep takes further settings and items.
@@ -208,6 +221,8 @@ def sweep(
     measuring, data = measure_of(measure, tokens), DataOptions.of(options)
     model = llm if isinstance(llm, LLM) else load(llm)
     settings = settings_of(space, model.config)
+    if measure == "recall":
+        check_positions(settings)
     tasks = tasks_of(model, data)
     conditions: dict[str, Any] = {"measure": measure}
     if measure != SCORE:
@@ -225,6 +240,8 @@ def measure_of(measure: Quality, tokens: int) -> Measure:
     """The measure of the runner. Items without answers, such as a user's own prompts, have no score."""
     if measure == SCORE:
         return scored_answer
+    if measure == "recall":
+        return Recall(tokens)
     divergence = Divergence(tokens)
 
     def both(llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:

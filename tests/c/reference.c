@@ -331,16 +331,17 @@ static int reference_rotate(lazy_stream *stream, void *qkv, const int32_t *rows,
 }
 
 /* p[j] = the row's attention to in_play[j], for the tokens that it sees. */
-static void attend_row(lazy_stream *stream, float *p, const float *q, int head, lazy_kv kv, const int32_t *in_play,
-                       lazy_seen seen)
+static void attend_row(lazy_stream *stream, float *p, const lazy_attending *a, int row, int head)
 {
     const lazy_config *c = stream->config;
+    const float *q = (const float *)a->qkv + (int64_t)row * lazy_qkv_width(c);
+    const lazy_seen seen = ((lazy_cpu_stream *)stream)->seen[row];
     int d = c->head_dim, g = head / (c->n_heads / c->n_kv_heads);
     float *key = scratch_of(stream, 0);
     double max = -INFINITY, sum = 0;
     for (int j = seen.begin; j < seen.end; j++) {
         double dot = 0;
-        reference_widen(key, kv_row(stream, kv, kv.k, g, in_play[j]), stream->backend->kv, d);
+        reference_widen(key, kv_row(stream, a->kv, a->kv.k, g, a->in_play[j]), stream->backend->kv, d);
         for (int i = 0; i < d; i++) dot += (double)q[head * d + i] * key[i];
         p[j] = (float)capped(dot / sqrt(c->query_scalar ? c->query_scalar : d), c->attention_cap);
         max = fmax(max, p[j]);
@@ -349,25 +350,24 @@ static void attend_row(lazy_stream *stream, float *p, const float *q, int head, 
     for (int j = seen.begin; j < seen.end; j++) p[j] = (float)(p[j] / sum);
 }
 
-static int reference_attention(lazy_stream *stream, void *y, const void *qkv, const int32_t *rows, int n, lazy_kv kv,
-                               const int32_t *in_play, int m, int window, lazy_error *err)
+static int reference_attention(lazy_stream *stream, void *y, const lazy_attending *a, lazy_error *err)
 {
     (void)err;
     const lazy_config *c = stream->config;
     lazy_cpu_stream *scratch = (lazy_cpu_stream *)stream;
-    int d = c->head_dim, width = lazy_qkv_width(c);
+    int d = c->head_dim;
     double *sums = (double *)scratch_of(stream, 0);
     float *value = (float *)(sums + d);
-    lazy_cpu_see(scratch->seen, rows, n, in_play, m, window);
-    for (int r = 0; r < n; r++) {
+    lazy_cpu_see(scratch->seen, a);
+    for (int r = 0; r < a->n; r++) {
         for (int h = 0; h < c->n_heads; h++) {
-            float *p = scratch->shares, *out = (float *)y + ((int64_t)r * c->n_heads + h) * d;
+            float *p = scratch->probabilities, *out = (float *)y + ((int64_t)r * c->n_heads + h) * d;
             lazy_seen seen = scratch->seen[r];
             int g = h / (c->n_heads / c->n_kv_heads);
-            attend_row(stream, p, (const float *)qkv + (int64_t)r * width, h, kv, in_play, seen);
+            attend_row(stream, p, a, r, h);
             memset(sums, 0, (size_t)d * sizeof *sums);
             for (int j = seen.begin; j < seen.end; j++) {
-                reference_widen(value, kv_row(stream, kv, kv.v, g, in_play[j]), stream->backend->kv, d);
+                reference_widen(value, kv_row(stream, a->kv, a->kv.v, g, a->in_play[j]), stream->backend->kv, d);
                 for (int i = 0; i < d; i++) sums[i] += (double)p[j] * value[i];
             }
             for (int i = 0; i < d; i++) out[i] = (float)sums[i];
@@ -376,25 +376,24 @@ static int reference_attention(lazy_stream *stream, void *y, const void *qkv, co
     return LAZY_OK;
 }
 
-static int reference_scores(lazy_stream *stream, float *scores, const void *qkv, const int32_t *rows, int n,
-                            int queries, lazy_pooling pooling, int first_asking, lazy_kv kv, const int32_t *in_play,
-                            int m, int window, lazy_error *err)
+static int reference_scores(lazy_stream *stream, float *scores, const lazy_attending *a, int queries,
+                            lazy_pooling pooling, int first_asking, lazy_error *err)
 {
     (void)err;
     const lazy_config *c = stream->config;
     lazy_cpu_stream *scratch = (lazy_cpu_stream *)stream;
-    int width = lazy_qkv_width(c), counted = 0;
+    int n = a->n, m = a->m, counted = 0;
     double *sums = scratch->block_sums; /* over heads */
     memset(scores, 0, (size_t)m * sizeof *scores);
-    lazy_cpu_see(scratch->seen, rows, n, in_play, m, window);
+    lazy_cpu_see(scratch->seen, a);
     for (int r = n > queries ? n - queries : 0; r < n; r++) {
-        if (rows[r] < first_asking) continue;
+        if (a->rows[r] < first_asking) continue;
         counted++;
         memset(sums, 0, (size_t)m * sizeof *sums);
         for (int h = 0; h < c->n_heads; h++) {
             lazy_seen seen = scratch->seen[r];
-            attend_row(stream, scratch->shares, (const float *)qkv + (int64_t)r * width, h, kv, in_play, seen);
-            for (int j = seen.begin; j < seen.end; j++) sums[j] += scratch->shares[j];
+            attend_row(stream, scratch->probabilities, a, r, h);
+            for (int j = seen.begin; j < seen.end; j++) sums[j] += scratch->probabilities[j];
         }
         for (int j = 0; j < m; j++) {
             float score = (float)(sums[j] / c->n_heads);

@@ -184,7 +184,7 @@ static lazy_shared *joined_parts(const lazy_shared *from, const lazy_stretch *pa
 {
     lazy_shared *shared;
     lazy_error err = { 0 };
-    if (lazy_cpu_share_join(&shared, from, parts, n, &err) == LAZY_OK) return shared;
+    if (lazy_cpu_shared_join(&shared, from, parts, n, &err) == LAZY_OK) return shared;
     printf("%s\n", err.message);
     exit(1);
 }
@@ -198,7 +198,7 @@ static lazy_shared *opened_shared(void)
 {
     lazy_shared *shared;
     lazy_error err = { 0 };
-    if (lazy_cpu_share_open(NULL, &shared, SHARED_BYTES, &err) == LAZY_OK) return shared;
+    if (lazy_cpu_shared_open(NULL, &shared, SHARED_BYTES, &err) == LAZY_OK) return shared;
     printf("%s\n", err.message);
     exit(1);
 }
@@ -207,7 +207,7 @@ static void test_shared(void)
 {
     lazy_shared *owner = opened_shared();
     put(owner, "ab ");
-    check(owner->owner && lazy_cpu_share_leave(owner, NULL) == LAZY_OK && owner->owner,
+    check(owner->owner && lazy_cpu_shared_leave(owner, NULL) == LAZY_OK && owner->owner,
           "shared memory: an owner that is alone stays");
     lazy_shared *fork_a = joined(owner), *fork_b = joined(owner);
     check(!fork_a->owner && holds_text(fork_a, "ab?") && holds_text(fork_b, "ab?"),
@@ -218,16 +218,16 @@ static void test_shared(void)
           "shared memory: forks write for themselves");
     lazy_shared *later = joined(fork_a);
     check(holds_text(later, "abc"), "shared memory: a fork of a fork has what the owner wrote");
-    check(lazy_cpu_share_leave(owner, NULL) == LAZY_OK && !owner->owner && holds_text(owner, "abc"),
+    check(lazy_cpu_shared_leave(owner, NULL) == LAZY_OK && !owner->owner && holds_text(owner, "abc"),
           "shared memory: an owner leaves");
     put(owner, "zzz");
     check(holds_text(owner, "zzz") && holds_text(fork_b, "abc") && holds_text(later, "abc"),
           "shared memory: one that left shows nowhere");
-    lazy_cpu_share_close(owner);
-    lazy_cpu_share_close(fork_b);
+    lazy_cpu_shared_close(owner);
+    lazy_cpu_shared_close(fork_b);
     check(holds_text(later, "abc") && holds_text(fork_a, "ax1"), "shared memory: it ends with the last that uses it");
-    lazy_cpu_share_close(fork_a);
-    lazy_cpu_share_close(later);
+    lazy_cpu_shared_close(fork_a);
+    lazy_cpu_shared_close(later);
 }
 
 static void test_shared_in_parts(void)
@@ -243,9 +243,9 @@ static void test_shared_in_parts(void)
           "shared memory: a fork writes for itself in all parts");
     lazy_shared *fork_b = joined_parts(owner, many, TOO_MANY);
     check(holds_text(fork_b, "abc"), "shared memory: too many parts are mapped as a whole");
-    lazy_cpu_share_close(fork_b);
-    lazy_cpu_share_close(fork_a);
-    lazy_cpu_share_close(owner);
+    lazy_cpu_shared_close(fork_b);
+    lazy_cpu_shared_close(fork_a);
+    lazy_cpu_shared_close(owner);
 }
 
 /* A child process, which has left what its parent owns. Returns what `good` gives in the child. */
@@ -267,17 +267,17 @@ static bool writes_for_itself(lazy_shared *shared)
 static void test_shared_in_child(void)
 {
     lazy_shared *others[] = { opened_shared(), opened_shared(), opened_shared() }, *owner = others[1];
-    lazy_cpu_share_close(others[2]);
+    lazy_cpu_shared_close(others[2]);
     for (int round = 0; round < 2; round++) {
         put(owner, "abc");
         check(in_child(writes_for_itself, owner), "shared memory: a child process writes for itself");
         check(holds_text(owner, "abc"), "shared memory: a child process shows nowhere");
     }
-    check(lazy_cpu_share_leave(owner, NULL) == LAZY_OK && !owner->owner,
+    check(lazy_cpu_shared_leave(owner, NULL) == LAZY_OK && !owner->owner,
           "shared memory: whoever shares it with a child is not alone");
-    lazy_cpu_share_close(owner);
+    lazy_cpu_shared_close(owner);
     check(in_child(writes_for_itself, others[0]), "shared memory: a child process with one owner less");
-    lazy_cpu_share_close(others[0]);
+    lazy_cpu_shared_close(others[0]);
 }
 
 static void *share_and_close(void *argument)
@@ -290,11 +290,11 @@ static void *share_and_close(void *argument)
         lazy_shared *fork_a = joined(owner);
         put(fork_a, " x ");
         lazy_shared *later = joined(fork_a);
-        *good = *good && lazy_cpu_share_leave(owner, NULL) == LAZY_OK;
-        lazy_cpu_share_close(owner);
+        *good = *good && lazy_cpu_shared_leave(owner, NULL) == LAZY_OK;
+        lazy_cpu_shared_close(owner);
         *good = *good && holds_text(fork_a, "axc") && holds_text(later, "abc");
-        lazy_cpu_share_close(fork_a);
-        lazy_cpu_share_close(later);
+        lazy_cpu_shared_close(fork_a);
+        lazy_cpu_shared_close(later);
     }
     return NULL;
 }
@@ -316,7 +316,7 @@ static void test_shared_by_threads(void)
 static char *allocated(size_t bytes)
 {
     char *memory;
-    if (lazy_alloc((void **)&memory, bytes, 1, "a buffer", NULL)) exit(1);
+    if (lazy_alloc_bytes((void **)&memory, bytes, 1, NULL, "a buffer", NULL)) exit(1);
     return memory;
 }
 
@@ -432,136 +432,6 @@ static void test_places_of_errors(void)
     check(code == LAZY_MEMORY && strcmp(err.message, "layer 7: none") == 0, "an error's place: %s", err.message);
 }
 
-/* ---- cores ------------------------------------------------------------------------------ */
-
-enum { CPUS = 8 };
-
-/* A new folder in /tmp, whose name is written to `folder`. */
-static void make_folder(char folder[64])
-{
-    strcpy(folder, "/tmp/lazyllm-cores-XXXXXX");
-    if (!mkdtemp(folder)) check(false, "no temporary folder");
-}
-
-static void remove_folder(const char *folder)
-{
-    char command[128];
-    snprintf(command, sizeof command, "rm -r %s", folder);
-    check(system(command) == 0, "%s was not removed", folder);
-}
-
-/* Writes folder/name, with the folders that the name has. */
-static void plant(const char *folder, const char *name, const char *text)
-{
-    char path[256];
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    for (char *slash = path + strlen(folder); (slash = strchr(slash + 1, '/')); *slash = '/') {
-        *slash = '\0';
-        mkdir(path, 0700);
-    }
-    FILE *file = fopen(path, "w");
-    fputs(text, file);
-    fclose(file);
-}
-
-static void test_granted_cores(void)
-{
-    static const struct {
-        const char *group, *file, *quota, *period; /* the last is NULL where the file has both */
-        int cores;
-    } cases[] = {
-        { "one and a half", "cpu.max", "150000 100000\n", NULL, 2 },
-        { "two", "cpu.max", "200000 100000\n", NULL, 2 },
-        { "no limit", "cpu.max", "max 100000\n", NULL, 0 },
-        { "nonsense", "cpu.max", "", NULL, 0 },
-        { "version 1, three", "cpu/cpu.cfs_quota_us", "300000\n", "100000\n", 3 },
-        { "version 1, no limit", "cpu/cpu.cfs_quota_us", "-1\n", "100000\n", 0 },
-        { "version 1, nonsense", "cpu/cpu.cfs_quota_us", "300000\n", "none\n", 0 },
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char folder[64];
-        make_folder(folder);
-        check(lazy_cgroup_cores(folder) == 0, "granted cores without files");
-        plant(folder, cases[i].file, cases[i].quota);
-        if (cases[i].period) plant(folder, "cpu/cpu.cfs_period_us", cases[i].period);
-        int cores = lazy_cgroup_cores(folder);
-        check(cores == cases[i].cores, "granted cores, %s: %d, not %d", cases[i].group, cores, cases[i].cores);
-        remove_folder(folder);
-    }
-}
-
-static void test_cores(void)
-{
-    static const struct {
-        const char *machine, *name, *lines[CPUS], *usable;
-        int cores;
-    } cases[] = {
-        { "two threads a core, far apart",
-          "core_cpus_list",
-          { "0,4", "1,5", "2,6", "3,7", "0,4", "1,5", "2,6", "3,7" },
-          "11111111",
-          4 },
-        { "side by side", "core_cpus_list", { "0-1", "0-1", "2-3", "2-3", "4-5", "4-5", "6-7", "6-7" }, "11111111", 4 },
-        { "an older kernel",
-          "thread_siblings_list",
-          { "0-1", "0-1", "2-3", "2-3", "4-5", "4-5", "6-7", "6-7" },
-          "11111111",
-          4 },
-        { "four threads a core",
-          "core_cpus_list",
-          { "0-1,4-5", "0-1,4-5", "2-3,6-7", "2-3,6-7", "0-1,4-5", "0-1,4-5", "2-3,6-7", "2-3,6-7" },
-          "11111111",
-          2 },
-        { "one thread a core", "core_cpus_list", { "0", "1", "2", "3", "4", "5", "6", "7" }, "11111111", 8 },
-        { "both threads of two cores",
-          "core_cpus_list",
-          { "0,4", "1,5", "2,6", "3,7", "0,4", "1,5", "2,6", "3,7" },
-          "01100110",
-          2 },
-        { "the second threads of three",
-          "core_cpus_list",
-          { "0,4", "1,5", "2,6", "3,7", "0,4", "1,5", "2,6", "3,7" },
-          "00001110",
-          3 },
-        { "a core with one thread among others with two",
-          "core_cpus_list",
-          { "0-1", "0-1", "2-3", "2-3", "4", "5", "6", "7" },
-          "11111111",
-          6 },
-        { "a file missing",
-          "core_cpus_list",
-          { "0-1", "0-1", NULL, "2-3", "4-5", "4-5", "6-7", "6-7" },
-          "11111111",
-          8 },
-        { "a file missing that does not matter",
-          "core_cpus_list",
-          { "0-1", "0-1", NULL, "3", "4-5", "4-5", "6-7", "6-7" },
-          "11011111",
-          4 },
-        { "nonsense", "core_cpus_list", { "0-1", "0-1", "none", "", "4-5", "4-5", "6-7", "6-7" }, "11111111", 8 },
-        { "a list without its own processor",
-          "core_cpus_list",
-          { "0-1", "0-1", "4", "4", "4-5", "4-5", "6-7", "6-7" },
-          "11111111",
-          8 },
-        { "no files", "core_cpus_list", { NULL }, "11100000", 3 },
-        { "no processor", "core_cpus_list", { "0" }, "00000000", 0 },
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char folder[64], name[64];
-        bool usable[CPUS];
-        make_folder(folder);
-        for (int cpu = 0; cpu < CPUS; cpu++) {
-            usable[cpu] = cases[i].usable[cpu] == '1';
-            snprintf(name, sizeof name, "cpu%d/topology/%s", cpu, cases[i].name);
-            if (cases[i].lines[cpu]) plant(folder, name, cases[i].lines[cpu]);
-        }
-        int cores = lazy_count_cores(folder, usable, CPUS);
-        check(cores == cases[i].cores, "cores, %s: %d, not %d", cases[i].machine, cores, cases[i].cores);
-        remove_folder(folder);
-    }
-}
-
 int main(void)
 {
     test_pool();
@@ -573,7 +443,5 @@ int main(void)
     test_small_pages();
     test_forks_beside_a_thread();
     test_places_of_errors();
-    test_cores();
-    test_granted_cores();
     return checked();
 }

@@ -180,7 +180,12 @@ struct side {
     bool forward(const std::vector<int32_t> &ids, bool generated)
     {
         lazy_error err = {};
-        int code = lazy_session_forward(session, ids.data(), (int)ids.size(), generated, logits.data(), nullptr, &err);
+        lazy_pass pass = {};
+        pass.ids = ids.data();
+        pass.n = (int)ids.size();
+        pass.generated = generated;
+        pass.logits = logits.data();
+        int code = lazy_session_run(session, &pass, &err);
         if (code) printf("%s\n", err.message);
         return !code;
     }
@@ -199,11 +204,10 @@ static double difference(const std::vector<float> &got, const std::vector<float>
 /* Compares positions in play and computed positions, for every run of layers. */
 static bool same_trace(const lazy_session *a, const lazy_session *b)
 {
-    int n_a, n_b;
-    const lazy_trace_run *left = lazy_session_trace(a, &n_a), *right = lazy_session_trace(b, &n_b);
-    if (n_a != n_b) return false;
-    for (int i = 0; i < n_a; i++) {
-        const lazy_trace_run &x = left[i], &y = right[i];
+    const lazy_report *left = lazy_session_last_pass(a), *right = lazy_session_last_pass(b);
+    if (left->n_runs != right->n_runs) return false;
+    for (int i = 0; i < left->n_runs; i++) {
+        const lazy_trace_run &x = left->runs[i], &y = right->runs[i];
         if (x.last_layer != y.last_layer ||
             !std::equal(x.in_play, x.in_play + x.n_in_play, y.in_play, y.in_play + y.n_in_play) ||
             !std::equal(x.computed, x.computed + x.n_computed, y.computed, y.computed + y.n_computed))
@@ -217,12 +221,12 @@ static void compare_pass(const char *subject, side &cpu, side &cuda, const std::
     bool ran = cpu.forward(ids, generated) && cuda.forward(ids, generated);
     check(ran, subject, "a pass failed");
     if (!ran) return;
-    int length = lazy_session_length(cpu.session);
-    const int32_t *depths = lazy_session_depths(cpu.session);
-    check(length == lazy_session_length(cuda.session), subject, "lengths differ");
-    check(std::equal(depths, depths + length, lazy_session_depths(cuda.session)), subject, "depths differ");
-    const lazy_layer_count *counts = lazy_session_last_pass(cpu.session);
-    check(memcmp(counts, lazy_session_last_pass(cuda.session), LAYERS * sizeof *counts) == 0, subject, "counts differ");
+    const lazy_tokens *want = lazy_session_tokens(cpu.session), *got = lazy_session_tokens(cuda.session);
+    check(got->length == want->length, subject, "lengths differ");
+    check(std::equal(want->depths, want->depths + want->length, got->depths), subject, "depths differ");
+    const lazy_layer_count *counts = lazy_session_last_pass(cpu.session)->counts;
+    check(memcmp(counts, lazy_session_last_pass(cuda.session)->counts, LAYERS * sizeof *counts) == 0, subject,
+          "counts differ");
     check(same_trace(cpu.session, cuda.session), subject, "sets differ");
     check(difference(cuda.logits, cpu.logits) <= TOLERANCE, subject, "logits differ");
 }
@@ -238,8 +242,8 @@ static std::vector<int32_t> some_ids(int n, uint64_t seed)
 static void compare(lazy_model *cpu_model, lazy_model *cuda_model, const setting &s)
 {
     side cpu(cpu_model, s.pruning), cuda(cuda_model, s.pruning);
-    lazy_session_set_trace(cpu.session, true);
-    lazy_session_set_trace(cuda.session, true);
+    *lazy_session_traces(cpu.session) = true;
+    *lazy_session_traces(cuda.session) = true;
     compare_pass(s.name, cpu, cuda, some_ids(PROMPT, 1), false);
     for (int step = 0; step < 3; step++) compare_pass(s.name, cpu, cuda, some_ids(1, (uint64_t)step + 2), true);
     compare_pass(s.name, cpu, cuda, some_ids(9, 20), false);

@@ -868,7 +868,10 @@ struct scene {
             std::fill_n(v.begin() + (long)(slot * d), d, NAN);
         }
     }
-    lazy_kv kv() { return { k.data(), v.data(), capacity }; }
+    lazy_attending attending(int window)
+    {
+        return { qkv.data(), rows.data(), n, { k.data(), v.data(), capacity }, in_play.data(), m, window };
+    }
 };
 
 /* A scene in device memory. */
@@ -883,7 +886,11 @@ struct staged_scene {
         char waited; /* waits for the uploads, because other streams read the inputs */
         did(r.gpu, "download", r.gpu.ops->download(r.gpu.stream, &waited, in_play.at(), 1, &r.gpu.err));
     }
-    lazy_kv kv() const { return { const_cast<void *>(k.at()), const_cast<void *>(v.at()), capacity }; }
+    lazy_attending attending(const scene &t, int window) const
+    {
+        lazy_kv kv = { const_cast<void *>(k.at()), const_cast<void *>(v.at()), capacity };
+        return { qkv.at(), rows.as<int32_t>(), t.n, kv, in_play.as<int32_t>(), t.m, window };
+    }
 };
 
 /* Overrides the device's number of multiprocessors, which determines the number of key chunks. */
@@ -909,9 +916,8 @@ static floats attention_of(const rig &r, const scene &t, const staged_scene &sta
     side s =
         stream_of(r.gpu.backend, &r.config, t.n, t.m); /* its scratch has the size for that number of multiprocessors */
     output y(s, (size_t)(t.n * r.config.n_heads * r.config.head_dim) * r.width());
-    did(s, "attention",
-        s.ops->attention(s.stream, y.at(), staged.qkv.at(), staged.rows.as<int32_t>(), t.n, staged.kv(),
-                         staged.in_play.as<int32_t>(), t.m, window, &s.err));
+    const lazy_attending a = staged.attending(t, window);
+    did(s, "attention", s.ops->attention(s.stream, y.at(), &a, &s.err));
     floats got = widened(r.type, y.read());
     s.ops->stream_close(s.stream);
     return got;
@@ -920,8 +926,8 @@ static floats attention_of(const rig &r, const scene &t, const staged_scene &sta
 static floats plain_attention_of(const rig &r, scene &t, int window)
 {
     floats y((size_t)(t.n * r.config.n_heads * r.config.head_dim));
-    r.plain.ops->attention(r.plain.stream, y.data(), t.qkv.data(), t.rows.data(), t.n, t.kv(), t.in_play.data(), t.m,
-                           window, nullptr);
+    const lazy_attending a = t.attending(window);
+    r.plain.ops->attention(r.plain.stream, y.data(), &a, nullptr);
     return y;
 }
 
@@ -935,11 +941,10 @@ static void test_scores(const rig &r, scene &t, const staged_scene &staged, int 
         r.config.attention_cap, queries, pooling, first_asking);
     floats want((size_t)t.m);
     output scores(r.gpu, want.size() * sizeof(float));
+    const lazy_attending on_gpu = staged.attending(t, window), plain = t.attending(window);
     did(r.gpu, "scores",
-        r.gpu.ops->scores(r.gpu.stream, scores.as<float>(), staged.qkv.at(), staged.rows.as<int32_t>(), t.n, queries,
-                          pooling, first_asking, staged.kv(), staged.in_play.as<int32_t>(), t.m, window, &r.gpu.err));
-    r.plain.ops->scores(r.plain.stream, want.data(), t.qkv.data(), t.rows.data(), t.n, queries, pooling, first_asking,
-                        t.kv(), t.in_play.data(), t.m, window, nullptr);
+        r.gpu.ops->scores(r.gpu.stream, scores.as<float>(), &on_gpu, queries, pooling, first_asking, &r.gpu.err));
+    r.plain.ops->scores(r.plain.stream, want.data(), &plain, queries, pooling, first_asking, nullptr);
     floats got = widened(LAZY_F32, scores.read());
     double sum = 0;
     for (float score : got) sum += score;
@@ -1042,12 +1047,12 @@ static void test_other_positions(const rig &r)
         }
         for (int window : { NO_WINDOW, 20 }) {
             now("%s attention after positions changed, set %d, window %d", r.name(), i, window);
-            did(gpu, "attention",
-                gpu.ops->attention(gpu.stream, y.at(), qkv.at(), rows.as<int32_t>(), N, kv, in_play.as<int32_t>(), m,
-                                   window, &gpu.err));
+            const lazy_attending a = { qkv.at(), rows.as<int32_t>(), N, kv, in_play.as<int32_t>(), m, window };
+            did(gpu, "attention", gpu.ops->attention(gpu.stream, y.at(), &a, &gpu.err));
             floats want((size_t)(N * r.config.n_heads * r.config.head_dim));
-            r.plain.ops->attention(r.plain.stream, want.data(), t.qkv.data(), t.rows.data(), N, t.kv(),
-                                   t.in_play.data(), m, window, nullptr);
+            const lazy_attending plain = { t.qkv.data(), t.rows.data(), N, t.attending(window).kv, t.in_play.data(), m,
+                                           window };
+            r.plain.ops->attention(r.plain.stream, want.data(), &plain, nullptr);
             compare(widened(r.type, y.read()), want, precisions[r.type].of_activations);
         }
     }
@@ -1497,14 +1502,13 @@ static bytes pass(const side &s, const rig &r, const layer_weights &w, const pas
     did(s, "rotate",
         ops->rotate(s.stream, qkv.at(), at, n, kv, rope.as<float>(), rope.as<float>(), nullptr, nullptr, 1e-5f,
                     &s.err));
-    did(s, "attention", ops->attention(s.stream, heads.at(), qkv.at(), at, n, kv, play, m, given.window, &s.err));
+    const lazy_attending attending = { qkv.at(), at, n, kv, play, m, given.window };
+    did(s, "attention", ops->attention(s.stream, heads.at(), &attending, &s.err));
     did(s, "matmul", ops->matmul(s.stream, x.at(), heads.at(), n, &w.o.gpu, true, &s.err));
     did(s, "rmsnorm", ops->rmsnorm(s.stream, h.at(), x.at(), n, d, norm.as<float>(), 1e-5f, true, &s.err));
     did(s, "gated", ops->gated(s.stream, gated.at(), h.at(), n, &w.gate_up.gpu, &s.err));
     did(s, "matmul", ops->matmul(s.stream, x.at(), gated.at(), n, &w.down.gpu, true, &s.err));
-    did(s, "scores",
-        ops->scores(s.stream, scores.as<float>(), qkv.at(), at, n, 3, LAZY_POOLING_MAX, 0, kv, play, m, given.window,
-                    &s.err));
+    did(s, "scores", ops->scores(s.stream, scores.as<float>(), &attending, 3, LAZY_POOLING_MAX, 0, &s.err));
     did(s, "smooth", ops->smooth(s.stream, smooth.as<float>(), scores.as<float>(), m, 3, &s.err));
     did(s, "mass", ops->mass(s.stream, &n_free, play, smooth.as<float>(), m, flags.as<uint8_t>(), 0.7, &s.err));
     did(s, "select",

@@ -43,8 +43,10 @@ static void run(lazy_model *model)
     lazy_error err = { 0 };
     int32_t token;
     require(!lazy_session_open(&session, model, &pruning, &err), err.message);
-    int code = lazy_session_greedy(session, (const int32_t[]){ 0, 1, 2, 3, 4 }, 5, false, &token, NULL, &err);
-    if (!code) code = lazy_session_greedy(session, &token, 1, true, &token, NULL, &err);
+    lazy_pass prompt = { .ids = (const int32_t[]){ 0, 1, 2, 3, 4 }, .n = 5, .best = &token },
+              step = { .ids = &token, .n = 1, .generated = true, .best = &token };
+    int code = lazy_session_run(session, &prompt, &err);
+    if (!code) code = lazy_session_run(session, &step, &err);
     require(!code || (code == LAZY_CHECKPOINT && *err.message),
             "a pass failed otherwise than by a number that is not finite");
     lazy_session_close(session);

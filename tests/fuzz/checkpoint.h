@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "../../csrc/binder.h"
 #include "../../csrc/device.h"
+#include "../../csrc/model.h"
 #include "../../csrc/format.h"
 #include "../../csrc/memory.h"
 
@@ -121,7 +121,7 @@ static lazy_model *unbound_model(int n_layers, int hidden, int ffn)
     lazy_error err = { 0 };
     float inv_freq[NARROW / 4];
     for (int i = 0; i < NARROW / 4; i++) inv_freq[i] = 1.0f / (float)(1 + i);
-    require(!lazy_alloc_zeroed((void **)&model, 1, sizeof *model, "the model", &err), err.message);
+    require(!lazy_alloc_zeroed(&model, 1, "the model", &err), err.message);
     lazy_config *c = &model->config;
     *c = (lazy_config){
         .n_layers = n_layers,
@@ -142,14 +142,13 @@ static lazy_model *unbound_model(int n_layers, int hidden, int ffn)
         .pre_norms = true,
     };
     size_t n = (size_t)n_layers;
-    int code =
-        lazy_alloc_copy((void **)&c->inv_freq, inv_freq, (size_t)c->head_dim / 2, sizeof *inv_freq, "the config", &err);
-    if (!code) code = lazy_alloc_copy((void **)&c->rope_scale, &c->logit_scale, 1, sizeof(float), "the config", &err);
-    if (!code) code = lazy_alloc_zeroed((void **)&c->layer_rope, n, sizeof *c->layer_rope, "the config", &err);
-    if (!code) code = lazy_alloc_zeroed((void **)&c->windows, n, sizeof *c->windows, "the config", &err);
-    if (!code) code = lazy_alloc_zeroed((void **)&c->expert_layers, n, sizeof *c->expert_layers, "the config", &err);
-    if (!code) code = lazy_alloc_zeroed((void **)&model->layers, n, sizeof *model->layers, "the layers", &err);
-    if (!code) code = lazy_alloc_zeroed((void **)&model->shards, 1, sizeof *model->shards, "the shards", &err);
+    int code = lazy_alloc_copy(&c->inv_freq, inv_freq, c->head_dim / 2, "the config", &err);
+    if (!code) code = lazy_alloc_copy(&c->rope_scale, &c->logit_scale, 1, "the config", &err);
+    if (!code) code = lazy_alloc_zeroed(&c->layer_rope, n, "the config", &err);
+    if (!code) code = lazy_alloc_zeroed(&c->windows, n, "the config", &err);
+    if (!code) code = lazy_alloc_zeroed(&c->expert_layers, n, "the config", &err);
+    if (!code) code = lazy_alloc_zeroed(&model->layers, n, "the layers", &err);
+    if (!code) code = lazy_alloc_zeroed(&model->shards, 1, "the shards", &err);
     require(!code, err.message);
     return model;
 }

@@ -134,24 +134,25 @@ static void open_slot(slot *s, input *in)
 
 static void check_whole(const lazy_session *s)
 {
-    int length = lazy_session_length(s), n_prompt = 0, n_runs;
-    for (int i = 0; i < length; i++) {
-        int32_t id = lazy_session_ids(s)[i], depth = lazy_session_depths(s)[i];
+    const lazy_tokens *t = lazy_session_tokens(s);
+    const lazy_report *last = lazy_session_last_pass(s);
+    const lazy_layer_count *counts = last->counts;
+    double computed = lazy_tokens_computed(t, LAYERS);
+    int n_prompt = 0;
+    for (int i = 0; i < t->length; i++) {
+        int32_t id = t->ids[i], depth = t->depths[i];
         require(id >= 0 && id < model->config.vocab, "an id out of range");
         require(depth >= 0 && depth <= LAYERS, "a depth out of range");
-        require(lazy_session_kinds(s)[i] <= LAZY_READ && lazy_session_gone(s)[i] <= 1, "a mark out of range");
-        n_prompt += lazy_session_kinds(s)[i] != LAZY_GENERATED;
+        require(t->kinds[i] <= LAZY_READ && t->gone[i] <= 1, "a mark out of range");
+        n_prompt += t->kinds[i] != LAZY_GENERATED;
     }
-    require(n_prompt == lazy_session_n_prompt(s), "the prompt's tokens are miscounted");
-    const lazy_layer_count *counts = lazy_session_last_pass(s);
+    require(n_prompt == t->n_prompt, "the prompt's tokens are miscounted");
     for (int l = 0; l < LAYERS; l++)
         require(counts[l].computed <= counts[l].in_play && (!l || counts[l].in_play <= counts[l - 1].in_play),
                 "a count out of range");
-    require(lazy_session_computed(s) >= 0 && lazy_session_computed(s) <= 1, "a share out of range");
-    const lazy_trace_run *runs = lazy_session_trace(s, &n_runs);
-    for (int i = 0; i < n_runs; i++)
-        require(runs[i].n_computed <= runs[i].n_in_play &&
-                    runs[i].in_play[runs[i].n_in_play - 1] < model->config.context,
+    require(computed >= 0 && computed <= 1, "a share out of range");
+    for (const lazy_trace_run *run = last->runs; run < last->runs + last->n_runs; run++)
+        require(run->n_computed <= run->n_in_play && run->in_play[run->n_in_play - 1] < model->config.context,
                 "a trace out of range");
 }
 
@@ -163,19 +164,20 @@ typedef struct tokens {
 
 static tokens tokens_of(const lazy_session *s)
 {
-    tokens t = { .length = lazy_session_length(s) };
+    const lazy_tokens *from = lazy_session_tokens(s);
+    tokens t = { .length = from->length };
     size_t n = (size_t)t.length;
     if (!n) return t;
-    memcpy(t.ids, lazy_session_ids(s), n * sizeof *t.ids);
-    memcpy(t.depths, lazy_session_depths(s), n * sizeof *t.depths);
-    memcpy(t.kinds, lazy_session_kinds(s), n);
-    memcpy(t.gone, lazy_session_gone(s), n);
+    memcpy(t.ids, from->ids, n * sizeof *t.ids);
+    memcpy(t.depths, from->depths, n * sizeof *t.depths);
+    memcpy(t.kinds, from->kinds, n);
+    memcpy(t.gone, from->gone, n);
     return t;
 }
 
 /* ---- calls ------------------------------------------------------------------------------- */
 
-static int pass(lazy_session *s, input *in, lazy_error *err)
+static int run(lazy_session *s, input *in, lazy_error *err)
 {
     uint8_t kind = next_byte(in);
     int n = next_byte(in) % MOST_TOKENS, stop = kind & 64 ? next_byte(in) % (LAYERS + 1) : LAYERS + 1;
@@ -183,14 +185,15 @@ static int pass(lazy_session *s, input *in, lazy_error *err)
     int32_t *ids = malloc((size_t)n * sizeof *ids), token;
     float *out = malloc((size_t)(n + model->config.vocab) * sizeof *out);
     for (int i = 0; i < n; i++) ids[i] = kind & 32 ? next_int(in) : (i + kind) % model->config.vocab;
-    int length = lazy_session_length(s), code;
+    lazy_pass pass = { .ids = ids, .n = n, .generated = kind % 8 > 1 && kind & 16, .watch = &watch };
     switch (kind % 8) {
-    case 0: code = lazy_session_surprisal(s, ids, n, out, &watch, err); break;
-    case 1: code = lazy_session_read(s, ids, n, &watch, err); break;
-    case 2: code = lazy_session_forward(s, ids, n, kind & 16, out, &watch, err); break;
-    default: code = lazy_session_greedy(s, ids, n, kind & 16, &token, &watch, err);
+    case 0: pass.surprisal = out; break;
+    case 1: pass.reads = true; break;
+    case 2: pass.logits = out; break;
+    default: pass.best = &token;
     }
-    require(code || lazy_session_length(s) == length + n, "a pass has not added its tokens");
+    int length = lazy_session_tokens(s)->length, code = lazy_session_run(s, &pass, err);
+    require(code || lazy_session_tokens(s)->length == length + n, "a pass has not added its tokens");
     free(ids);
     free(out);
     return code;
@@ -201,7 +204,7 @@ static int leave_out(lazy_session *s, input *in, lazy_error *err)
     int n = next_byte(in) % 8;
     int32_t *positions = malloc((size_t)n * sizeof *positions);
     for (int i = 0; i < n; i++)
-        positions[i] = next_byte(in) & 1 ? next_int(in) : (i ? positions[i - 1] : lazy_session_length(s)) + 1;
+        positions[i] = next_byte(in) & 1 ? next_int(in) : (i ? positions[i - 1] : lazy_session_tokens(s)->length) + 1;
     int code = lazy_session_leave_out(s, positions, n, err);
     free(positions);
     return code;
@@ -258,7 +261,7 @@ static int copy_part(lazy_session *to, lazy_session *from, lazy_state_part part,
     int n_from = lazy_session_state_length(from, part, layer), n = n_from;
     if (part <= LAZY_STATE_AUX) n = lazy_session_state_length(to, part, layer);
     if (part == LAZY_STATE_REMEMBERED && any && n >= 0)
-        n = next_byte(in) % 4 ? lazy_session_length(to) : next_byte(in) % MOST_TOKENS;
+        n = next_byte(in) % 4 ? lazy_session_tokens(to)->length : next_byte(in) % MOST_TOKENS;
     if (n <= 0) return LAZY_OK;
     char *data = calloc((size_t)n, row_bytes(part));
     int code = n == n_from ? lazy_session_get_state(from, part, layer, data, err) : LAZY_OK;
@@ -318,12 +321,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             break;
         case 4: code = fork_slot(other, mine, &err); break;
         case 5: code = restore(other, mine, &in, &err); break;
-        case 6: lazy_session_set_trace(s, !lazy_session_traces(s)); break;
+        case 6: *lazy_session_traces(s) ^= true; break;
         case 7:
             lazy_session_close(s);
             mine->session = NULL;
             continue;
-        default: code = pass(s, &in, &err);
+        default: code = run(s, &in, &err);
         }
         require(!code == !*err.message, "an error without words, or words without an error");
         check_whole(s);

@@ -19,8 +19,7 @@ DEPTHS = tuple(round(100 * place / 39) for place in range(40))  # percent, as in
 @cache
 def file_text(name: str) -> str:
     """The text of NAME.txt without its last line break."""
-    file = files(__package__) / "texts" / f"{name}.txt"
-    return file.read_text(encoding="utf-8").removesuffix("\n")
+    return (files(__package__) / "texts" / f"{name}.txt").read_text("utf-8").removesuffix("\n")
 
 
 @cache

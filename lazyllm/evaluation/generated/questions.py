@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ class Questions:
 def read_questions(folder: str | Path, task: str) -> Questions | None:
     """The questions for qa_1 or qa_2; None if the folder has no file for the task."""
     questions = Questions()
-    name, data_set, add_file, add_rows = SOURCES[task]
+    name, data_set, add_file, add_item = SOURCES[task]
     file = user_path(folder) / name
     if file.is_file():
         try:
@@ -55,7 +55,8 @@ def read_questions(folder: str | Path, task: str) -> Questions | None:
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{file} is not the file that RULER downloads: {error!r}") from None
     elif data_set in items.available(folder):
-        add_rows(questions, items.read(folder, data_set))
+        for item in items.read(folder, data_set):
+            add_item(questions, item)
     else:
         return None
     if not questions.questions:
@@ -63,7 +64,7 @@ def read_questions(folder: str | Path, task: str) -> Questions | None:
     return questions
 
 
-def add_squad(to: Questions, data: Mapping[str, Any]) -> None:
+def add_squad(to: Questions, data: Any) -> None:
     """Adds the answerable questions of SQuAD 2.0; the other paragraphs of an article are related."""
     for article in data["data"]:
         indices = [to.index(paragraph["context"]) for paragraph in article["paragraphs"]]
@@ -75,35 +76,31 @@ def add_squad(to: Questions, data: Mapping[str, Any]) -> None:
                     to.questions.append(Question(question["question"], answers, [own], related))
 
 
-def add_hotpot(to: Questions, rows: Iterable[Mapping[str, Any]]) -> None:
+def add_hotpot(to: Questions, rows: Any) -> None:
     """Adds HotpotQA's questions, each on its ten paragraphs."""
     for row in rows:
         documents = [to.index(f"{title}\n{''.join(sentences)}") for title, sentences in row["context"]]
         to.questions.append(Question(row["question"], [row["answer"]], documents))
 
 
-def add_triviaqa(to: Questions, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Adds the question of each item of LongBench's triviaqa, and the passages of its examples.
-
-    The examples' own questions are left out: their answers lack other spellings.
-    """
-    for row in rows:
-        for text, question in EXAMPLE.findall(row["input"]):
-            to.questions.append(Question(question.strip(), row["answers"], [to.index(text.strip())]))
-        for text, _ in EXAMPLE.findall(row["context"]):
-            to.index(text.strip())
+def add_triviaqa(to: Questions, item: items.Item) -> None:
+    """Adds the question of an item of LongBench's triviaqa, and the passages of its examples, whose own
+    questions are left out: their answers lack other spellings."""
+    for text, question in EXAMPLE.findall(item["input"]):
+        to.questions.append(Question(question.strip(), item["answers"], [to.index(text.strip())]))
+    for text, _ in EXAMPLE.findall(item["context"]):
+        to.index(text.strip())
 
 
-def add_hotpotqa(to: Questions, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Adds the questions of LongBench's hotpotqa, whose contexts consist of passages."""
-    for row in rows:
-        passages = filter(None, map(str.strip, PASSAGE.split(row["context"])))
-        to.questions.append(Question(row["input"], row["answers"], [*map(to.index, passages)]))
+def add_hotpotqa(to: Questions, item: items.Item) -> None:
+    """Adds the question of an item of LongBench's hotpotqa, whose context consists of passages."""
+    passages = filter(None, map(str.strip, PASSAGE.split(item["context"])))
+    to.questions.append(Question(item["input"], item["answers"], [*map(to.index, passages)]))
 
 
-Adding = Callable[[Questions, Any], None]
-SOURCES: Mapping[str, tuple[str, str, Adding, Adding]] = {
+Add = Callable[[Questions, Any], None]
+SOURCES: Mapping[str, tuple[str, str, Add, Add]] = {
     "qa_1": (SQUAD, "triviaqa", add_squad, add_triviaqa),
     "qa_2": (HOTPOT, "hotpotqa", add_hotpot, add_hotpotqa),
 }
-"""By task: RULER's file, LongBench's data set, and the functions that add the questions of each."""
+"""By task: RULER's file, LongBench's data set, and the functions that add a file and an item."""

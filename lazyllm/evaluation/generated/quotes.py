@@ -3,50 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from difflib import SequenceMatcher
-from functools import partial
 from itertools import count, islice
 
 from lazyllm.evaluation.generated.draws import Draws, file_text, names
-from lazyllm.evaluation.generated.kinds import Draft, Kind, Spec
+from lazyllm.evaluation.generated.kinds import Draft, Spec
 
 LINES, SENTENCES = 5, 4  # lines that are asked for; sentences of a paragraph
 FEW_WORDS = 5  # that name a paragraph
-
-
-def placed(part: str, others: Iterable[str], depth: float, between: str) -> str:
-    """A text of parts, with `part` among the others at its depth in percent."""
-    parts = [*others]
-    parts.insert(round(len(parts) * depth / 100), part)
-    return between.join(parts)
-
-
-def paragraphs(sentences: Sequence[str], start: int) -> Iterator[str]:
-    """Paragraphs of SENTENCES lines of a sentence each, from sentence `start` on, without end."""
-    for first in count(start, SENTENCES):
-        yield "\n".join(sentences[(first + line) % len(sentences)] for line in range(SENTENCES))
-
-
-def identifiers(draws: Draws) -> Iterator[str]:
-    """Distinct names such as calm_harbor."""
-    return (name.replace("-", "_") for name in names(draws))
-
-
-def functions(draws: Draws) -> Iterator[tuple[str, str]]:
-    """Names and texts of distinct functions in Python."""
-    for name in identifiers(draws.fork("functions")):
-        yield name, function(name, draws.fork(name))
-
-
-def function(name: str, draws: Draws) -> str:
-    first, second = islice(identifiers(draws), 2)
-    body = draws.chosen(file_text("code").split("\n\n")).replace("{first}", first).replace("{second}", second)
-    body = re.sub("{number}", lambda _: str(2 + draws.below(998)), body)
-    return f"def {name}({first}, {second}):\n{body}"
-
-
-# ---- the kinds -----------------------------------------------------------------------------------
 
 
 def quoted_lines(spec: Spec) -> Draft:
@@ -63,51 +28,61 @@ def quoted_lines(spec: Spec) -> Draft:
         before = round(size * spec.depth / 100)
         return lines(number - before, number - before + size + LINES)
 
-    return Draft(
-        f"Repeat the lines {number} to {number + LINES - 1}, each with its number.",
-        "",
-        [lines(number, number + LINES)],
-        context,
-        1,
-    )
+    question = f"Repeat the lines {number} to {number + LINES - 1}, each with its number."
+    return Draft(question, [lines(number, number + LINES)], context, 1)
 
 
 def quoted_paragraph(spec: Spec) -> Draft:
-    """Paragraphs, one of which is to be repeated; its size is the number of the others."""
+    """Paragraphs of SENTENCES lines of a sentence each, one of which is to be repeated."""
     sentences = spec.prose.sentences
-    parts = partial(paragraphs, sentences, spec.draws.below(len(sentences)))
-    asked = next(parts())
-    beginning = " ".join(asked.split()[:FEW_WORDS])
-    return Draft(
-        f'Repeat the paragraph that begins with "{beginning}", word for word.',
-        "",
-        [asked],
-        lambda size: placed(asked, islice(parts(), 1, 1 + size), spec.depth, "\n\n"),
-        1,
-    )
+    start = spec.draws.below(len(sentences))
+
+    def paragraphs() -> Iterator[str]:
+        for first in count(start, SENTENCES):
+            yield "\n".join(sentences[(first + line) % len(sentences)] for line in range(SENTENCES))
+
+    beginning = " ".join(next(paragraphs()).split()[:FEW_WORDS])
+    question = f'Repeat the paragraph that begins with "{beginning}", word for word.'
+    return quoted_part(spec, question, paragraphs, "\n\n")
 
 
 def quoted_function(spec: Spec) -> Draft:
-    """Functions in Python, one of which is to be repeated; its size is the number of the others."""
-    name, asked = next(functions(spec.draws))
-    return Draft(
-        f"Repeat the function {name}, line by line.",
-        "",
-        [asked],
-        lambda size: placed(
-            asked, (text for _, text in islice(functions(spec.draws), 1, 1 + size)), spec.depth, "\n\n\n"
-        ),
-        1,
-    )
+    """Functions in Python, one of which is to be repeated."""
+
+    def functions() -> Iterator[str]:
+        return (function(name, spec.draws.fork(name)) for name in identifiers(spec.draws.fork("functions")))
+
+    name = next(identifiers(spec.draws.fork("functions")))
+    return quoted_part(spec, f"Repeat the function {name}, line by line.", functions, "\n\n\n")
 
 
-QUOTES = (
-    Kind("quote_lines", "Quotes", 160, quoted_lines),
-    Kind("quote_paragraph", "Quotes", 160, quoted_paragraph),
-    Kind("quote_function", "Quotes", 160, quoted_function),
-)
+def quoted_part(spec: Spec, question: str, parts: Callable[[], Iterator[str]], between: str) -> Draft:
+    """A text of parts, the first of which is asked for and stands at its depth; its size is the number of the
+    others."""
+    asked = next(parts())
 
-# ---- their scores --------------------------------------------------------------------------------
+    def context(size: int) -> str:
+        texts = [*islice(parts(), 1, 1 + size)]
+        texts.insert(round(size * spec.depth / 100), asked)
+        return between.join(texts)
+
+    return Draft(question, [asked], context, 1)
+
+
+def identifiers(draws: Draws) -> Iterator[str]:
+    """Distinct names such as calm_harbor."""
+    return (name.replace("-", "_") for name in names(draws))
+
+
+def function(name: str, draws: Draws) -> str:
+    first, second = islice(identifiers(draws), 2)
+    body = draws.chosen(file_text("code").split("\n\n")).replace("{first}", first).replace("{second}", second)
+    body = re.sub("{number}", lambda _: str(2 + draws.below(998)), body)
+    return f"def {name}({first}, {second}):\n{body}"
+
+
+def quote_score(prediction: str, answers: Sequence[str]) -> dict[str, float]:
+    return {"score": lines_right(prediction, answers[0]), "similarity": similarity(prediction, answers[0])}
 
 
 def lines_right(prediction: str, answer: str) -> float:

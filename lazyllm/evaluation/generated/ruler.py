@@ -1,24 +1,17 @@
-"""Tasks of RULER's kinds: needles, variables to follow, words to count, questions; and further needles.
-
-A kind is a function that drafts an item as a context of any size.
-"""
+"""Drafts of RULER's tasks: needles, variables to follow, words to count, questions; and further needles."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import chain, cycle, islice
 
-from lazyllm.evaluation.generated.draws import Draws, codewords, file_text, names, numbers, uuids, vocabulary
+from lazyllm.evaluation.generated.draws import Draws, codewords, file_text, names, numbers, vocabulary
 from lazyllm.evaluation.generated.haystack import Haystack, distinct, noise
-from lazyllm.evaluation.generated.kinds import Draft, Kind, Spec
-from lazyllm.evaluation.generated.questions import QA
+from lazyllm.evaluation.generated.kinds import Draft, Spec
 
 Source = Callable[[Draws], Iterator[str]]
-
-
 TURNS = 5
 NEEDLE, ONE_OF_SEVERAL = "The secret code of {} is {}.", "One secret code of {} is {}."
 MIN_WORDS = 30
@@ -50,14 +43,14 @@ def hidden_needles(
     needle = ONE_OF_SEVERAL if each > 1 else NEEDLE
     needles = [needle.format(all_keys[place // each], code) for place, code in enumerate(codes)]
     depths, context = spread(spec, text, needles)
-    draft = Draft(*question(all_keys[:asked], each), codes[: asked * each], context, MIN_WORDS)
-    if not in_turn:
-        return draft
+    asked_for, prefix = question(all_keys[:asked], each)
     turns = [
         {"input": question([key], 1)[0], "answers": [code], "depth": depth}
         for key, code, depth in zip(all_keys, codes, depths, strict=False)
+        if in_turn
     ]
-    return replace(draft, answer_prefix="", turns=turns)
+    answers = codes[: asked * each]
+    return Draft(asked_for, answers, context, MIN_WORDS, "" if in_turn else prefix, turns=turns)
 
 
 def only_needles(spec: Spec, *, keys: Source, values: Source, filler: int) -> Draft:
@@ -74,7 +67,8 @@ def only_needles(spec: Spec, *, keys: Source, values: Source, filler: int) -> Dr
         return " ".join([*text, *noise().first(words)])
 
     key, code = next(pairs())
-    return Draft(*question([key], 1), [code], context, filler)
+    asked, prefix = question([key], 1)
+    return Draft(asked, [code], context, filler, prefix)
 
 
 def question(keys: Sequence[str], each: int) -> tuple[str, str]:
@@ -107,10 +101,10 @@ def chain_of(draws: Draws, letters: int) -> Draft:
     start = draws.below(len(noise().sentences))
     return Draft(
         f"Which {len(variables)} variables have the value {value}?",
-        f" The {len(variables)} variables with the value {value} are:",
         variables,
         lambda words: noise().around(zip(depths, steps, strict=True), words, start),
         MIN_WORDS,
+        f" The {len(variables)} variables with the value {value} are:",
     )
 
 
@@ -144,10 +138,10 @@ def common_words(spec: Spec) -> Draft:
 
     draft = Draft(
         f"Which {COMMON} words come most often in the list?",
-        f" The {COMMON} words that come most often in the list are:",
         common,
         context,
         COMMON,
+        f" The {COMMON} words that come most often in the list are:",
     )
     shown = draws.fork("example words").shuffled(others)
     often, seldom = shown[:COMMON], shown[COMMON : COMMON + n_others]
@@ -178,10 +172,10 @@ def frequent_words(spec: Spec) -> Draft:
 
     return Draft(
         f"Which {FREQUENT} words come most often in the text?",
-        f" The {FREQUENT} words that come most often in the text are:",
         words(FREQUENT),
         context,
         MIN_FREQUENCY * DOTS_FILLER,
+        f" The {FREQUENT} words that come most often in the text are:",
     )
 
 
@@ -197,7 +191,7 @@ def questions_on_documents(spec: Spec) -> Draft:
         order = draws.fork("order").shuffled([*asked.documents, *added])
         return "\n\n".join(f"Document {place}:\n{documents[index]}" for place, index in enumerate(order, 1))
 
-    return Draft(f"Question: {asked.text}", " Answer:", asked.answers, context, len(asked.documents))
+    return Draft(f"Question: {asked.text}", asked.answers, context, len(asked.documents), " Answer:")
 
 
 OTHER_PEOPLE = 5
@@ -214,34 +208,4 @@ def linked_person(spec: Spec) -> Draft:
         *(f"{name} {habit}." for name, habit in zip(others, habits, strict=False)),
     ]
     _, context = spread(spec, spec.prose, needles)
-    return Draft(f"Who {asked}?", f" The person who {asked} is", [person], context, MIN_WORDS)
-
-
-# ---- the kinds -----------------------------------------------------------------------------------
-
-NEEDLES: Mapping[str, Callable[[Spec], Draft]] = {
-    "niah_single_1": partial(hidden_needles, in_noise=True),
-    "niah_single_2": hidden_needles,
-    "niah_single_3": partial(hidden_needles, values=uuids),
-    "niah_multikey_1": partial(hidden_needles, keys=4),
-    "niah_multikey_2": partial(only_needles, keys=names, values=numbers, filler=NUMBER_FILLER),
-    "niah_multikey_3": partial(only_needles, keys=uuids, values=uuids, filler=UUID_FILLER),
-    "niah_multivalue": partial(hidden_needles, each=4),
-    "niah_multiquery": partial(hidden_needles, keys=4, asked=4),
-}
-ONE_NEEDLE = tuple(NEEDLES)[:6]  # niah_single_* and niah_multikey_*
-OF_RULER = (
-    *(Kind(name, "Retrieval", 128, draft) for name, draft in NEEDLES.items()),
-    Kind("vt", "Multi-hop Tracing", 30, chained_variables),
-    Kind("cwe", "Aggregation", 120, common_words),
-    Kind("fwe", "Aggregation", 50, frequent_words),
-    *(Kind(name, "Question Answering", 32, questions_on_documents) for name in QA),
-)
-IN_TURN, ALONE = "niah_turns", "niah_alone"
-FURTHER = (
-    *(
-        Kind(name, "Turns", 32, partial(hidden_needles, keys=TURNS, in_turn=True))
-        for name in (IN_TURN, ALONE)
-    ),
-    Kind("unlike", "No shared words", 32, linked_person),
-)
+    return Draft(f"Who {asked}?", [person], context, MIN_WORDS, f" The person who {asked} is")

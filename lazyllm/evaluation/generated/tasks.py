@@ -1,21 +1,22 @@
-"""Generated tasks for the runner: RULER's kinds by length, one needle by depth and length, their score."""
+"""Generated tasks: the table of their kinds, their items by length or depth, and what the runner asks for."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import count as counted
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.evaluation.chats import AnyWrapper, chat_wrapper, wrapped_ids
-from lazyllm.evaluation.generated.haystack import Haystack
-from lazyllm.evaluation.generated.items import TASKS, TooShort, generate
-from lazyllm.evaluation.generated.kinds import Encode, Item, Kind
-from lazyllm.evaluation.generated.questions import QA, read_questions
-from lazyllm.evaluation.generated.quotes import QUOTES, lines_right, similarity
-from lazyllm.evaluation.generated.ruler import OF_RULER, ONE_NEEDLE
+from lazyllm.evaluation.generated import quotes, ruler
+from lazyllm.evaluation.generated.draws import Draws, names, numbers, uuids
+from lazyllm.evaluation.generated.haystack import Haystack, made_prose
+from lazyllm.evaluation.generated.kinds import Draft, Encode, Item, Kind, Spec, TooShort, strings_found
+from lazyllm.evaluation.generated.questions import QA, QA_FILES, Questions, read_questions
 from lazyllm.evaluation.options import NiahOptions, RulerOptions
 from lazyllm.evaluation.tasks import ItemPrompt, Shorten, Tasks
 from lazyllm.llm import LLM
@@ -23,8 +24,42 @@ from lazyllm.support import checked
 
 RULER, NIAH = "ruler", "niah"
 AT = "@"  # niah_single_1@4096: a task at a length is a data set of its own
-IN_NOISE, IN_PROSE = ONE_NEEDLE[:2]
 LENGTH_STEP = 64  # tokens; the shortest length that fits is searched in multiples of this
+
+# ---- the kinds -----------------------------------------------------------------------------------
+
+hidden, only = partial(partial, ruler.hidden_needles), partial(partial, ruler.only_needles)
+NEEDLES: Mapping[str, Callable[[Spec], Draft]] = {
+    "niah_single_1": hidden(in_noise=True),
+    "niah_single_2": hidden(),
+    "niah_single_3": hidden(values=uuids),
+    "niah_multikey_1": hidden(keys=4),
+    "niah_multikey_2": only(keys=names, values=numbers, filler=ruler.NUMBER_FILLER),
+    "niah_multikey_3": only(keys=uuids, values=uuids, filler=ruler.UUID_FILLER),
+    "niah_multivalue": hidden(each=4),
+    "niah_multiquery": hidden(keys=4, asked=4),
+}
+ONE_NEEDLE = tuple(NEEDLES)[:6]  # niah_single_* and niah_multikey_*
+IN_NOISE, IN_PROSE = ONE_NEEDLE[:2]
+IN_TURN, ALONE = "niah_turns", "niah_alone"
+questioned = ruler.questions_on_documents, partial(strings_found, any_answer=True)
+in_turn = hidden(keys=ruler.TURNS, in_turn=True)
+OF_RULER = (
+    *(Kind(name, "Retrieval", 128, draft, one_needle=name in ONE_NEEDLE) for name, draft in NEEDLES.items()),
+    Kind("vt", "Multi-hop Tracing", 30, ruler.chained_variables),
+    Kind("cwe", "Aggregation", 120, ruler.common_words),
+    Kind("fwe", "Aggregation", 50, ruler.frequent_words),
+    *(Kind(name, "Question Answering", 32, *questioned, whole_parts=True) for name in QA),
+)
+FURTHER = (
+    Kind(IN_TURN, "Turns", 32, in_turn),
+    Kind(ALONE, "Turns", 32, in_turn, alone=True),
+    Kind("unlike", "No shared words", 32, ruler.linked_person),
+    Kind("quote_lines", "Quotes", 160, quotes.quoted_lines, quotes.quote_score, whole_parts=True),
+    Kind("quote_paragraph", "Quotes", 160, quotes.quoted_paragraph, quotes.quote_score, whole_parts=True),
+    Kind("quote_function", "Quotes", 160, quotes.quoted_function, quotes.quote_score, whole_parts=True),
+)
+TASKS: Mapping[str, Kind] = MappingProxyType({kind.name: kind for kind in (*OF_RULER, *FURTHER)})
 
 
 def task_and_length(data_set: str) -> tuple[str, int]:
@@ -34,6 +69,49 @@ def task_and_length(data_set: str) -> tuple[str, int]:
 
 def kind_of(data_set: str) -> Kind:
     return TASKS[task_and_length(data_set)[0]]
+
+
+# ---- items ---------------------------------------------------------------------------------------
+
+
+def generate(
+    task: str,
+    encode: Encode,
+    length: int,
+    count: int,
+    seed: int,
+    depth: float | None = None,
+    prose: Haystack | None = None,
+    questions: Questions | None = None,
+) -> list[Item]:
+    """`count` items of a task, each of `length` tokens or up to 3 percent fewer.
+
+    The length is that of the prompt, its chat template and the longest answer. `depth` is the needle's place
+    in percent, for the tasks with one needle; None draws it. `prose` is the text around the needles, by
+    default one made by rule; niah_single_1 and vt always have noise, niah_multikey_2 and _3 needles only.
+    The tasks of QA need `questions`, and their items may be shorter, as documents are not cut.
+    """
+    kind = checked.entry(task, TASKS, "generated task")
+    length, count = checked.whole(length, "length", 1), checked.whole(count, "count", 1)
+    seed = checked.whole(seed, "seed", 0, checked.SEED_LIMIT)
+    if depth is not None:
+        depth = checked.number(depth, "depth")
+        if not 0 <= depth <= 100:
+            raise ValueError(f"depth must be from 0 to 100 percent, not {depth:g}")
+        if not kind.one_needle:
+            raise ValueError(f"depth is for {', '.join(ONE_NEEDLE)}; {task} takes None")
+        depth = int(depth) if depth.is_integer() else depth  # 50.0 and 50 make the same item
+    if task in QA and questions is None:
+        raise ValueError(f"{task} needs questions on documents: {QA_FILES}")
+    items = []
+    for number in range(count):
+        # the same texts and questions in turn and alone
+        draws = Draws(f"{IN_TURN if kind.alone else task}/{length}/{seed}/{number}")
+        (drawn,) = draws.depths(1)
+        at = drawn if depth is None else depth
+        spec = Spec(draws, at, prose or made_prose(), questions or Questions(), length, seed, number)
+        items.append(kind.item(encode, spec))
+    return items
 
 
 def prompt_encoder(tokenizer: Tokenizer, wrapper: AnyWrapper) -> Encode:
@@ -48,7 +126,7 @@ def ruler_items(encode: Encode, options: RulerOptions) -> dict[str, list[Item]]:
     prose = None if options.prose is None else Haystack.read(options.prose)
     questions = {name: read_questions(options.qa, name) for name in QA if options.qa is not None}
     of_ruler = (kind.name for kind in OF_RULER)
-    names = tuple(options.tasks or (name for name in of_ruler if name not in QA or questions.get(name)))
+    tasks = tuple(options.tasks or (name for name in of_ruler if name not in QA or questions.get(name)))
 
     def items(name: str, length: int) -> list[Item]:
         """No items if the length is too short."""
@@ -60,11 +138,11 @@ def ruler_items(encode: Encode, options: RulerOptions) -> dict[str, list[Item]]:
 
     by_data_set: dict[str, list[Item]] = {}
     for length in options.lengths:
-        by_task = {name: items(name, length) for name in names}
-        if short := [name for name in names if not by_task[name]]:
+        by_task = {name: items(name, length) for name in tasks}
+        if short := [name for name in tasks if not by_task[name]]:
             longer = counted(length - length % LENGTH_STEP + LENGTH_STEP, LENGTH_STEP)
             enough = next(least for least in longer if all(items(name, least) for name in short))
-            fitting = ",".join(name for name in names if by_task[name])
+            fitting = ",".join(name for name in tasks if by_task[name])
             raise ValueError(
                 f"length {length} is too short for {', '.join(short)}; choose lengths of {enough} or more"
                 + (f", or only the tasks {fitting} (--tasks)" if fitting else "")
@@ -83,15 +161,13 @@ def niah_items(encode: Encode, options: NiahOptions) -> dict[str, list[Item]]:
         if not len(values) or len({*values}) < len(values):
             raise ValueError(f"{name} must be different numbers, at least one, not {values!r}")
     task, prose = (IN_NOISE, None) if options.prose is None else (IN_PROSE, Haystack.read(options.prose))
-
-    def items(length: int, depth: float) -> list[Item]:
-        return generate(task, encode, length, options.count, options.seed, depth, prose)
-
     return {
         f"{task}{AT}{length}": [
             {**item, "_id": f"{depth:g}/{number}"}
             for depth in options.depths
-            for number, item in enumerate(items(length, depth))
+            for number, item in enumerate(
+                generate(task, encode, length, options.count, options.seed, depth, prose)
+            )
         ]
         for length in options.lengths
     }
@@ -109,17 +185,8 @@ def needles_found(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[tuple[flo
     }
 
 
-def string_match(prediction: str, answers: Sequence[str], any_answer: bool = False) -> float:
-    """The share of `answers` that occur in `prediction`, ignoring case; RULER's score.
-
-    With `any_answer` one of them is enough for 1.
-    """
-    n_found = sum(answer.lower() in prediction.lower() for answer in answers)
-    return float(n_found > 0) if any_answer else n_found / len(answers)
-
-
 class GeneratedTasks(Tasks):
-    """Generated items; the string match is their score."""
+    """Generated items."""
 
     def __init__(
         self, llm: LLM, options: RulerOptions | NiahOptions, max_new_tokens: int | None = None
@@ -129,9 +196,8 @@ class GeneratedTasks(Tasks):
             kind, self.items = NIAH, niah_items(encode, options)
         else:
             kind, self.items = RULER, ruler_items(encode, options)
-        self.selection, self.wrapper = options.selection, options.wrapper
+        self.selection, self.wrapper, self.cap = options.selection, options.wrapper, max_new_tokens
         self.conditions = {"tasks": kind, "cap on new tokens": max_new_tokens}
-        self._max_new_tokens = max_new_tokens
 
     def check(self, llm: LLM) -> None:
         for name in self.items:
@@ -143,7 +209,7 @@ class GeneratedTasks(Tasks):
 
     def max_new_tokens(self, name: str) -> int:
         limit = kind_of(name).max_new_tokens
-        return min(limit, self._max_new_tokens or limit)
+        return min(limit, self.cap or limit)
 
     def prompt(
         self, llm: LLM, name: str, item: Mapping[str, Any], shorten: Shorten | None = None
@@ -161,12 +227,5 @@ class GeneratedTasks(Tasks):
         context = shorten(item["context"]) if shorten else item["context"]
         return kind_of(name).template.format(**{**item, "context": context})
 
-    def score(self, name: str, prediction: str, item: Mapping[str, Any]) -> float:
-        kind = kind_of(name)
-        if kind in QUOTES:
-            return lines_right(prediction, item["answers"][0])
-        return string_match(prediction, item["answers"], any_answer=kind.name in QA)
-
-    def details(self, name: str, prediction: str, item: Mapping[str, Any]) -> dict[str, float]:
-        is_quote = kind_of(name) in QUOTES
-        return {"similarity": similarity(prediction, item["answers"][0])} if is_quote else {}
+    def score(self, name: str, prediction: str, item: Mapping[str, Any]) -> dict[str, float]:
+        return kind_of(name).score(prediction, item["answers"])

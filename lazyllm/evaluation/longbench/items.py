@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import math
 import os
-import random
 import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from lazyllm.checkpoints.checkpoint import HUB_ID
 from lazyllm.checkpoints.fields import shortened
 from lazyllm.evaluation.longbench.datasets import DATA_SETS, dataset
-from lazyllm.evaluation.options import DataOptions
 from lazyllm.support.files import user_path
 from lazyllm.support.json_text import parse_object
 from lazyllm.support.optional import fetch, package
 
 HUB = "hub:"
 HUB_FILE = "data.zip"
-SAMPLE_SEED = 0
 SURROGATE = re.compile(r"[\ud800-\udfff]")
 GET = f"for LongBench itself: pip install huggingface_hub, then --data {HUB}THUDM/LongBench"
 """Message for users who have no copy of the benchmark."""
@@ -32,13 +29,6 @@ EXPECTED = f"a folder of NAME.jsonl or parquet files, a {HUB_FILE}, a parquet fi
 Item = dict[str, Any]
 File = Path | zipfile.Path
 """A file on disk or a member of a zip."""
-
-
-class Source(NamedTuple):
-    """A file of items. `mixed`: it has rows of several data sets."""
-
-    file: File
-    mixed: bool = False
 
 
 def resolve_data(data: str | Path) -> Path:
@@ -57,20 +47,21 @@ def resolve_data(data: str | Path) -> Path:
     return path
 
 
-def locate(path: Path) -> dict[str, list[Source]]:
+def locate(path: Path) -> dict[str, list[File]]:
     """The files of each data set in the folder or file `path`, in the benchmark's order."""
     if path.suffix == ".zip":
-        return {name: [Source(file)] for name in DATA_SETS if (file := in_zip(path, f"{name}.jsonl"))}
+        return {name: [file] for name in DATA_SETS if (file := in_zip(path, f"{name}.jsonl"))}
     if path.suffix == ".parquet":
         return locate_parquet(path.parent, [path])
     if not path.is_dir():
         raise ValueError(f"data: {path} is a file of an unknown kind; expected {EXPECTED}")
     for folder in (path, path / "data"):
-        files = {name: folder / f"{name}.jsonl" for name in DATA_SETS}
-        if lines := {name: [Source(file)] for name, file in files.items() if file.is_file()}:
+        places = {name: folder / f"{name}.jsonl" for name in DATA_SETS}
+        lines: dict[str, list[File]] = {name: [file] for name, file in places.items() if file.is_file()}
+        if lines:
             return lines
-        places = ("", *(f"{name}/{split}" for name in DATA_SETS for split in ("", "*/")))
-        if tables := sorted(file for place in places for file in folder.glob(f"{place}*.parquet")):
+        folders = ("", *(f"{name}/{split}" for name in DATA_SETS for split in ("", "*/")))
+        if tables := sorted(file for place in folders for file in folder.glob(f"{place}*.parquet")):
             return locate_parquet(folder, tables)
     return {}
 
@@ -97,75 +88,50 @@ def zip_errors(file: object) -> Iterator[None]:
         raise ValueError(f"{file} is damaged, encrypted or no zip file: {error}") from error
 
 
-def locate_parquet(root: Path, files: Sequence[Path]) -> dict[str, list[Source]]:
-    """By data set: the files that are named after it or lie in a folder named so, else by their rows."""
-    sources: dict[str, list[Source]] = {name: [] for name in DATA_SETS}
+def locate_parquet(root: Path, files: Sequence[Path]) -> dict[str, list[File]]:
+    """By data set: the files that are named after it or lie in a folder named so."""
+    located: dict[str, list[File]] = {name: [] for name in DATA_SETS}
     for file in files:
         # the hub has NAME.parquet, NAME-00000-of-00001.parquet, NAME/test.parquet and NAME/test/0000.parquet
         parts = (file.stem, *reversed(file.relative_to(root).parts[:-1]))
         named = [name for part in parts for name in DATA_SETS if f"{part}-".startswith(f"{name}-")]
-        held = named[:1] or read_parquet(file, "dataset").column("dataset").unique().to_pylist()
-        for name in DATA_SETS.keys() & held:
-            sources[name].append(Source(file, mixed=not named))
-    return {name: found for name, found in sources.items() if found}
+        if named:
+            located[named[0]].append(file)
+    return {name: found for name, found in located.items() if found}
 
 
-def read_parquet(file: Path, column: str | None = None) -> Any:
-    """The pyarrow table in `file`, or one column of it."""
-    arrow, parquet = package("pyarrow", file), package("pyarrow.parquet", file)
-    try:
-        with parquet.ParquetFile(file) as table:
-            if column not in (None, *table.schema_arrow.names):
-                raise ValueError(f"{file}: column {column} is missing; expected LongBench's fields")
-            return table.read(column and [column])
-    except (arrow.ArrowException, OSError) as error:
-        raise ValueError(f"{file} could not be read as parquet: {error}") from error
-
-
-def available(data: str | Path, *names: str) -> dict[str, list[Source]]:
+def available(data: str | Path, *names: str) -> dict[str, list[File]]:
     """The files of each data set in `data`, in the benchmark's order; an error if it lacks one of `names`."""
-    sources = locate(resolve_data(data))
-    if missing := [name for name in names if dataset(name).name not in sources]:
-        held = ", ".join(sources) or f"no data set: expected {EXPECTED}; {GET}"
+    files = locate(resolve_data(data))
+    if missing := [name for name in names if dataset(name).name not in files]:
+        held = ", ".join(files) or f"no data set: expected {EXPECTED}; {GET}"
         raise FileNotFoundError(f"data: {data} lacks {', '.join(missing)}; it holds {held}")
-    return sources
+    return files
 
 
 def read(data: str | Path, name: str) -> list[Item]:
     """All items of one data set, in order; an invalid item or a second item with the same _id is an error."""
-    sources = available(data, name)[name]
+    files = available(data, name)[name]
     items: dict[str, Item] = {}
-    for source in sources:
-        for where, row in rows(source, name):
-            item = checked_item(where, row, name)
-            if items.setdefault(item["_id"], item) is not item:
-                raise ValueError(f"{where}: _id is {item['_id']!r}; expected one that no earlier item has")
+    for where, row in chain.from_iterable(map(rows, files)):
+        item = checked_item(where, row, name)
+        if items.setdefault(item["_id"], item) is not item:
+            raise ValueError(f"{where}: _id is {item['_id']!r}; expected one that no earlier item has")
     if not items:
-        raise ValueError(f"{sources[0].file} is empty; expected items of {name}")
+        raise ValueError(f"{files[0]} is empty; expected items of {name}")
     return list(items.values())
 
 
-def subset(items: Sequence[Item], options: DataOptions) -> list[Item]:
-    """The items of the lengths wished for: the first `limit` of them, or a random `sample`, in order.
-
-    A sample depends only on its size and the number of items; a larger sample contains every smaller one.
-    """
-    high = math.inf if options.max_item_length is None else options.max_item_length
-    items = [item for item in items if (options.min_item_length or 0) <= item["length"] <= high]
-    if options.sample is None:
-        return items[: options.limit]
-    generator = random.Random(SAMPLE_SEED)  # one random() per item, which is stable across Python versions
-    draws = sorted((generator.random(), index) for index in range(len(items)))
-    return [items[index] for index in sorted(index for _, index in draws[: options.sample])]
-
-
-def rows(source: Source, name: str) -> Iterator[tuple[str, Item]]:
+def rows(file: File) -> Iterator[tuple[str, Item]]:
     """Each row of a file, with the file and line for error messages."""
-    file = source.file
     if isinstance(file, Path) and file.suffix == ".parquet":
-        for number, row in enumerate(read_parquet(file).to_pylist(), 1):
-            if not source.mixed or row["dataset"] == name:
-                yield f"{file}, row {number}", row
+        arrow, parquet = package("pyarrow", file), package("pyarrow.parquet", file)
+        try:
+            table = parquet.read_table(file)
+        except (arrow.ArrowException, OSError) as error:
+            raise ValueError(f"{file} could not be read as parquet: {error}") from error
+        for number, row in enumerate(table.to_pylist(), 1):
+            yield f"{file}, row {number}", row
         return
     with zip_errors(file), file.open("rb") as stream:
         for number, line in enumerate(stream, 1):

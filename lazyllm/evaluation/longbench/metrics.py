@@ -1,24 +1,26 @@
-"""LongBench's metrics: scores of a prediction against an answer, 0 to 1, equal to the official code's."""
+"""LongBench's scores, equal to the official code's: 0 to 1 of a prediction, 0 to 100 of a data set."""
 
 from __future__ import annotations
 
+import inspect
 import logging
 import re
 import string
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from difflib import SequenceMatcher
 from functools import cache, partial
 from importlib import metadata
-from threading import Thread
 from typing import Any
 
+from lazyllm.evaluation.longbench.datasets import dataset as dataset_of
+from lazyllm.evaluation.options import EDIT_SIM
+from lazyllm.support import checked
 from lazyllm.support.optional import package
 
 ROUGE_VERSION = "1.0.1"
-OFFICIAL_RECURSION_LIMIT = 1000
+OFFICIAL_FRAMES = 995
 CODE_MARKS = ("`", "#", "//")
 PUNCTUATION = frozenset(string.punctuation)
 # the official code's set: no fullwidth full stop, no opening double angle bracket, no middle dot
@@ -28,8 +30,6 @@ CHINESE_PUNCTUATION = PUNCTUATION | frozenset(
 )
 _ARTICLE = re.compile(r"\b(?:a|an|the)\b")
 _NUMBER = re.compile(r"\d+")
-
-
 _needed = partial(package, what="this metric of LongBench", extra="longbench")
 
 
@@ -85,25 +85,16 @@ def rouge(prediction: str, answer: str) -> float:
     """F of ROUGE-L by the package rouge 1.0.1; 0 for texts without a sentence or with too long ones.
 
     The package recurses once per step through a pair of sentences, and its RecursionError is a score of 0. It
-    runs on the stack that a script has under Python's default recursion limit.
+    has as many frames as in a script under Python's default recursion limit.
     """
-    outcome: Future[float] = Future()
-    get_scores = _rouge().get_scores
-
-    def run(spare_frames: int) -> None:
-        if spare_frames > 0:
-            return run(spare_frames - 1)
-        try:
-            scores = get_scores([prediction], [answer], True)
-            return outcome.set_result(float(scores["rouge-l"]["f"]))
-        except (ValueError, RecursionError):
-            return outcome.set_result(0.0)
-        except BaseException as error:
-            return outcome.set_exception(error)
-
-    spare_frames = 1 + sys.getrecursionlimit() - OFFICIAL_RECURSION_LIMIT
-    Thread(target=run, args=(spare_frames,), daemon=True).start()
-    return outcome.result()
+    get_scores, usual = _rouge().get_scores, sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack(0)) + OFFICIAL_FRAMES)
+    try:
+        return float(get_scores([prediction], [answer], True)["rouge-l"]["f"])
+    except (ValueError, RecursionError):
+        return 0.0
+    finally:
+        sys.setrecursionlimit(usual)
 
 
 def rouge_zh(prediction: str, answer: str) -> float:
@@ -135,9 +126,6 @@ def retrieval(prediction: str, answer: str, label: str = "Paragraph ") -> float:
     return count(prediction, number[1])
 
 
-retrieval_zh = partial(retrieval, label="段落")
-
-
 EDIT_SIMS: Mapping[str, Callable[[str, str], float]] = {
     "difflib": lambda line, answer: SequenceMatcher(None, line, answer).ratio(),
     "levenshtein": lambda line, answer: _needed("rapidfuzz").distance.Indel.normalized_similarity(
@@ -151,3 +139,68 @@ def code_similarity(prediction: str, answer: str, edit_sim: str) -> float:
     lines = prediction.lstrip("\n").split("\n")
     line = next((line for line in lines if not any(mark in line for mark in CODE_MARKS)), "")
     return round(100 * EDIT_SIMS[edit_sim](line, answer)) / 100
+
+
+METRICS: Mapping[str, Callable[..., float]] = {
+    **{metric.__name__: metric for metric in (f1, f1_zh, rouge, rouge_zh, classification, count, retrieval)},
+    "retrieval_zh": partial(retrieval, label="段落"),
+    "code_similarity": code_similarity,
+}
+
+
+# ---- scores --------------------------------------------------------------------------------------
+
+
+def _check_texts(texts: object, what: str) -> None:
+    if isinstance(texts, str | bytes) or not isinstance(texts, Sequence):
+        raise TypeError(f"{what} must be a list, not {texts!r:.80}")
+    if not texts:
+        raise ValueError(f"{what} must not be empty")
+    for text in texts:
+        if not isinstance(text, str):
+            raise TypeError(f"{what} must hold strings only, not {text!r:.80}")
+
+
+def score_item(
+    dataset: str,
+    pred: str,
+    answers: Sequence[str],
+    all_classes: Sequence[str] | None = None,
+    edit_sim: str = EDIT_SIM,
+    where: str = "",
+) -> float:
+    """The score of one prediction, from 0 to 1: its best score against one of the answers."""
+    data = dataset_of(dataset)
+    checked.choice(edit_sim, "edit_sim", [*EDIT_SIMS])
+    options: dict[str, Any] = {}
+    if data.metric == "code_similarity":
+        options["edit_sim"] = edit_sim
+    if data.metric == "classification":
+        _check_texts(all_classes, f"all_classes, the labels of {dataset},")
+        options["all_classes"] = all_classes
+    _check_texts(answers, f"the list of answers{where}")
+    if data.first_line:
+        pred = pred.lstrip("\n").split("\n")[0]
+    return max(METRICS[data.metric](pred, answer, **options) for answer in answers)
+
+
+def score(
+    dataset: str,
+    preds: Sequence[str],
+    answers: Sequence[Sequence[str]],
+    all_classes: Sequence[str] | None = None,
+    edit_sim: str = EDIT_SIM,
+) -> float:
+    """The data set's score, from 0 to 100, rounded like the official scorer's.
+
+    `answers` has one list per prediction. `edit_sim`, for code, is "difflib", as with the benchmark's own
+    requirements, or "levenshtein".
+    """
+    _check_texts(preds, "preds")
+    if len(preds) != len(answers):
+        raise ValueError(f"preds and answers must be equally many, not {len(preds)} and {len(answers)}")
+    scores = [
+        score_item(dataset, pred, accepted, all_classes, edit_sim, f" of item {index}")
+        for index, (pred, accepted) in enumerate(zip(preds, answers, strict=True))
+    ]
+    return round(100 * sum(scores) / len(preds), 2)

@@ -1,0 +1,231 @@
+/* ops_attention.c — attention and the scores of its last rows. */
+#include "ops.h"
+
+/* n of the m tokens in play, the last one among them. */
+static int32_t *random_rows(int n, const int32_t *in_play, int m)
+{
+    int32_t *rows = random_positions(n, m);
+    for (int r = 0; r < n; r++) rows[r] = in_play[rows[r]];
+    return rows;
+}
+
+static void test_one_attention(sides s, int n, int m, int length)
+{
+    float cap = random_int(0, 1) ? 0 : 0.5f + fabsf(random_float());
+    s.config->attention_cap = cap;
+    int window = random_int(0, 1) ? INT32_MAX : random_int(1, length);
+    const lazy_config *c = s.config;
+    size_t d = (size_t)c->head_dim, kv_size = (size_t)length * (size_t)c->n_kv_heads * d,
+           size = (size_t)n * (size_t)c->n_heads * d;
+    size_t qkv_size = (size_t)n * (size_t)(c->n_heads + 2 * c->n_kv_heads) * d;
+    int32_t *in_play = random_positions(m, length), *rows = random_rows(n, in_play, m);
+    float *qkv = random_floats(qkv_size), *k = random_floats(kv_size), *v = random_floats(kv_size),
+          *got = guarded(size), *want = guarded(size);
+    float peaked = computing != LAZY_COMPUTE_F32 ? 4 : 3; /* rows; errors of shares grow with the products */
+    for (size_t i = 0; i < qkv_size; i++) qkv[i] *= peaked;
+    const lazy_attending a = { qkv, rows, n, { k, v, length }, in_play, m, window };
+    s.fast.stream->scores_follow = random_int(0, 1);
+    RUN(s.fast, attention, got, &a, NULL);
+    RUN(s.plain, attention, want, &a, NULL);
+    double error = error_of(got, want, size);
+    check(error < (computing != LAZY_COMPUTE_F32 ? ROUNDED : TOLERANCE),
+          "%s attention n %d, m %d, length %d, window %d, head %zu, cap %g: error %.2g", s.fast.name, n, m, length,
+          window, d, cap, error);
+
+    int queries = random_int(0, 2) ? random_int(1, 20) : 1, first_asking = rows[random_int(0, n - 1)];
+    lazy_pooling pooling = random_int(0, 1) ? LAZY_POOLING_MAX : LAZY_POOLING_MEAN;
+    bool reads_keys = !s.fast.stream->scores_follow || (queries > 1 && first_asking < rows[n - 1] && n > 1);
+    float *scores = guarded((size_t)m), *expected = guarded((size_t)m);
+    RUN(s.plain, scores, expected, &a, queries, pooling, first_asking, NULL);
+    if (!reads_keys) memset(k, 0xff, kv_size * sizeof *k);
+    RUN(s.fast, scores, scores, &a, queries, pooling, first_asking, NULL);
+    error = error_of(scores, expected, (size_t)m);
+    double sum = 0;
+    for (int j = 0; j < m; j++) sum += scores[j];
+    check(error < TOLERANCE, "%s scores n %d, m %d, window %d, cap %g, queries %d, pooling %d: error %.2g", s.fast.name,
+          n, m, window, cap, queries, pooling, error);
+    check(pooling == LAZY_POOLING_MAX || fabs(sum - 1) < 1e-5, "%s scores n %d, m %d, queries %d: sum %.8g, not 1",
+          s.fast.name, n, m, queries, sum);
+    check(all_freed(), "%s attention and scores n %d, m %d: wrote outside their outputs", s.fast.name, n, m);
+}
+
+/* n values of `keeping`, in guarded memory; n is even. */
+static void *kept(const float *values, size_t n)
+{
+    void *data = guarded(n * lazy_row_bytes(keeping, 1) / sizeof(uint32_t));
+    lazy_narrow(data, values, keeping, (int)n);
+    return data;
+}
+
+/* Output and scores of attention with K and V of that type: (n, H D) and (m,). The data are the same in each call. */
+static float *attended(const char *variant, const lazy_config *c, lazy_dtype type, int n, int m, int length,
+                       int threads)
+{
+    keeping = type;
+    uint64_t before = seed;
+    size_t d = (size_t)c->head_dim, kv_size = (size_t)length * (size_t)c->n_kv_heads * d,
+           size = (size_t)n * (size_t)c->n_heads * d;
+    float *qkv = random_floats((size_t)n * (size_t)(c->n_heads + 2 * c->n_kv_heads) * d), *k = random_floats(kv_size),
+          *v = random_floats(kv_size), *y = room((size + (size_t)m) * sizeof *y);
+    for (size_t i = 0; i < kv_size; i++) { /* to 8 bits, which every type has */
+        k[i] = roundf(k[i] * 128) / 128;
+        v[i] = roundf(v[i] * 128) / 128;
+    }
+    lazy_kv kv = { kept(k, kv_size), kept(v, kv_size), length };
+    int32_t *in_play = random_positions(m, length), *rows = random_rows(n, in_play, m);
+    int window = random_int(0, 1) ? INT32_MAX : random_int(1, length);
+    const lazy_attending a = { qkv, rows, n, kv, in_play, m, window };
+    side s = open_side(variant, c, threads);
+    s.stream->scores_follow = n % 2;
+    RUN(s, attention, y, &a, NULL);
+    RUN(s, scores, y + size, &a, n / 2 + 1, LAZY_POOLING_MEAN, 0, NULL);
+    close_side(s);
+    keeping = LAZY_F32;
+    seed = before;
+    return y;
+}
+
+/* Attention and scores read the same numbers from any type that holds them: on any number of threads and, where heads
+ * are whole vectors, to the bit. */
+void test_kept_attention(const char *variant)
+{
+    const struct {
+        int heads, group, head_dim;
+    } shapes[] = { { 9, 3, 64 }, { 6, 6, 80 }, { 2, 1, 40 }, { 4, 2, 10 }, { 14, 14, 128 } };
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        lazy_config config = {
+            .n_layers = 1, .hidden = 8, .n_heads = shapes[i].heads, .head_dim = shapes[i].head_dim, .ffn = 8
+        };
+        config.n_kv_heads = config.n_heads / shapes[i].group;
+        const int numbers[] = { 1, 2, 5, 20, SPLIT_KEYS_ROWS + 20 };
+        bool whole_vectors = shapes[i].head_dim % 16 == 0;
+        for (size_t k = 0; k < sizeof numbers / sizeof *numbers; k++) {
+            int n = numbers[k], m = random_int(n, 600), length = k % 2 ? m : m + random_int(0, 20);
+            size_t size = (size_t)n * (size_t)(config.n_heads * config.head_dim) + (size_t)m;
+            float *want = attended(variant, &config, LAZY_F32, n, m, length, 1);
+            for (lazy_dtype type = LAZY_F16; type <= LAZY_BF16; type++) {
+                float *got = attended(variant, &config, type, n, m, length, 3);
+                double error = error_of(got, want, size),
+                       tolerance = computing == LAZY_COMPUTE_F32 ? TOLERANCE : ROUNDED;
+                check(whole_vectors ? memcmp(got, want, size * sizeof *got) == 0 : error < tolerance,
+                      "%s attention n %d, m %d of %d, head %d: K and V in %s differ from F32 by %.2g", variant, n, m,
+                      length, config.head_dim, lazy_formats[type].name, error);
+            }
+            check(all_freed(), "%s attention n %d, m %d of %d: wrote to K or V or outside its output", variant, n, m,
+                  length);
+        }
+    }
+}
+
+/* Heads as wide as the engine takes, more heads on one key than a task holds, more tokens than one chunk each of the
+ * most. */
+static void test_extremes(const char *variant)
+{
+    const struct {
+        lazy_config config;
+        int n, m;
+    } cases[] = {
+        { { .n_layers = 1, .hidden = 8, .n_heads = 2, .n_kv_heads = 1, .head_dim = 512, .ffn = 8 }, 90, 300 },
+        { { .n_layers = 1, .hidden = 8, .n_heads = 400, .n_kv_heads = 1, .head_dim = 6, .ffn = 8 }, 70, 300 },
+        { { .n_layers = 1, .hidden = 8, .n_heads = 3, .n_kv_heads = 3, .head_dim = 4, .ffn = 8 }, 5, MAX_TOKENS - 7 },
+        { { .n_layers = 1, .hidden = 8, .n_heads = 30, .n_kv_heads = 3, .head_dim = 4, .ffn = 8 }, 1, MAX_TOKENS - 7 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        sides s = open_sides(variant, &cases[i].config, 2);
+        test_one_attention(s, cases[i].n, cases[i].m, cases[i].m + 7);
+        close_sides(s);
+    }
+}
+
+/* Attention of n rows, the last of length tokens, all of them in play; NaN where `spoilt` says: 'q' of the middle row,
+ * 'k' or 'v' of the middle row's token; 0 for nowhere. */
+static float *spoilt_attention(const char *variant, const lazy_config *c, int threads, int n, int length, char spoilt)
+{
+    size_t d = (size_t)c->head_dim, width = (size_t)(c->n_heads + 2 * c->n_kv_heads) * d,
+           kv_size = (size_t)length * (size_t)c->n_kv_heads * d;
+    uint64_t before = seed;
+    float *qkv = random_floats((size_t)n * width), *k = random_floats(kv_size), *v = random_floats(kv_size);
+    int32_t *in_play = random_positions(length, length), middle = length - n + n / 2;
+    float *y = room((size_t)n * (size_t)c->n_heads * d * sizeof *y);
+    if (spoilt == 'q') qkv[(size_t)(n / 2) * width] = NAN;
+    if (spoilt == 'k') k[(size_t)middle * d] = NAN;
+    if (spoilt == 'v') v[(size_t)middle * d] = NAN;
+    side s = open_side(variant, c, threads);
+    const lazy_attending a = { qkv, in_play + length - n, n, { k, v, length }, in_play, length, INT32_MAX };
+    RUN(s, attention, y, &a, NULL);
+    close_side(s);
+    seed = before; /* the next one's data are the same */
+    return y;
+}
+
+/* True if an output of the row's first head is NaN. */
+static bool lost(const float *y, int row, const lazy_config *c)
+{
+    bool nan = false;
+    for (int i = 0; i < c->head_dim; i++) nan = nan || isnan(y[row * c->n_heads * c->head_dim + i]);
+    return nan;
+}
+
+/* A NaN reaches every row that sees it; threads change nothing. */
+static void test_spoilt_attention(const char *variant, int n, int length)
+{
+    const lazy_config config = { .n_layers = 1, .hidden = 8, .n_heads = 2, .n_kv_heads = 1, .head_dim = 24, .ffn = 8 };
+    float *alone = spoilt_attention(variant, &config, 1, n, length, 0),
+          *shared = spoilt_attention(variant, &config, 4, n, length, 0);
+    check(memcmp(alone, shared, (size_t)n * 48 * sizeof *alone) == 0, "%s attention n %d: 4 threads differ from one",
+          variant, n);
+    for (const char *where = "qkv"; *where; where++) {
+        float *y = spoilt_attention(variant, &config, 2, n, length, *where);
+        bool spread = true;
+        for (int r = n / 2; r < (*where == 'q' ? n / 2 + 1 : n); r++) spread = spread && lost(y, r, &config);
+        check(spread, "%s attention n %d: a NaN in %c was lost", variant, n, *where);
+        check(*where == 'v' || !lost(y, 0, &config), "%s attention n %d: a NaN in %c reached a row that sees none",
+              variant, n, *where);
+    }
+    all_freed();
+}
+
+/* Columns (rows x heads) that fill parts of a vector, whole vectors and panels; contiguous and scattered tokens; heads
+ * that are not a multiple of a vector. */
+static void test_columns(const char *variant)
+{
+    const struct {
+        int heads, group, head_dim;
+    } shapes[] = { { 1, 1, 64 }, { 6, 3, 80 }, { 5, 5, 96 }, { 2, 1, 40 }, { 4, 2, 10 } };
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        lazy_config config = {
+            .n_layers = 1, .hidden = 8, .n_heads = shapes[i].heads, .head_dim = shapes[i].head_dim, .ffn = 8
+        };
+        config.n_kv_heads = config.n_heads / shapes[i].group;
+        sides s = open_sides(variant, &config, 2);
+        for (int n = 2; n <= 35; n++) {
+            int m = random_int(n, 700);
+            test_one_attention(s, n, m, n % 2 ? m : m + random_int(0, 20));
+        }
+        close_sides(s);
+    }
+    test_spoilt_attention(variant, 2, 700);
+    test_spoilt_attention(variant, 20, 700);
+    test_spoilt_attention(variant, SPLIT_KEYS_ROWS + 20, 700);
+}
+
+void test_attention(const char *variant, const lazy_config *shapes, size_t n_shapes)
+{
+    seed = 1; /* its data depend on no other file */
+    for (const lazy_config *shape = shapes; shape < shapes + n_shapes; shape++) {
+        sides s = open_sides(variant, shape, 3);
+        for (int i = 0; i < 30; i++) {
+            int m = random_int(1, 300), n = random_int(1, m);
+            test_one_attention(s, i % 2 ? n : (n + 15) / 16, m, m + random_int(0, 50));
+        }
+        test_one_attention(s, 3, 2500, 2600);
+        test_one_attention(s, 1, 2501, 2600);
+        test_one_attention(s, SPLIT_KEYS_ROWS, 1100, 1200);
+        test_one_attention(s, SPLIT_KEYS_ROWS + 1, 1100, 1200);
+        test_one_attention(s, 250, 600, 600);
+        close_sides(s);
+    }
+    test_extremes(variant);
+    test_columns(variant);
+    test_kept_attention(variant);
+}
