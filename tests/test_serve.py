@@ -153,6 +153,27 @@ def test_without_a_limit_a_chat_may_fill_the_context(llm: lazyllm.LLM, client: A
     assert answer.usage.total_tokens == llm.config.context
 
 
+def test_messages_of_protected_roles_are_never_dropped(llm: lazyllm.LLM) -> None:
+    """By role, and tools; the rest of the prompt is pruned, and the setting keeps its name in the metrics."""
+    rules = "xRules: " + "never say so. " * 4
+    messages = [{"role": "system", "content": rules}, {"role": "user", "content": TEXT}]
+    body = {"messages": messages, "tools": TOOLS, "max_tokens": 4}
+    ids = llm.tokenizer.apply_chat_template(messages, tools=TOOLS)
+    for roles, part in ("system", rules.strip()), ("tools", json.dumps(TOOLS)), ("system,tools", None):
+        with serving(llm, {"1": 0.2}, protect=roles) as server:
+            happened = server.post("/v1/chat/completions", body)[1]["choices"][0]["lazyllm"]
+            assert b'_count{setting="{1: 0.2}"}' in server.send("GET", "/metrics")[2]
+            wrong = server.post("/v1/chat/completions", {**body, "lazyllm": {"pruning": "random:keep=0.5"}})
+        spans = happened["pruning"]["protect"]
+        (first, end), *_ = spans
+        assert part is None or llm.tokenizer.decode(ids[first:end]).strip() == part
+        assert wrong[0] == 400
+        trace = llm.generate(ids, happened["pruning"], max_new_tokens=4, trace=True).trace
+        assert all(trace.prefill_depths[first:end].min() == llm.config.n_layers for first, end in spans)
+        assert trace.prefill_depths.min() < llm.config.n_layers
+    assert len(spans) == 2
+
+
 def test_requests_that_begin_alike_share_what_is_read(llm: lazyllm.LLM) -> None:
     """Exactly, and within a limit of memory."""
     questions = [f"Question {i}: who slept?" for i in range(4)]

@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from lazyllm.prompt import ROLES
 from lazyllm.support import checked
 from lazyllm.support.files import user_path
 
@@ -20,6 +21,9 @@ class Options:
         "SPEEDUP",
     ] = None
     pruning: Annotated[Any, "another setting than a speedup, as for generate", "SETTING"] = None
+    protect: Annotated[
+        str | None, "roles of messages that are never dropped, and tools, as in system,tools", "ROLES"
+    ] = None
     at_once: Annotated[int, "requests that run at once, in turns", "N"] = 4
     waiting: Annotated[int, "requests that wait; others get status 429", "N"] = 64
     cache_bytes: Annotated[int, "memory for the beginnings that prompts share; 0 shares none", "N"] = 2**30
@@ -34,6 +38,8 @@ class Options:
     log_text: Annotated[bool, "the prompts' text too in that log"] = False
 
     def __post_init__(self) -> None:
+        for role in self.roles:
+            checked.choice(role, "a role of protect", (*ROLES, "tools"))
         checked.whole(self.at_once, "at_once", 1, 257)
         checked.whole(self.waiting, "waiting", 0)
         checked.whole(self.cache_bytes, "cache_bytes", 0, sys.maxsize)
@@ -44,6 +50,10 @@ class Options:
             raise ValueError("guard must be above 0, and needs a shadow above 0: it judges those comparisons")
         if self.log is not None and not user_path(self.log).parent.is_dir():
             raise ValueError(f"log is {self.log}; there is no such folder")
+
+    @property
+    def roles(self) -> list[str]:
+        return [] if self.protect is None else self.protect.split(",")
 
     @property
     def bounds(self) -> tuple[float, float]:

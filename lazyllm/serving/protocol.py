@@ -11,9 +11,10 @@ from uuid import uuid4
 
 from lazyllm.generation import Generation
 from lazyllm.llm import LLM
-from lazyllm.method import Method
+from lazyllm.method import Method, Spans
 from lazyllm.methods.compression import PromptCompression
 from lazyllm.methods.parsing import BUILT_IN, SPEEDUP, as_method
+from lazyllm.prefix_cache import shared
 from lazyllm.prompt import checked_ids, checked_messages, is_batch
 from lazyllm.sampling import SamplingParams
 from lazyllm.support import checked
@@ -69,6 +70,7 @@ class Ask:
     stream: bool
     include_usage: bool
     top_logprobs: int | None  # None: no log probabilities
+    protected: Spans  # of the prompt, which is never dropped
     id: str = field(default_factory=lambda: uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -78,8 +80,9 @@ class Ask:
         return sampling
 
 
-def checked_request(llm: LLM, model: str, body: bytes, chat: bool) -> Ask:
-    """The request in a body; ValueError or TypeError, in one sentence, for anything that cannot be done."""
+def checked_request(llm: LLM, model: str, body: bytes, chat: bool, roles: Sequence[str] = ()) -> Ask:
+    """The request in a body; ValueError or TypeError, in one sentence, for anything that cannot be done. What
+    the messages of `roles` say is protected."""
     given = parse_object(body, "the request's body", strict=True)
     given = {name: value for name, value in given.items() if value is not None}
     known = (*SHARED, *SAMPLING, *WITHOUT_EFFECT, *ONLY, *(CHAT if chat else ("prompt",)))
@@ -92,7 +95,8 @@ def checked_request(llm: LLM, model: str, body: bytes, chat: bool) -> Ask:
     stream_options, own = _object(given, "stream_options"), _object(given, "lazyllm")
     checked.known_names(stream_options, ("include_usage",), "stream_options")
     checked.known_names(own, ("pruning", "trace"), "lazyllm")
-    prompts = [_chat_ids(llm, given)] if chat else _prompt_ids(llm, given.get("prompt"))
+    ids, protected = _chat_ids(llm, given, roles) if chat else ([], ())
+    prompts = [ids] if chat else _prompt_ids(llm, given.get("prompt"))
     n = checked.whole(given.get("n", 1), "n", 1, MOST_ANSWERS + 1)
     sampling = SamplingParams.of(llm)
     sampling = SamplingParams(**{name: given.get(name, getattr(sampling, name)) for name in SAMPLING})
@@ -117,6 +121,7 @@ def checked_request(llm: LLM, model: str, body: bytes, chat: bool) -> Ask:
         checked.truth(given.get("stream", False), "stream"),
         checked.truth(stream_options.get("include_usage", False), "include_usage"),
         top_logprobs,
+        protected,
     )
 
 
@@ -134,14 +139,26 @@ def _list(given: Mapping[str, Any], name: str) -> list[Any]:
     return value
 
 
-def _chat_ids(llm: LLM, given: Mapping[str, Any]) -> list[int]:
-    """The token ids that the chat template makes of the messages and tools."""
+def _chat_ids(llm: LLM, given: Mapping[str, Any], roles: Sequence[str]) -> tuple[list[int], Spans]:
+    """The token ids that the chat template makes of the messages and tools; and for each of the roles where
+    they differ from those of a chat in which its messages say something else, or that has no tools."""
     messages = _list(given, "messages")
     if not messages:
         raise ValueError("messages must be a list of at least one message")
     variables = _object(given, "chat_template_kwargs")
     tools = _list(given, "tools")
-    return llm.tokenizer.apply_chat_template(checked_messages(messages), tools=tools, **variables)
+    messages = checked_messages(messages)
+    ids, spans = llm.tokenizer.apply_chat_template(messages, tools=tools, **variables), []
+    for role in roles:
+        texts = [str(message.get("content")) for message in messages if message["role"] == role] or [""]
+        ends = texts[0].strip()[:1] + texts[-1].strip()[-1:]
+        mark = {"content": next(mark for mark in "xyz" if mark not in ends)}
+        others = [message | (mark if message["role"] == role else {}) for message in messages]
+        other = llm.tokenizer.apply_chat_template(others, tools=tools if role != "tools" else [], **variables)
+        first = shared(ids, other)
+        end = len(ids) - shared(ids[first:][::-1], other[first:][::-1])
+        spans += [(first, end)] if end > first else []
+    return ids, tuple(spans)
 
 
 def _prompt_ids(llm: LLM, prompt: Any) -> list[list[int]]:

@@ -27,6 +27,7 @@ class Service:
         self.guard = None if options.guard is None else Guard(options.guard, *options.bounds)
         self._setting = self.guard.setting if self.guard else as_method(options.pruning or options.speedup)
         self._setting.check(llm.config)
+        self.roles = options.roles
         if self._setting.compresses:
             raise ValueError(f"{self._setting} rewrites prompts, which serve does not do")
         self.cache = PrefixCache(options.cache_bytes) if options.cache_bytes else None
@@ -41,9 +42,10 @@ class Service:
 
     def answers(self, body: bytes, chat: bool) -> Iterator[Item]:
         """The items of one request, made in the thread that asks for them."""
-        ask = checked_request(self.llm, self.model, body, chat)
+        ask = checked_request(self.llm, self.model, body, chat, self.roles)
+        given = ask.pruning or self.setting
+        setting = given.protecting(ask.protected) if ask.protected else given
         yield ask
-        setting = ask.pruning or self.setting
         prefix = self.cache if setting.reads_in_parts else None
         for number, ids in enumerate(ask.prompts):
             index = number * ask.n
@@ -58,10 +60,10 @@ class Service:
                     yield index, piece
                 generations = [stream.finished()]
             for i, generation in enumerate(generations):
-                yield index + i, Answered(generation, self.figures.answered(setting, generation))
+                yield index + i, Answered(generation, self.figures.answered(given, generation))
                 if ask.options["trace"]:
                     self.heat_map = generation.trace.heatmap()._repr_html_()
-            self.shadow.offer(ids, setting)
+            self.shadow.offer(ids, setting, given)
 
     def close(self) -> None:
         self.turns.close()

@@ -99,14 +99,15 @@ class Shadow:
         self, llm: LLM, turns: Turns, figures: Figures, guard: Guard | None, options: Options
     ) -> None:
         self.llm, self.turns, self.figures, self.guard, self.options = llm, turns, figures, guard, options
-        self._waiting = queue.Queue[tuple[list[int], Method] | None]()
+        self._waiting = queue.Queue[tuple[list[int], Method, Method] | None]()
         self._thread = threading.Thread(target=self._run, name="lazyllm-shadow", daemon=True)
         self._thread.start()
 
-    def offer(self, ids: list[int], setting: Method) -> None:
-        """Takes this prompt with the probability of the share, unless many wait."""
+    def offer(self, ids: list[int], setting: Method, given: Method) -> None:
+        """Takes this prompt with the probability of the share, unless many wait. `given` is the setting before
+        parts of this prompt were protected."""
         if random.random() < self.options.shadow and self._waiting.qsize() < MOST_WAITING:
-            self._waiting.put((ids, setting))
+            self._waiting.put((ids, setting, given))
 
     def close(self) -> None:
         """Ends after `Turns.close`, which stops its passes too."""
@@ -127,12 +128,12 @@ class Shadow:
             except Exception:
                 log.exception("a comparison with dense failed")
 
-    def _compare(self, ids: list[int], setting: Method) -> None:
+    def _compare(self, ids: list[int], setting: Method, given: Method) -> None:
         comparison = compared(self.llm, ids, setting, self._idle)
-        self.figures.compared(setting, len(ids), comparison)
+        self.figures.compared(given, len(ids), comparison)
         text = {"prompt": self.llm.tokenizer.decode(ids)} if self.options.log_text else {}
-        self._write({"setting": str(setting), "prompt_tokens": len(ids), **comparison, **text})
-        if self.guard and (change := self.guard.observe(setting, comparison["divergence_nats"])):
+        self._write({"setting": str(given), "prompt_tokens": len(ids), **comparison, **text})
+        if self.guard and (change := self.guard.observe(given, comparison["divergence_nats"])):
             log.warning("the speedup is now %(to)g, after %(from)g: %(reason)s", change)
             self._write({"guard": change})
 
