@@ -104,8 +104,8 @@ class Shadow:
         self._thread.start()
 
     def offer(self, ids: list[int], setting: Method, given: Method) -> None:
-        """Takes this prompt with the probability of the share, unless many wait. `given` is the setting before
-        parts of this prompt were protected."""
+        """Takes this prompt with the probability of the share, unless many wait. `given` is the setting
+        before parts of this prompt were protected."""
         if random.random() < self.options.shadow and self._waiting.qsize() < MOST_WAITING:
             self._waiting.put((ids, setting, given))
 
