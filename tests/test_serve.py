@@ -174,6 +174,24 @@ def test_messages_of_protected_roles_are_never_dropped(llm: lazyllm.LLM) -> None
     assert len(spans) == 2
 
 
+@pytest.mark.oracle
+def test_the_harness_reads_answers_over_http(llm: lazyllm.LLM, server: Server) -> None:
+    completions = pytest.importorskip("lm_eval.models.openai_completions", reason="needs lm_eval[api]")
+    instance = pytest.importorskip("lm_eval.api.instance").Instance
+    model = completions.LocalCompletionsAPI(
+        base_url=f"{server.url}/v1/completions",
+        model="tiny-model",
+        tokenizer_backend=None,
+        tokenized_requests=False,
+        max_length=llm.config.context,
+        num_concurrent=2,
+    )
+    how = {"until": ["\n"], "max_gen_toks": 8, "temperature": 0, "do_sample": False}
+    prompts = ["The sea", TEXT, TEXT + "So"]
+    answers = model.generate_until([instance("generate_until", {}, (prompt, how), 0) for prompt in prompts])
+    assert answers == [llm.generate(prompt, 2.0, max_new_tokens=8, stop=["\n"]).text for prompt in prompts]
+
+
 def test_requests_that_begin_alike_share_what_is_read(llm: lazyllm.LLM) -> None:
     """Exactly, and within a limit of memory."""
     questions = [f"Question {i}: who slept?" for i in range(4)]
