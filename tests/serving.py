@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -70,6 +71,13 @@ def serving(
     finally:
         server.uvicorn.should_exit = True
         server.thread.join()
+
+
+def free_port() -> int:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port: int = unused.getsockname()[1]
+        return port
 
 
 def wait_for(condition: Any, seconds: float = 30) -> None:

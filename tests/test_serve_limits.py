@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 import lazyllm
 
 pytest.importorskip("starlette", reason="needs the extra [serve]: starlette, uvicorn, prometheus-client")
-from serving import Server, serving, wait_for
+from serving import Server, free_port, serving, wait_for
 
 from lazyllm.serving.protocol import CHAT, ONLY, SAMPLING, SHARED, WITHOUT_EFFECT
 
@@ -239,13 +239,6 @@ def test_short_requests_are_answered_beside_a_long_one(slow: lazyllm.LLM) -> Non
 
 
 # ---- the command, and its end ----------------------------------------------------------------------
-
-
-def free_port() -> int:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port: int = unused.getsockname()[1]
-        return port
 
 
 def test_sigterm_finishes_what_runs(slow: lazyllm.LLM) -> None:
