@@ -96,7 +96,7 @@ def test_a_shadow_measures_the_divergence_of_answers(llm: lazyllm.LLM, tmp_path:
     first, second = lines(file)[:2]
     assert first["divergence_nats"] == pytest.approx(float(kl_divergence(dense.logits, rows).mean()))
     assert first["divergence_nats"] > 0.01
-    assert (first["setting"], first["prompt_tokens"]) == (str(setting), len(ids))
+    assert (first["setting"], first["prompt_tokens"]) == (setting.label, len(ids))
     assert (second["divergence_nats"], second["equal_answers"]) == (0, True)
     assert "prompt" not in first
     assert values["lazyllm_divergence_nats_count", "dense"] == 1
@@ -160,13 +160,16 @@ def test_the_guard_lowers_and_raises_the_speedup(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"guard": 0.2}, "needs a shadow"),
+        ({"guard": 0.2}, "guard changes nothing without shadow"),
+        ({"log": "a"}, "log changes nothing without shadow"),
+        ({"log_text": True}, "log_text changes nothing without log"),
+        ({"protect": "system,users"}, "a role of protect must be system"),
         ({"guard": 0.2, "shadow": 0.1, "speedup": "2"}, "guard needs the bounds of a speedup"),
         ({"guard": 0.2, "shadow": 0.1, "speedup": "3:2"}, "must ascend"),
         ({"speedup": "2", "pruning": "3x"}, "not both"),
         ({"speedup": "1:2"}, "pruning is '1:2'"),
         ({"shadow": 2}, "shadow must be from 0 to 1"),
-        ({"log": "/nowhere/at/all"}, "there is no such folder"),
+        ({"log": "/nowhere/at/all", "shadow": 0.1}, "there is no such folder"),
         ({"pruning": "compress:ratio=0.5"}, "rewrites prompts"),
     ],
 )

@@ -69,8 +69,8 @@ class KeyCheck(AuthenticationBackend):  # type: ignore[misc]
         self.wanted = f"Bearer {key}".encode()
 
     async def authenticate(self, conn: HTTPConnection) -> None:
-        given = conn.headers.get("authorization", "").encode()
-        if conn.url.path not in OPEN and not compare_digest(given, self.wanted):
+        given = conn.headers.get("authorization", "").encode("latin-1")
+        if conn.scope["path"] not in OPEN and not compare_digest(given, self.wanted):
             raise AuthenticationError("the API key is missing or wrong")
 
 

@@ -29,10 +29,7 @@ class Options:
     cache_bytes: Annotated[int, "memory for the beginnings that prompts share; 0 shares none", "N"] = 2**30
     shadow: Annotated[float, "share of prompts that are compared with dense while no request runs", "X"] = 0.0
     guard: Annotated[
-        float | None,
-        "nats a token: the speedup is lowered by steps while the mean divergence of those is above, and "
-        "raised while it is below half of that",
-        "X",
+        float | None, "lowers the speedup while their mean divergence is above, in nats a token", "X"
     ] = None
     log: Annotated[str | None, "a line of JSON for each comparison and change of the guard", "FILE"] = None
     log_text: Annotated[bool, "the prompts' text too in that log"] = False
@@ -46,8 +43,11 @@ class Options:
         checked.share(self.shadow, "shadow")
         if self.speedup is not None and self.pruning is not None:
             raise ValueError("give speedup or pruning, not both")
-        if self.guard is not None and (checked.number(self.guard, "guard") <= 0 or not self.shadow):
-            raise ValueError("guard must be above 0, and needs a shadow above 0: it judges those comparisons")
+        if self.guard is not None and checked.number(self.guard, "guard") <= 0:
+            raise ValueError(f"guard must be above 0, not {self.guard:g}")
+        for name, needed in ("guard", "shadow"), ("log", "shadow"), ("log_text", "log"):
+            if getattr(self, name) and not getattr(self, needed):
+                raise ValueError(f"{name} changes nothing without {needed}")
         if self.log is not None and not user_path(self.log).parent.is_dir():
             raise ValueError(f"log is {self.log}; there is no such folder")
 
@@ -64,7 +64,5 @@ class Options:
         except ValueError:
             raise ValueError(f"guard needs the bounds of a speedup, 1.2:3, not {self.speedup}") from None
         if not 1 < bounds[0] < bounds[1]:
-            raise ValueError(
-                f"the bounds of speedup must ascend from above 1, as in 1.2:3, not {self.speedup}"
-            )
+            raise ValueError(f"the bounds of speedup must ascend from above 1, not {self.speedup}")
         return bounds

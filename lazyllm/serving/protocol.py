@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
 from lazyllm.generation import Generation
@@ -20,19 +20,13 @@ from lazyllm.sampling import SamplingParams
 from lazyllm.support import checked
 from lazyllm.support.json_text import parse_object
 
+T = TypeVar("T")
 MOST_ANSWERS, MOST_LOGPROBS, MOST_STOPS = 128, 20, 16
 COMPLETION_TOKENS, CHAT_TOKENS = 16, 1024
 """New tokens where a request sets no limit; in a chat fewer, if the context leaves fewer."""
 SAMPLING = tuple(item.name for item in fields(SamplingParams))
 SHARED = (
-    "model",
-    "max_tokens",
-    "stop",
-    "stop_token_ids",
-    "n",
-    "stream",
-    "stream_options",
-    "logprobs",
+    *("model", "max_tokens", "stop", "stop_token_ids", "n", "stream", "stream_options", "logprobs"),
     "lazyllm",
 )
 CHAT = ("messages", "tools", "max_completion_tokens", "top_logprobs", "chat_template_kwargs")
@@ -92,7 +86,7 @@ def checked_request(llm: LLM, model: str, body: bytes, chat: bool, roles: Sequen
             raise ValueError(f"{name} is not supported; leave it out")
     if given.get("model", model) != model:
         raise NoSuchModel(f"there is no model {given['model']!r:.200}; this server has {model!r}")
-    stream_options, own = _object(given, "stream_options"), _object(given, "lazyllm")
+    stream_options, own = _typed(given, "stream_options", dict), _typed(given, "lazyllm", dict)
     checked.known_names(stream_options, ("include_usage",), "stream_options")
     checked.known_names(own, ("pruning", "trace"), "lazyllm")
     ids, protected = _chat_ids(llm, given, roles) if chat else ([], ())
@@ -107,7 +101,7 @@ def checked_request(llm: LLM, model: str, body: bytes, chat: bool, roles: Sequen
         "max_new_tokens": _most_tokens(llm, given, prompts, chat),
         "sampling": sampling,
         "stop": _stops(given.get("stop", ())),
-        "stop_token_ids": _list(given, "stop_token_ids"),
+        "stop_token_ids": _typed(given, "stop_token_ids", list),
         "logprobs": 0 if top_logprobs is None else max(1, top_logprobs),
         "trace": checked.truth(own.get("trace", False), "trace"),
         "progress": False,
@@ -125,29 +119,21 @@ def checked_request(llm: LLM, model: str, body: bytes, chat: bool, roles: Sequen
     )
 
 
-def _object(given: Mapping[str, Any], name: str) -> dict[str, Any]:
-    value = given.get(name, {})
-    if not isinstance(value, dict):
-        raise TypeError(f"{name} must be an object, not {value!r:.80}")
-    return value
-
-
-def _list(given: Mapping[str, Any], name: str) -> list[Any]:
-    value = given.get(name, [])
-    if not isinstance(value, list):
-        raise TypeError(f"{name} must be a list, not {value!r:.80}")
+def _typed(given: Mapping[str, Any], name: str, kind: type[T]) -> T:
+    """The field's object or list, an empty one where there is none."""
+    value = given.get(name, kind())
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be {'a list' if kind is list else 'an object'}, not {value!r:.80}")
     return value
 
 
 def _chat_ids(llm: LLM, given: Mapping[str, Any], roles: Sequence[str]) -> tuple[list[int], Spans]:
     """The token ids that the chat template makes of the messages and tools; and for each of the roles where
     they differ from those of a chat in which its messages say something else, or that has no tools."""
-    messages = _list(given, "messages")
+    messages, tools = checked_messages(_typed(given, "messages", list)), _typed(given, "tools", list)
+    variables = _typed(given, "chat_template_kwargs", dict)
     if not messages:
         raise ValueError("messages must be a list of at least one message")
-    variables = _object(given, "chat_template_kwargs")
-    tools = _list(given, "tools")
-    messages = checked_messages(messages)
     ids, spans = llm.tokenizer.apply_chat_template(messages, tools=tools, **variables), []
     for role in roles:
         texts = [str(message.get("content")) for message in messages if message["role"] == role] or [""]
@@ -199,10 +185,8 @@ def _top_logprobs(given: Mapping[str, Any], chat: bool) -> int | None:
     top = given.get("top_logprobs" if chat else "logprobs")
     if top is not None:
         top = checked.whole(top, "top_logprobs" if chat else "logprobs", 0, MOST_LOGPROBS + 1)
-    if not chat:
-        return top
-    if checked.truth(given.get("logprobs", False), "logprobs"):
-        return top or 0
+    if not chat or checked.truth(given.get("logprobs", False), "logprobs"):
+        return top or 0 if chat else top
     if top:
         raise ValueError("top_logprobs needs logprobs to be true")
     return None
@@ -219,8 +203,6 @@ def _setting(pruning: Any) -> Method:
             )
     elif isinstance(pruning, Mapping):
         checked.choice(pruning.get("method", allowed[0]), "method", allowed)
-        if "model" in pruning:
-            raise ValueError("pruning may name no model")
     return as_method(pruning)
 
 
@@ -266,16 +248,17 @@ def envelope(ask: Ask, model: str, choices: list[dict[str, Any]]) -> dict[str, A
 
 def choice(llm: LLM, ask: Ask, index: int, text: str, end: Answered | None = None) -> dict[str, Any]:
     """Text of the answer of that index; at its `end` the reason, log probabilities, and what happened."""
-    content: dict[str, Any] = {"text": text}
-    if ask.chat and ask.stream:
-        content = {"delta": {"content": text} if text else {}}
-    elif ask.chat:
-        content = {"message": {"role": "assistant", "content": text}}
-    if end is None:
-        return {"index": index, **content, "logprobs": None, "finish_reason": None}
-    logprobs = None if ask.top_logprobs is None else _logprobs(llm, ask, end.generation)
-    more = {"finish_reason": end.generation.finish_reason, "lazyllm": happened(end)}
-    return {"index": index, **content, "logprobs": logprobs, **more}
+    made: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": None}
+    if not ask.chat:
+        made["text"] = text
+    elif ask.stream:
+        made["delta"] = {"content": text} if text else {}
+    else:
+        made["message"] = {"role": "assistant", "content": text}
+    if end is not None:
+        made |= {"finish_reason": end.generation.finish_reason, "lazyllm": happened(end)}
+        made["logprobs"] = None if ask.top_logprobs is None else _logprobs(llm, ask, end.generation)
+    return made
 
 
 def _logprobs(llm: LLM, ask: Ask, generation: Generation) -> dict[str, Any]:

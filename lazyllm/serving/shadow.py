@@ -132,7 +132,7 @@ class Shadow:
         comparison = compared(self.llm, ids, setting, self._idle)
         self.figures.compared(given, len(ids), comparison)
         text = {"prompt": self.llm.tokenizer.decode(ids)} if self.options.log_text else {}
-        self._write({"setting": str(given), "prompt_tokens": len(ids), **comparison, **text})
+        self._write({"setting": given.label, "prompt_tokens": len(ids), **comparison, **text})
         if self.guard and (change := self.guard.observe(given, comparison["divergence_nats"])):
             log.warning("the speedup is now %(to)g, after %(from)g: %(reason)s", change)
             self._write({"guard": change})
