@@ -184,7 +184,7 @@ def main() -> int:
     )
     try:
         wait_for(lambda: not socket.socket().connect_ex(("127.0.0.1", port)), 60)
-        for n_words in (100, 1000):
+        for n_words in (30, 300):
             over_http, here = first_pieces(llm, port, n_words)
             print(
                 f"first piece after {n_words} words: {over_http:.4f} s over HTTP, {here:.4f} s of llm.stream"
