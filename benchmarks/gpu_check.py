@@ -447,13 +447,16 @@ def find_machine() -> Machine:
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--list", action="store_true", help="print the phases and end")
-    made.add_argument("--phase", action="append", choices=PHASES, help="run this one alone; may be repeated")
-    made.add_argument("--minutes", type=float, default=45, help="end within this time, default 45")
-    made.add_argument("--full", action="store_true", help="7 rounds, every op under memcheck, double limits")
-    made.add_argument("--out", type=Path, help="folder for the results, default benchmarks/results/DATE-GPU")
-    return made.parse_args(arguments)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--list", action="store_true", help="print the phases and end")
+    add("--phase", action="append", choices=PHASES, help="run this one alone; may be repeated")
+    add("--minutes", type=float, default=45, help="end within this time, default 45")
+    add("--full", action="store_true", help="7 rounds, every op under memcheck, double limits")
+    add("--out", type=Path, help="folder for the results, default benchmarks/results/DATE-GPU")
+    return parser.parse_args(arguments)
 
 
 def main(arguments: list[str]) -> int:

@@ -52,8 +52,8 @@ class SamplingParams:
         names = {"repetition_penalty"}
         if samples := bool(config.get("do_sample")):
             names = {field.name for field in fields(cls)} - {"seed"}
-        given = {name: config[name] for name in names if config.get(name) is not None}
-        return cls(**{"temperature": float(samples), **given})
+        recommended = {name: config[name] for name in names if config.get(name) is not None}
+        return cls(**{"temperature": float(samples), **recommended})
 
     @property
     def changes_logits(self) -> bool:

@@ -22,6 +22,7 @@ from lazyllm.sweeps.sweep import combined
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SOURCES = ("lazyllm", "csrc", "cuda", "benchmarks", "tests")
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 
 
@@ -196,3 +197,12 @@ def test_links_lead_somewhere(page: Path) -> None:
             there = page.parent / path if path else page
             assert there.exists(), target
             assert not anchor or anchor in anchors(there), target
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.stem
+)
+def test_sources_that_are_named_exist(page: Path) -> None:
+    named = re.findall(r"`(?:[\w/]+/)?(\w+\.(?:py|[ch]|cu))`", page.read_text(encoding="utf-8"))
+    sources = {file.name for folder in SOURCES for file in (ROOT / folder).rglob("*.*")}
+    assert set(named) - sources == set()

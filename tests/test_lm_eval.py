@@ -335,6 +335,45 @@ def test_whole_evaluations(folder: Path, tasks: Path, hf: HFLM, pruned: HarnessM
     assert lazyllm.parse_method(dense["config"]["pruning"]) == lazyllm.Pruning()
 
 
+LOCAL_TASKS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
+    "longbench2_detective": (
+        "longbench2/detective.yaml",
+        "train",
+        {"dataset_name": None},
+        {"context": TEXT, "question": "Who?", "choices": ["cook", "maid", "guest", "cat"], "answer": 1},
+    ),
+    "babilong_qa1": (
+        "babilong/babilong_qa1.yaml",
+        "qa1",
+        {"custom_dataset": None},
+        {"input": TEXT, "question": "Where is Mary?", "target": "kitchen"},
+    ),
+    "infinitebench_passkey": (
+        "infinitebench/infinitebench_passkey.yaml",
+        "passkey",
+        {},
+        {"id": 0, "context": TEXT, "input": "The key?", "answer": ["71432"], "options": []},
+    ),
+}
+"""By task: the harness' file, its split, the line that docs/lm-eval.md adds to it, and a row of the data."""
+
+
+@pytest.mark.parametrize("task", LOCAL_TASKS)
+def test_tasks_of_the_harness_on_local_files(task: str, pruned: HarnessModel, tmp_path: Path) -> None:
+    file, split, lines, row = LOCAL_TASKS[task]
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    data = {"data_files": {split: str(tmp_path / "rows.jsonl")}}
+    lines = {"include": str(Path(lm_eval.__file__).parent / "tasks" / file), "dataset_path": "json"} | lines
+    (tmp_path / "task.yaml").write_text(json.dumps({"dataset_kwargs": data, **lines}))
+    manager = TaskManager(include_path=str(tmp_path), include_defaults=False)
+    results = lm_eval.simple_evaluate(model=pruned, tasks=[task], task_manager=manager, bootstrap_iters=0)
+    (sample,) = results["samples"][task]
+    assert sample["doc"] == row
+    prompts = [arguments[0] for arguments in sample["arguments"]]
+    assert len(prompts) == len(row.get("choices", [""]))
+    assert all(TEXT.strip() in prompt for prompt in prompts)
+
+
 def test_the_command_of_the_readme_needs_no_gpu(folder: Path, tasks: Path, tmp_path: Path) -> None:
     readme = Path(__file__).parents[1].joinpath("README.md").read_text(encoding="utf-8")
     (line,) = re.findall(r"^lazyllm (lm-eval --model lazyllm .*)$", readme, re.M)

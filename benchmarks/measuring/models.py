@@ -81,7 +81,7 @@ def write_model(folder: Path, shape: ModelShape, vocab: int, context: int, empty
 
 def tensor_shapes(shape: ModelShape, vocab: int) -> dict[str, tuple[int, ...]]:
     width, kv_width = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
-    made: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, shape.hidden)}
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, shape.hidden)}
     for layer in range(shape.n_layers):
         parts = {
             "input_layernorm": (shape.hidden,),
@@ -97,8 +97,8 @@ def tensor_shapes(shape: ModelShape, vocab: int) -> dict[str, tuple[int, ...]]:
         for ffn in [f"mlp.experts.{e}" for e in range(shape.n_experts)] or ["mlp"]:
             parts |= dict.fromkeys((f"{ffn}.gate_proj", f"{ffn}.up_proj"), (shape.ffn, shape.hidden))
             parts[f"{ffn}.down_proj"] = (shape.hidden, shape.ffn)
-        made |= {f"model.layers.{layer}.{name}.weight": size for name, size in parts.items()}
-    return made | {"model.norm.weight": (shape.hidden,)}
+        shapes |= {f"model.layers.{layer}.{name}.weight": size for name, size in parts.items()}
+    return shapes | {"model.norm.weight": (shape.hidden,)}
 
 
 def write_weights(path: Path, tensors: dict[str, tuple[int, ...]], empty: bool) -> None:

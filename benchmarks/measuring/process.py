@@ -82,7 +82,7 @@ def serve(pipe: Connection, make: Callable[..., object], args: tuple[Any, ...]) 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(EOFError, BrokenPipeError):
         try:
-            made = make(*args)
+            server = make(*args)
         except Exception as error:
             pipe.send((True, described(error)))
             return
@@ -90,7 +90,7 @@ def serve(pipe: Connection, make: Callable[..., object], args: tuple[Any, ...]) 
         while True:
             method, arguments = pipe.recv()
             try:
-                pipe.send((False, getattr(made, method)(*arguments)))
+                pipe.send((False, getattr(server, method)(*arguments)))
             except Exception as error:
                 pipe.send((True, described(error)))
 

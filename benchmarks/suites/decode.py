@@ -156,17 +156,17 @@ def by_kv(options: Options, ceilings: Ceilings, place: Place) -> Section:
         for compute in arithmetics
         for kv in KV
     }
-    sessions = {one: llm.session() for one, llm in models.items()}
+    sessions = {types: llm.session() for types, llm in models.items()}
     for session in sessions.values():
         session.forward(ids, progress=False)
-    names = {one: "compute {}, kv {}".format(*one) for one in models}
+    names = {types: "compute {}, kv {}".format(*types) for types in models}
     reading = in_turn(
-        {names[one]: prefill_of(llm, ids[:n]) for one, llm in models.items()},
+        {names[types]: prefill_of(llm, ids[:n]) for types, llm in models.items()},
         options.rounds,
         f"prefill by kv, {place}",
     )
     writing = in_turn(
-        {**ceilings.both, **{names[one]: steps(session, new) for one, session in sessions.items()}},
+        {**ceilings.both, **{names[types]: steps(session, new) for types, session in sessions.items()}},
         options.rounds,
         f"decode by kv, {place}",
     )

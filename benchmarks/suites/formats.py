@@ -59,8 +59,8 @@ class Subject:
         """The value of the whole checkpoint or of one layer, from those of each folder."""
         return values[0] if len(values) == 1 else (values[0] - values[1]) / (self.layers - 1)
 
-    def time(self, several: Sequence[Times]) -> Times:
-        rounds = zip(*(one.seconds for one in several), strict=True)
+    def time(self, times: Sequence[Times]) -> Times:
+        rounds = zip(*(folder.seconds for folder in times), strict=True)
         return Times(tuple(map(self.of_layer, rounds)))
 
 
@@ -102,8 +102,8 @@ def section(options: Options, subject: Subject, kind: str, place: Place) -> Sect
     n = QUICK_TOKENS if options.quick else TOKENS
     random = np.random.default_rng(n)
     ids, new = (random.integers(0, config.vocab, count).tolist() for count in (n, STEPS))
-    arithmetics = [one for one in ARITHMETICS if one == "f32" or _core.features()[one]]
-    ours: dict[str, list[Ours]] = {f"{OURS} {one}": [] for one in arithmetics}
+    arithmetics = [name for name in ARITHMETICS if name == "f32" or _core.features()[name]]
+    ours: dict[str, list[Ours]] = {f"{OURS} {name}": [] for name in arithmetics}
     prefills: dict[str, Contestant] = {}
     decodes: dict[str, Contestant] = {}
     with ExitStack() as stack:
@@ -134,7 +134,7 @@ def section(options: Options, subject: Subject, kind: str, place: Place) -> Sect
     for name in names:
         figures: dict[str, Figure] = dict(taken[name])
         if name in ours:
-            n_bytes = subject.of_layer([one.step_bytes() for one in ours[name]])
+            n_bytes = subject.of_layer([model.step_bytes() for model in ours[name]])
             figures[READ] = n_bytes / taken[name][DECODE].median / ceilings.bandwidth(writing)
         for phase, ratio in RATIOS.items():
             figures[ratio] = taken[name][phase].median / fastest[phase].median

@@ -76,7 +76,7 @@ def largest_context(llm: LLM, memory: int) -> int:
 
 
 def contexts(folder: Path, label: str) -> list[Row]:
-    made = [Place().load(folder), load(folder, device="cpu", kv="f16")]
+    models = [Place().load(folder), load(folder, device="cpu", kv="f16")]
     return [
         Row(
             f"{label}, keys and values in {llm.kv}",
@@ -85,7 +85,7 @@ def contexts(folder: Path, label: str) -> list[Row]:
                 **{f"{size} GiB": str(largest_context(llm, size * GIB)) for size in SIZES},
             },
         )
-        for llm in made
+        for llm in models
     ]
 
 

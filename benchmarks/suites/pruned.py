@@ -36,16 +36,18 @@ def pruned(options: Options) -> Iterator[Section]:
 def schedules_for(llm: LLM, n: int) -> tuple[dict[str, Pruning], list[str]]:
     """Schedules by name, and a note on each speedup that this model cannot reach."""
     layers = llm.config.n_layers
-    made: dict[str, Pruning] = {}
+    schedules: dict[str, Pruning] = {}
     notes = []
     for speedup in SPEEDUPS:
         try:
-            made[f"speedup {speedup:g}"] = Pruning.for_speedup(speedup, llm, n, "paper")
+            schedules[f"speedup {speedup:g}"] = Pruning.for_speedup(speedup, llm, n, "paper")
         except ValueError as error:
             notes.append(f"Left out: {error}.")
-    made["one stage"] = Pruning({layers // 2: 0.5})
-    made["by mass"] = Pruning({layers // 4: Mass(0.95, keep_min=0.3), layers // 2: Mass(0.9, keep_min=0.1)})
-    return made, notes
+    schedules["one stage"] = Pruning({layers // 2: 0.5})
+    schedules["by mass"] = Pruning(
+        {layers // 4: Mass(0.95, keep_min=0.3), layers // 2: Mass(0.9, keep_min=0.1)}
+    )
+    return schedules, notes
 
 
 def prefill(

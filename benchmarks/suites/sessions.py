@@ -60,16 +60,16 @@ class Probe:
         before = physical()
         self._session = llm.session()
         self._session.forward(prompt, progress=False)
-        self.one = physical() - before
+        self.bytes_of_one = physical() - before
         self.first_fork = self.fork()
         self._forks: list[Session] = []
 
     def fork(self) -> float:
         """Seconds of one fork, which ends afterwards."""
         started = time.perf_counter()
-        made = self._session.fork()
+        fork = self._session.fork()
         seconds = time.perf_counter() - started
-        del made
+        del fork
         return seconds
 
     def first(self) -> float:
@@ -78,12 +78,12 @@ class Probe:
 
     def memory(self, ids: list[int], n_new: int) -> tuple[int, int, int]:
         """Bytes of one session; of it and ten forks; and when each of these has answered a question."""
-        before = physical() - self.one
+        before = physical() - self.bytes_of_one
         self._forks = [self._session.fork() for _ in range(FORKS)]
         idle = physical() - before
-        for one in self._forks:
-            one.ask(ids, max_new_tokens=n_new)
-        return self.one, idle, physical() - before
+        for fork in self._forks:
+            fork.ask(ids, max_new_tokens=n_new)
+        return self.bytes_of_one, idle, physical() - before
 
 
 def physical() -> int:

@@ -69,11 +69,11 @@ def section(shape: ModelShape, n: int, prompt: int, what: str) -> Section:
 
 
 def divisions(shape: ModelShape, n: int, prompt: int, place: Place) -> dict[str, Division]:
-    made = {}
+    products = {}
     for name, (op, rows, cols) in shape.matrices.items():
         jobs = place.bench(op, n=n, rows=rows, cols=cols, dtype="bf16").count()
-        made[name] = Division(jobs, jobs[-1], n * rows * cols)
+        products[name] = Division(jobs, jobs[-1], n * rows * cols)
     heads = {"n_heads": shape.n_heads, "n_kv_heads": shape.n_kv_heads, "head_dim": shape.head_dim}
     bench = place.bench("attention", n=n, m=prompt, rows=1, cols=shape.hidden, **heads)
     jobs = bench.count()
-    return {**made, "attention": Division(jobs, jobs[0], bench.flops / 2)}
+    return {**products, "attention": Division(jobs, jobs[0], bench.flops / 2)}
