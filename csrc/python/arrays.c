@@ -11,9 +11,23 @@ int arrays_import(void)
     return 0;
 }
 
-static const int ARRAY_TYPES[] = {
-    [ARRAY_INT32] = NPY_INT32, [ARRAY_UINT8] = NPY_UINT8, [ARRAY_FLOAT] = NPY_FLOAT32
-};
+static PyObject *copy_of(int type, int rank, npy_intp *shape, const void *from)
+{
+    PyObject *array = PyArray_SimpleNew(rank, shape, type);
+    npy_intp bytes = array ? PyArray_NBYTES((PyArrayObject *)array) : 0;
+    if (bytes > 0) memcpy(PyArray_DATA((PyArrayObject *)array), from, (size_t)bytes);
+    return array;
+}
+
+PyObject *array_of_int32(const int32_t *from, Py_ssize_t n) { return copy_of(NPY_INT32, 1, (npy_intp[]){ n }, from); }
+PyObject *array_of_uint8(const uint8_t *from, Py_ssize_t n) { return copy_of(NPY_UINT8, 1, (npy_intp[]){ n }, from); }
+PyObject *array_of_float(const float *from, Py_ssize_t n) { return copy_of(NPY_FLOAT32, 1, (npy_intp[]){ n }, from); }
+
+PyObject *array_of_counts(const lazy_layer_count *from, Py_ssize_t n)
+{
+    enum { FIELDS = sizeof *from / sizeof(int32_t) };
+    return copy_of(NPY_INT32, 2, (npy_intp[]){ n, FIELDS }, from);
+}
 
 static PyObject *new_array(int type, int rank, const npy_intp *shape, void **data)
 {
@@ -22,18 +36,12 @@ static PyObject *new_array(int type, int rank, const npy_intp *shape, void **dat
     return array;
 }
 
-PyObject *array_of(array_type type, const void *from, Py_ssize_t n, int columns)
-{
-    void *data;
-    PyObject *array = new_array(ARRAY_TYPES[type], columns ? 2 : 1, (npy_intp[]){ n, columns }, &data);
-    npy_intp bytes = array ? PyArray_NBYTES((PyArrayObject *)array) : 0;
-    if (bytes > 0) memcpy(data, from, (size_t)bytes);
-    return array;
-}
-
 PyObject *array_new_float(Py_ssize_t n, float **data)
 {
-    return new_array(NPY_FLOAT32, 1, (npy_intp[]){ n }, (void **)data);
+    void *floats;
+    PyObject *array = new_array(NPY_FLOAT32, 1, (npy_intp[]){ n }, &floats);
+    if (array) *data = floats;
+    return array;
 }
 
 static const int TYPES[] = { [LAZY_F32] = NPY_FLOAT32, [LAZY_F16] = NPY_FLOAT16, [LAZY_BF16] = NPY_UINT16 };
@@ -105,15 +113,27 @@ int array_parse_ids(PyObject *object, int32_t **ids, int *n)
     return 0;
 }
 
-int array_parse(PyObject *object, array_type type, const char *what, PyObject **owner, const void **data, Py_ssize_t *n)
+static int read_vector(PyObject *object, int type, const char *what, PyObject **owner, const void **data, Py_ssize_t *n)
 {
-    *owner = PyArray_FROM_OTF(object, ARRAY_TYPES[type], NPY_ARRAY_IN_ARRAY | NPY_ARRAY_ENSURECOPY);
+    *owner = PyArray_FROM_OTF(object, type, NPY_ARRAY_IN_ARRAY | NPY_ARRAY_ENSURECOPY);
     if (!*owner) return -1;
+    if (PyArray_NDIM((PyArrayObject *)*owner) != 1) {
+        PyErr_Format(PyExc_ValueError, "%s has %d dimensions; it must have 1", what,
+                     PyArray_NDIM((PyArrayObject *)*owner));
+        Py_CLEAR(*owner);
+        return -1;
+    }
     *data = PyArray_DATA((PyArrayObject *)*owner);
     *n = PyArray_SIZE((PyArrayObject *)*owner);
-    int rank = PyArray_NDIM((PyArrayObject *)*owner);
-    if (rank == 1) return 0;
-    PyErr_Format(PyExc_ValueError, "%s has %d dimensions; it must have 1", what, rank);
-    Py_CLEAR(*owner);
-    return -1;
+    return 0;
+}
+
+int array_parse_floats(PyObject *object, const char *what, PyObject **owner, const float **data, Py_ssize_t *n)
+{
+    return read_vector(object, NPY_FLOAT32, what, owner, (const void **)data, n);
+}
+
+int array_parse_ints(PyObject *object, const char *what, PyObject **owner, const int32_t **data, Py_ssize_t *n)
+{
+    return read_vector(object, NPY_INT32, what, owner, (const void **)data, n);
 }

@@ -74,10 +74,10 @@ void pruning_release(lazy_pruning *pruning);
 /* fields.c: typed members of a dict. 0 or -1 with an exception naming `what` and the key. */
 typedef struct core_field {
     const char *key;
-    char format; /* as of PyArg_Parse: an int, a float, a double or an object (borrowed); 'p': a bool */
-    void *out;
+    enum { FIELD_INT, FIELD_FLOAT, FIELD_DOUBLE, FIELD_BOOL, FIELD_OBJECT } type;
+    void *out; /* an int, a float, a double, a bool or the object (borrowed) */
 } core_field;
-#define FIELD(format, of, name) { #name, format, &(of)->name }
+#define FIELD(type, of, name) { #name, FIELD_##type, &(of)->name }
 int fields_parse(PyObject *dict, const char *what, const core_field *fields, size_t n);
 
 /* strings.c: the strings of a list (NULL: none). They live as long as *owner, a tuple (a new reference, NULL on
@@ -121,9 +121,10 @@ PyObject *core_quantize(PyObject *module, PyObject *args);
 
 /* arrays.c: NumPy arrays. */
 int arrays_import(void);
-typedef enum array_type { ARRAY_INT32, ARRAY_UINT8, ARRAY_FLOAT } array_type;
-/* A copy of (n,) values, or of (n, columns) unless columns is 0. */
-PyObject *array_of(array_type type, const void *from, Py_ssize_t n, int columns);
+PyObject *array_of_int32(const int32_t *from, Py_ssize_t n);
+PyObject *array_of_uint8(const uint8_t *from, Py_ssize_t n);
+PyObject *array_of_float(const float *from, Py_ssize_t n);
+PyObject *array_of_counts(const lazy_layer_count *from, Py_ssize_t n); /* (n, 3) int32 */
 PyObject *array_new_float(Py_ssize_t n, float **data);
 /* An array for a part of n entries of a session's state; bfloat16 as below. */
 PyObject *array_new_state(const lazy_model *model, lazy_state_part part, int n, void **data);
@@ -132,9 +133,9 @@ PyObject *array_new_part(const lazy_view *view, lazy_view_part part, int n, void
 /* Token ids from a list or an integer array, as int32 in memory of PyMem_Malloc; -1 with an exception. Ids outside
  * int32 become -1, which is never valid. */
 int array_parse_ids(PyObject *object, int32_t **ids, int *n);
-/* *data = a copy of a vector, which lives as long as *owner (a new reference): no other thread can change it without the
- * GIL. -1 with an exception. */
-int array_parse(PyObject *object, array_type type, const char *what, PyObject **owner, const void **data,
-                Py_ssize_t *n);
+/* A float32 copy of a vector, which lives as long as *owner (a new reference): no other thread can change it without
+ * the GIL. */
+int array_parse_floats(PyObject *object, const char *what, PyObject **owner, const float **data, Py_ssize_t *n);
+int array_parse_ints(PyObject *object, const char *what, PyObject **owner, const int32_t **data, Py_ssize_t *n);
 
 #endif

@@ -37,13 +37,13 @@ PyObject *core_quantize(PyObject *module, PyObject *args)
     (void)module;
     PyObject *values, *owner, *blocks = NULL;
     const char *name;
-    const void *from;
+    const float *from;
     lazy_dtype dtype;
     Py_ssize_t n;
     if (!PyArg_ParseTuple(args, "Os:quantize", &values, &name) || format_of(name, &dtype)) return NULL;
     if (dtype != LAZY_Q8_0 && dtype != LAZY_Q4_1)
         return PyErr_Format(PyExc_ValueError, "dtype is \"%s\"; values can be rounded to Q8_0 and Q4_1", name);
-    if (array_parse(values, ARRAY_FLOAT, "values", &owner, &from, &n)) return NULL;
+    if (array_parse_floats(values, "values", &owner, &from, &n)) return NULL;
     if (n % lazy_formats[dtype].values || n > INT32_MAX)
         PyErr_Format(PyExc_ValueError, "%zd values; they must be whole blocks of %d, and less than 2^31", n,
                      lazy_formats[dtype].values);

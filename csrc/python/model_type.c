@@ -1,44 +1,83 @@
 /* model_type.c — lazyllm._core.Model. */
 #include "core.h"
 
+#include <string.h>
+
 #include "../format.h"
 
-enum { N_ARRAYS = 5 };
+static const char *const WHAT = "config";
 
-/* owners: of copies of the config's arrays; NULL where not read */
-static int parse_config(PyObject *dict, lazy_config *c, PyObject *owners[N_ARRAYS])
+/* Copies of the config's arrays; NULL where not read. */
+typedef struct config_arrays {
+    PyObject *inv_freq, *rope_scale, *layer_rope, *windows, *expert_layers;
+} config_arrays;
+
+static int check_length(const char *name, Py_ssize_t n, Py_ssize_t wanted, const char *why, int value)
 {
-    struct {
-        PyObject *rope_scale, *inv_freq, *layer_rope, *windows, *expert_layers;
-    } objects; /* borrowed */
+    if (n == wanted) return 0;
+    PyErr_Format(PyExc_ValueError, "config: %s has %zd values; %s %d asks for %zd", name, n, why, value, wanted);
+    return -1;
+}
+
+static int parse_config(PyObject *dict, lazy_config *c, config_arrays *arrays)
+{
+    config_arrays objects; /* borrowed */
     const core_field fields[] = {
-        FIELD('i', c, n_layers), FIELD('i', c, hidden), FIELD('i', c, n_heads), FIELD('i', c, n_kv_heads), FIELD('i', c, head_dim), FIELD('i', c, ffn), FIELD('i', c, vocab), FIELD('i', c, context), FIELD('i', c, rotary_dim), FIELD('i', c, short_context), FIELD('i', c, query_step), FIELD('i', c, n_experts), FIELD('i', c, expert_ffn), FIELD('i', c, experts_per_token), FIELD('f', c, norm_eps), FIELD('f', c, query_growth), FIELD('f', c, query_scalar), FIELD('f', c, embedding_scale), FIELD('f', c, logit_scale), FIELD('f', c, attention_cap), FIELD('f', c, logit_cap), FIELD('p', c, tied), FIELD('p', c, qkv_bias), FIELD('p', c, o_bias), FIELD('p', c, qk_norm), FIELD('p', c, wide_qk_norm), FIELD('p', c, late_qk_norm), FIELD('p', c, norm_plus_one), FIELD('p', c, pre_norms), FIELD('p', c, post_norms), FIELD('p', c, gelu), FIELD('p', c, paired_rope), FIELD('p', c, layer_norm), FIELD('p', c, parallel), FIELD('p', c, normed_experts),
-        FIELD('O', &objects, rope_scale), FIELD('O', &objects, inv_freq), FIELD('O', &objects, layer_rope), FIELD('O', &objects, windows), FIELD('O', &objects, expert_layers)
+        FIELD(INT, c, n_layers),
+        FIELD(INT, c, hidden),
+        FIELD(INT, c, n_heads),
+        FIELD(INT, c, n_kv_heads),
+        FIELD(INT, c, head_dim),
+        FIELD(INT, c, ffn),
+        FIELD(INT, c, vocab),
+        FIELD(INT, c, context),
+        FIELD(FLOAT, c, norm_eps),
+        FIELD(INT, c, rotary_dim),
+        FIELD(INT, c, short_context),
+        FIELD(INT, c, query_step),
+        FIELD(FLOAT, c, query_growth),
+        FIELD(FLOAT, c, query_scalar),
+        FIELD(FLOAT, c, embedding_scale),
+        FIELD(FLOAT, c, logit_scale),
+        FIELD(FLOAT, c, attention_cap),
+        FIELD(FLOAT, c, logit_cap),
+        FIELD(BOOL, c, tied),
+        FIELD(BOOL, c, qkv_bias),
+        FIELD(BOOL, c, o_bias),
+        FIELD(BOOL, c, qk_norm),
+        FIELD(BOOL, c, wide_qk_norm),
+        FIELD(BOOL, c, late_qk_norm),
+        FIELD(BOOL, c, norm_plus_one),
+        FIELD(BOOL, c, pre_norms),
+        FIELD(BOOL, c, post_norms),
+        FIELD(BOOL, c, gelu),
+        FIELD(BOOL, c, paired_rope),
+        FIELD(BOOL, c, layer_norm),
+        FIELD(BOOL, c, parallel),
+        FIELD(INT, c, n_experts),
+        FIELD(INT, c, expert_ffn),
+        FIELD(INT, c, experts_per_token),
+        FIELD(BOOL, c, normed_experts),
     };
-    if (fields_parse(dict, "config", fields, sizeof fields / sizeof *fields)) return -1;
-    const struct {
-        const char *name;
-        PyObject *object;
-        array_type type;
-        const void *out;
-    } arrays[N_ARRAYS] = {
-        { "rope_scale", objects.rope_scale, ARRAY_FLOAT, &c->rope_scale },
-        { "inv_freq", objects.inv_freq, ARRAY_FLOAT, &c->inv_freq },
-        { "layer_rope", objects.layer_rope, ARRAY_INT32, &c->layer_rope },
-        { "windows", objects.windows, ARRAY_INT32, &c->windows },
-        { "expert_layers", objects.expert_layers, ARRAY_INT32, &c->expert_layers },
+    const core_field vectors[] = {
+        FIELD(OBJECT, &objects, inv_freq), FIELD(OBJECT, &objects, rope_scale),    FIELD(OBJECT, &objects, layer_rope),
+        FIELD(OBJECT, &objects, windows),  FIELD(OBJECT, &objects, expert_layers),
     };
-    for (int i = 0; i < N_ARRAYS; i++) {
-        Py_ssize_t n;
-        if (array_parse(arrays[i].object, arrays[i].type, arrays[i].name, &owners[i], (const void **)arrays[i].out, &n))
-            return -1;
-        if (i == 0) c->n_ropes = n > LAZY_MAX_ROPES ? LAZY_MAX_ROPES + 1 : (int)n;
-        Py_ssize_t wanted = i == 0 ? n : i == 1 ? c->n_ropes * ((Py_ssize_t)c->head_dim / 2) : c->n_layers;
-        if (n == wanted) continue;
-        PyErr_Format(PyExc_ValueError, "config: %s has %zd values; it must have %zd", arrays[i].name, n, wanted);
+    Py_ssize_t n;
+    if (fields_parse(dict, WHAT, fields, sizeof fields / sizeof *fields)) return -1;
+    if (fields_parse(dict, WHAT, vectors, sizeof vectors / sizeof *vectors)) return -1;
+    if (array_parse_floats(objects.rope_scale, "config: rope_scale", &arrays->rope_scale, &c->rope_scale, &n))
         return -1;
-    }
-    return 0;
+    c->n_ropes = n > LAZY_MAX_ROPES ? LAZY_MAX_ROPES + 1 : (int)n;
+    if (array_parse_floats(objects.inv_freq, "config: inv_freq", &arrays->inv_freq, &c->inv_freq, &n)) return -1;
+    if (check_length("inv_freq", n, c->n_ropes * ((Py_ssize_t)c->head_dim / 2), "head_dim", c->head_dim)) return -1;
+    if (array_parse_ints(objects.layer_rope, "config: layer_rope", &arrays->layer_rope, &c->layer_rope, &n)) return -1;
+    if (check_length("layer_rope", n, c->n_layers, "n_layers", c->n_layers)) return -1;
+    if (array_parse_ints(objects.windows, "config: windows", &arrays->windows, &c->windows, &n)) return -1;
+    if (check_length("windows", n, c->n_layers, "n_layers", c->n_layers)) return -1;
+    if (array_parse_ints(objects.expert_layers, "config: expert_layers", &arrays->expert_layers, &c->expert_layers, &n))
+        return -1;
+    return check_length("expert_layers", n, c->n_layers, "n_layers", c->n_layers);
 }
 
 enum { MAX_RANK = 8 };
@@ -76,17 +115,19 @@ static int parse_tensors(PyObject *entries, table *t)
     }
     for (Py_ssize_t i = 0; i < t->n; i++) {
         lazy_tensor *tensor = &t->tensors[i];
-        PyObject *shape, *entry = PyTuple_GetItem(entries, i);
-        long long offset, bytes; /* a negative one is beyond every file */
+        PyObject *shape, *entry = PyTuple_GetItem(entries, i), *offset, *bytes;
         if (!PyTuple_Check(entry)) {
             PyErr_Format(PyExc_TypeError, "tensors: %R; an entry is (name, dtype, shape, shard, offset, bytes)", entry);
             return -1;
         }
-        if (!PyArg_ParseTuple(entry, "ssO!iLL;a tensor is (name, dtype, shape, shard, offset, bytes)", &tensor->name,
-                              &tensor->dtype, &PyTuple_Type, &shape, &tensor->shard, &offset, &bytes))
+        if (!PyArg_ParseTuple(entry, "ssO!iO!O!;a tensor is (name, dtype, shape, shard, offset, bytes)", &tensor->name,
+                              &tensor->dtype, &PyTuple_Type, &shape, &tensor->shard, &PyLong_Type, &offset,
+                              &PyLong_Type, &bytes))
             return -1;
-        tensor->offset = (uint64_t)offset;
-        tensor->bytes = (uint64_t)bytes;
+        tensor->offset = PyLong_AsUnsignedLongLong(offset);
+        if (PyErr_Occurred()) return -1;
+        tensor->bytes = PyLong_AsUnsignedLongLong(bytes);
+        if (PyErr_Occurred()) return -1;
         tensor->shape = t->shapes[i];
         if (parse_shape(shape, t->shapes[i], &tensor->rank)) return -1;
     }
@@ -99,16 +140,24 @@ static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = { "config",    "shards",  "tensors", "device", "threads",
                              "libraries", "compute", "weights", "kv",     NULL };
+    static const char *const settings[] = {
+        [LAZY_WEIGHTS_AS_STORED] = "auto", [LAZY_WEIGHTS_Q8] = "q8", [LAZY_WEIGHTS_Q4] = "q4"
+    };
     PyObject *dict, *shards, *tensors, *libraries = NULL, *path_owner = NULL, *place_owner = NULL;
     lazy_device device = { .name = "cpu", .threads = 1 };
-    const char *weights = "auto";
+    const char *wish = settings[LAZY_WEIGHTS_AS_STORED];
+    int weights = 0;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!|$siO!sss", names, &PyDict_Type, &dict, &PyList_Type, &shards,
                                      &PyList_Type, &tensors, &device.name, &device.threads, &PyList_Type, &libraries,
-                                     &device.compute, &weights, &device.kv))
+                                     &device.compute, &wish, &device.kv))
         return NULL;
+    while (strcmp(wish, settings[weights]) != 0)
+        if (++weights > LAZY_WEIGHTS_Q4)
+            return PyErr_Format(PyExc_ValueError, "weights must be auto, q8 or q4, not \"%s\"", wish);
+
     lazy_error err = { 0 };
     lazy_config config = { 0 };
-    PyObject *arrays[N_ARRAYS] = { NULL };
+    config_arrays arrays = { 0 };
     table t = { 0 };
     watcher w;
     ModelObject *self = NULL;
@@ -117,12 +166,12 @@ static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     dict = PyDict_Copy(dict);
     tensors = PyList_AsTuple(tensors);
     if (!dict || !tensors || strings_parse(shards, &path_owner, &paths, &n_shards) ||
-        strings_parse(libraries, &place_owner, &places, &device.n_libraries) || parse_config(dict, &config, arrays) ||
+        strings_parse(libraries, &place_owner, &places, &device.n_libraries) || parse_config(dict, &config, &arrays) ||
         parse_tensors(tensors, &t) || !(self = (ModelObject *)PyType_GenericAlloc(type, 0)))
         goto done;
     device.libraries = places;
     watcher_begin(&w, NULL);
-    int code = lazy_model_open(&self->model, &config, paths, n_shards, t.tensors, (int)t.n, weights,
+    int code = lazy_model_open(&self->model, &config, paths, n_shards, t.tensors, (int)t.n, (lazy_weights)weights,
                                &device, &w.watch, &err);
     watcher_end(&w);
     if (code) {
@@ -135,7 +184,11 @@ done:
     PyMem_Free(t.shapes);
     PyMem_Free(paths);
     PyMem_Free(places);
-    for (int i = 0; i < N_ARRAYS; i++) Py_XDECREF(arrays[i]);
+    Py_XDECREF(arrays.inv_freq);
+    Py_XDECREF(arrays.rope_scale);
+    Py_XDECREF(arrays.layer_rope);
+    Py_XDECREF(arrays.windows);
+    Py_XDECREF(arrays.expert_layers);
     Py_XDECREF(path_owner);
     Py_XDECREF(place_owner);
     Py_XDECREF(tensors);

@@ -48,14 +48,14 @@ static PyObject *run_policy(SessionObject *self, const lazy_view *view)
 static int take_answer(PyObject *answer, int m, float *scores, int *n_free)
 {
     PyObject *array, *owner;
-    const void *data;
+    const float *data;
     Py_ssize_t n;
     if (!PyTuple_Check(answer)) {
         PyErr_Format(PyExc_TypeError, "a policy returned %R; it must return (scores, n_free)", answer);
         return -1;
     }
     if (!PyArg_ParseTuple(answer, "Oi;a policy returns (scores, n_free)", &array, n_free)) return -1;
-    if (array_parse(array, ARRAY_FLOAT, "scores", &owner, &data, &n)) return -1;
+    if (array_parse_floats(array, "scores", &owner, &data, &n)) return -1;
     if (n == m) memcpy(scores, data, (size_t)m * sizeof *scores);
     else PyErr_Format(PyExc_ValueError, "a policy returned %zd scores for %d tokens in play", n, m);
     Py_DECREF(owner);

@@ -107,9 +107,11 @@ int pruning_parse(PyObject *dict, lazy_pruning *pruning, PyObject **policy)
         PyObject *stages, *decode, *protect, *pooling, *policy;
     } objects; /* borrowed */
     const core_field fields[] = {
-        FIELD('O', &objects, stages), FIELD('O', &objects, decode), FIELD('O', &objects, protect), FIELD('O', &objects, pooling), FIELD('O', &objects, policy),
-        FIELD('i', pruning, sink), FIELD('i', pruning, window), FIELD('i', pruning, queries), FIELD('i', pruning, layers), FIELD('i', pruning, smooth), FIELD('i', pruning, min_tokens),
-        FIELD('d', pruning, memory), FIELD('p', pruning, prune_generated), FIELD('p', pruning, average)
+        FIELD(OBJECT, &objects, stages),       FIELD(OBJECT, &objects, decode), FIELD(OBJECT, &objects, protect),
+        FIELD(OBJECT, &objects, pooling),      FIELD(OBJECT, &objects, policy), FIELD(INT, pruning, sink),
+        FIELD(INT, pruning, window),           FIELD(INT, pruning, queries),    FIELD(INT, pruning, layers),
+        FIELD(INT, pruning, smooth),           FIELD(DOUBLE, pruning, memory),  FIELD(INT, pruning, min_tokens),
+        FIELD(BOOL, pruning, prune_generated), FIELD(BOOL, pruning, average),
     };
     dict = PyDict_Copy(dict);
     if (!dict) return -1;

@@ -28,9 +28,9 @@ static void sampler_dealloc(SamplerObject *self)
 static PyObject *sampler_sample(SamplerObject *self, PyObject *object)
 {
     PyObject *owner;
-    const void *logits;
+    const float *logits;
     Py_ssize_t n;
-    if (array_parse(object, ARRAY_FLOAT, "logits", &owner, &logits, &n)) return NULL;
+    if (array_parse_floats(object, "logits", &owner, &logits, &n)) return NULL;
     int32_t token;
     lazy_error err = { 0 };
     int code;

@@ -245,14 +245,14 @@ static PyObject *session_bytes_for(SessionObject *self, PyObject *argument)
 
 READ(length, PyLong_FromLong(tokens->length))
 READ(n_prompt, PyLong_FromLong(tokens->n_prompt))
-READ(ids, array_of(ARRAY_INT32, tokens->ids, tokens->length, 0))
+READ(ids, array_of_int32(tokens->ids, tokens->length))
 READ(drawn, self->drawn >= 0 ? PyLong_FromLong(self->drawn) : Py_NewRef(Py_None))
-READ(gone, array_of(ARRAY_UINT8, tokens->gone, tokens->length, 0))
-READ(depths, array_of(ARRAY_INT32, tokens->depths, tokens->length, 0))
-READ(kinds, array_of(ARRAY_UINT8, tokens->kinds, tokens->length, 0))
+READ(gone, array_of_uint8(tokens->gone, tokens->length))
+READ(depths, array_of_int32(tokens->depths, tokens->length))
+READ(kinds, array_of_uint8(tokens->kinds, tokens->length))
 READ(computed, PyFloat_FromDouble(lazy_tokens_computed(tokens, n_layers)))
 READ(reached_top, PyFloat_FromDouble(lazy_tokens_reached_top(tokens, n_layers)))
-READ(last_pass, array_of(ARRAY_INT32, lazy_session_last_pass(s)->counts, n_layers, 3))
+READ(last_pass, array_of_counts(lazy_session_last_pass(s)->counts, n_layers))
 READ(trace, PyBool_FromLong(*lazy_session_traces(s)))
 READ(fork_bytes, PyLong_FromUnsignedLongLong(lazy_session_fork_bytes(s)))
 READ(policy_seconds, PyFloat_FromDouble((double)self->policy_ns * 1e-9))
@@ -301,9 +301,9 @@ static int session_set_trace(SessionObject *self, PyObject *value, void *closure
 static PyObject *run_as_dict(const lazy_trace_run *run)
 {
     return Py_BuildValue("{s:i,s:i,s:N,s:N,s:N}", "first_layer", run->first_layer, "last_layer", run->last_layer,
-                         "in_play", array_of(ARRAY_INT32, run->in_play, run->n_in_play, 0), "computed",
-                         array_of(ARRAY_INT32, run->computed, run->n_computed, 0), "scores",
-                         run->scores ? array_of(ARRAY_FLOAT, run->scores, run->n_in_play, 0) : Py_NewRef(Py_None));
+                         "in_play", array_of_int32(run->in_play, run->n_in_play), "computed",
+                         array_of_int32(run->computed, run->n_computed), "scores",
+                         run->scores ? array_of_float(run->scores, run->n_in_play) : Py_NewRef(Py_None));
 }
 
 static PyObject *session_last_trace(SessionObject *self, void *closure)
