@@ -11,6 +11,7 @@ from lazyllm.commands.options import Run
 from lazyllm.serving.options import Options
 
 KEY = "LAZYLLM_API_KEY"
+MOST_CONNECTIONS = 1024
 GRACE = 30  # seconds that requests have to end in after SIGTERM
 
 
@@ -37,9 +38,9 @@ def serve(parser: argparse.ArgumentParser) -> Run:
             raise ValueError(f"a server that other machines reach needs a key: give --api-key, or set {KEY}")
         own = options.keywords_of(args, *(option.name for option in fields(Options)))
         service = Service(options.loaded(args), Options(**own))
+        limits = {"timeout_graceful_shutdown": GRACE, "limit_concurrency": MOST_CONNECTIONS}
         place = {"host": host, "port": vars(args).get("port", 8000)}
-        app = create(service, key or None, host)
-        config = uvicorn.Config(app, **place, http="h11", timeout_graceful_shutdown=GRACE)
+        config = uvicorn.Config(create(service, key or None, host), **place, **limits, http="h11")
         try:
             uvicorn.Server(config).run()
         finally:
