@@ -30,6 +30,7 @@ PACKAGE_FILES = (
     "published.csv",
     "heat_map.css",
     "heat_map.html",
+    "page.html",
     "texts/*",
     "datasets.json",
     "official/*",
