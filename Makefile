@@ -40,7 +40,7 @@ $(VENV)/test.stamp: $(VENV)/python.stamp pyproject.toml setup.py $(CORE)
 
 $(VENV)/oracle.stamp: $(VENV)/test.stamp
 	@echo 'installing torch, transformers and the lm-evaluation-harness'
-	@$(PIP) 'torch==2.13.0' 'transformers>=5' accelerate protobuf 'lm_eval>=0.4.10'
+	@$(PIP) 'torch==2.13.0' 'transformers>=5' accelerate protobuf 'lm_eval[api]>=0.4.10'
 	@touch $@
 
 $(VENV)/lint.stamp: $(VENV)/python.stamp
@@ -204,8 +204,9 @@ $(FUZZERS:%=fuzz/%): fuzz/%: build/fuzz_%
 
 # ---- long use ----
 
-soak: $(VENV)/test.stamp ## SOAK_SECONDS (1200) of mixed work in one process: nothing grows, no bit changes
+soak: $(VENV)/test.stamp ## SOAK_SECONDS (1200) of mixed work in one process: nothing grows, no bit changes; 50 clients of a server
 	$(BIN)/python tests/soak.py
+	$(BIN)/python tests/soak_serve.py
 
 include cuda/cuda_on_cpu/rules.mk
 include tests/cuda/on_gpu.mk
@@ -217,7 +218,7 @@ tsan: build/test_ops_tsan build/test_system_tsan ## the C tests under ThreadSani
 
 UNDER_ASAN  := LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 LAZYLLM_SANITIZED=1
 UNDER_TSAN  := LD_PRELOAD="$$($(CC) -print-file-name=libtsan.so)" LAZYLLM_SANITIZED=1
-PYTHON_ONLY := benchmarks calibrate cli config docs gguf gpu_check growing_runs lm_eval longbench_metrics longbench_prompts longbench_run longbench_summary notebooks oracle own_methods packaging pruning reference reproduce ruler search sweep tokenizer workers
+PYTHON_ONLY := benchmarks calibrate cli config docs gguf gpu_check growing_runs lm_eval longbench_metrics longbench_prompts longbench_run longbench_summary notebooks oracle own_methods packaging pruning reference reproduce ruler search serve serve_figures serve_limits sweep tokenizer workers
 CORE_TESTS  := $(filter-out $(PYTHON_ONLY:%=tests/test_%.py),$(wildcard tests/test_*.py))
 # These make calls of the core that others make, too, on larger models, or in more threads than ASan needs.
 ABOVE_CORE  := api checkpoint docs document facts families interrupt prefix_cache processes rivals speedup

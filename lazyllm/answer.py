@@ -117,7 +117,8 @@ class Answer:
         if not self._holds_prompt:
             self._run_prompt(session)
         elif self._core.length < self._due:
-            self._run()([self._drawn[-1].token], generated=True)
+            run = partial(self._run(), generated=True)
+            session.run_pass(run, [self._drawn[-1].token], None, self._request.progress)
         self._take(session, started)
 
     def _run_prompt(self, session: Session, draws: bool = True) -> None:

@@ -17,6 +17,7 @@ from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.support.json_text import json_digest, parse_json
 
 LABEL_WIDTH = 72
+Spans = tuple[tuple[int, int], ...]
 MANY = 2**20  # tokens: a prompt of which any method that shortens prompts removes some
 
 
@@ -87,6 +88,10 @@ class Method:
     def for_prompt(self, config: ModelConfig, n_prompt: int) -> Method:
         """The setting for a first prompt of `n_prompt` tokens: this one, unless it depends on the length."""
         return self
+
+    def protecting(self, spans: Spans) -> Method:
+        """The same setting that never drops the prompt's positions in these spans (first, end)."""
+        raise ValueError(f"{self.label} cannot protect parts of a prompt")
 
     def compress(self, llm: Any, text: str) -> str:
         """The shortened text that the model reads in place of `text`; `llm` is the model that answers."""

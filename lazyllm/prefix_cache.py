@@ -30,6 +30,7 @@ class PrefixCache:
     def __init__(self, max_bytes: int = 2**30) -> None:
         self.max_bytes = checked.whole(max_bytes, "max_bytes", 1, sys.maxsize)
         self.grows = True  # with the prompts that it serves
+        self.hits = self.tokens_shared = 0  # prompts that began like an earlier one, and how far in all
         self._entries: list[Session] = []  # nothing runs them any more; the one used last is at the end
         self._lock = threading.Lock()
 
@@ -74,6 +75,7 @@ class PrefixCache:
                 fork = best.core.fork()
             except MemoryError:
                 return None
+            self.hits, self.tokens_shared = self.hits + 1, self.tokens_shared + n
         fork.truncate(n)
         return fork
 

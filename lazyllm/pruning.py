@@ -14,7 +14,7 @@ import numpy as np
 
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.counted_work import bare_flops, score_flops
-from lazyllm.method import Method, shortened
+from lazyllm.method import Method, Spans, shortened
 from lazyllm.schedule import SHAPE_LENGTH, SPEEDUP_SHAPES, OutOfReach, Shapes, placed
 from lazyllm.scoring import Scoring
 from lazyllm.support import checked
@@ -146,7 +146,7 @@ def core_stages(stages: Stages) -> list[tuple[Any, ...]]:
     return [(layer, *core(rule)) for layer, rule in stages]
 
 
-def _spans(value: object) -> tuple[tuple[int, int], ...]:
+def checked_spans(value: object) -> Spans:
     spans = checked_pairs(value, "protect", "a list of spans (first, end)")
     for first, end in spans:
         checked.whole(first, "a protected span's first position", 0)
@@ -214,7 +214,7 @@ class Pruning(Scheduled):
     decode: str | Stages
     sink: int
     window: int
-    protect: tuple[tuple[int, int], ...]
+    protect: Spans
     min_tokens: int
     prune_generated: bool
 
@@ -238,7 +238,7 @@ class Pruning(Scheduled):
             decode=decode if isinstance(decode, str) else checked_stages(decode, "decode"),
             sink=checked.whole(sink, "sink", 0),
             window=checked.whole(window, "window", 0),
-            protect=_spans(protect),
+            protect=checked_spans(protect),
             min_tokens=checked.whole(min_tokens, "min_tokens", 0),
             prune_generated=checked.truth(prune_generated, "prune_generated"),
         )
@@ -300,6 +300,10 @@ class Pruning(Scheduled):
             return cls(value)
         checked.known_names(value, names, "pruning")
         return cls(**value)
+
+    def protecting(self, spans: Spans) -> Pruning:
+        drops = self.stages or self.decode_stages
+        return replace(self, protect=(*self.protect, *spans)) if drops else self
 
     def core(self) -> dict[str, Any]:
         """The fields that the C core takes."""

@@ -22,7 +22,7 @@ from pathlib import Path
 TREE = Path(__file__).parents[1]
 PACKAGE_FILES = (
     *("*.py", "py.typed", "*.pyi", "families.toml", "gguf.toml", "demo_document.txt", "published.csv"),
-    *("heat_map.css", "heat_map.html", "texts/*", "datasets.json", "official/*"),
+    *("heat_map.css", "heat_map.html", "page.html", "texts/*", "datasets.json", "official/*"),
 )
 BUILD_FILES = ("setup.py", "pyproject.toml", "MANIFEST.in", "LICENSE", "README.md", "CHANGELOG.md")
 MAKE_MODEL = """

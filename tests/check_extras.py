@@ -72,6 +72,14 @@ print(lazyllm.search(lazyllm.load("."), prompts, speedup=(1.1, 1.5), budget=2, o
 """,
         "speedup",
     ),
+    "serve": (
+        """
+from serving import serving
+with serving(lazyllm.load(".")) as server:
+    print(server.post("/v1/completions", {"prompt": "The sea", "max_tokens": 3}))
+""",
+        "'completion_tokens': 3",
+    ),
     "lm-eval": (
         """
 from lazyllm.evaluation.harness import HarnessModel

@@ -61,6 +61,7 @@ def test_commands_parse_and_their_settings_exist(page: Path) -> None:
 
 NOT_RUN = {
     ("reproduction", 0): "180 conversations; test_turns.py runs the same call on a tiny model",
+    ("serve", 0): "needs a server; test_serve.py asks the same",
     ("runs", 0): "needs SLURM; test_workers.py has sweeps on a Dask cluster",
 }
 TEXT = "The keeper of the lighthouse was Tobias Brandt, who did not sleep well. " * 12

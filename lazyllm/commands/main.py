@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from lazyllm.commands import runs, small
 from lazyllm.commands.demo import demo
 from lazyllm.commands.options import Run
+from lazyllm.commands.serve import serve
 
 COMMANDS: dict[Callable[[argparse.ArgumentParser], Run], str] = {
     small.info: "",
@@ -26,6 +27,7 @@ COMMANDS: dict[Callable[[argparse.ArgumentParser], Run], str] = {
     runs.report: "here/run there/run --out both",
     runs.calibrate: "--model DIR --speedup 2.5 --out preset.json",
     runs.search: "--model DIR --speedup 1.5,3 --budget 40 --out search",
+    serve: "--model DIR --speedup 2 --port 8000",
     small.lm_eval: "--model lazyllm --tasks arc_easy "
     """--model_args '{"pretrained": "DIR", "pruning": "2x"}'""",
 }

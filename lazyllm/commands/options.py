@@ -126,6 +126,11 @@ def add_run(parser: argparse.ArgumentParser, kind: type[RunOptions], **defaults:
     """
     add_model(parser)
     add_out(parser, "for results; a run there is resumed")
+    add_options(parser, kind, **defaults)
+    add_device(parser)
+
+
+def add_options(parser: argparse.ArgumentParser, kind: type[Any], **defaults: str) -> None:
     for option in options_of(kind):
         if option.metavar != IN_PYTHON:
             add(
@@ -136,7 +141,6 @@ def add_run(parser: argparse.ArgumentParser, kind: type[RunOptions], **defaults:
                 **({"action": "store_true"} if option.default is False else {}),
                 required=option.default is MISSING,
             )
-    add_device(parser)
 
 
 def add_pruning(parser: argparse.ArgumentParser, action: str = "append") -> None:

@@ -152,7 +152,7 @@ class NiahOptions(GeneratedOptions):
     )
 
 
-def options_of(kind: type[RunOptions]) -> list[Option]:
+def options_of(kind: type[Any]) -> list[Option]:
     notes = {name: hint.__metadata__ for name, hint in get_type_hints(kind, include_extras=True).items()}
     return [Option(item.name, item.default, *notes[item.name]) for item in fields(kind)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from math import isnan
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from lazyllm.checkpoints.checkpoint import Checkpoint
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.checkpoints.digest import weights_digest
-from lazyllm.method import Method
+from lazyllm.method import Method, Spans
 from lazyllm.pruning import Pruning
 from lazyllm.support import checked
 from lazyllm.support.files import user_path, write_whole
@@ -129,6 +129,9 @@ class Preset(Method):
 
     def for_prompt(self, config: ModelConfig, n_prompt: int) -> Pruning:
         return self.pruning
+
+    def protecting(self, spans: Spans) -> Preset:
+        return replace(self, pruning=self.pruning.protecting(spans))
 
     def mismatch(self, checkpoint: Checkpoint, progress: bool) -> str | None:
         """Compares hashes, for which it reads the whole checkpoint once in a process."""

@@ -7,8 +7,8 @@ from functools import lru_cache
 from typing import ClassVar, NoReturn
 
 from lazyllm.checkpoints.config import ModelConfig
-from lazyllm.method import Method
-from lazyllm.pruning import Pruning
+from lazyllm.method import Method, Spans
+from lazyllm.pruning import Pruning, checked_spans
 from lazyllm.schedule import SHAPE_LENGTH, OutOfReach
 from lazyllm.scoring import Scoring
 from lazyllm.support import checked
@@ -21,10 +21,12 @@ schedule = lru_cache(Pruning.for_speedup)  # every session asks for the same mod
 @dataclass(frozen=True)
 class Speedup(Method):
     """A counted speedup of the prefill: `Pruning.for_speedup` of the length of a session's first prompt. One
-    that is too short to gain runs dense. As text it is `2x`."""
+    that is too short to gain runs dense. As text it is `2x`. The spans (first, end) of `protect` are always
+    kept, in spite of the speedup."""
 
     name: ClassVar[str] = "speedup"
     factor: float
+    protect: Spans = ()
 
     def __post_init__(self) -> None:
         factor = checked.number(self.factor, "a speedup")
@@ -33,10 +35,13 @@ class Speedup(Method):
                 f"a speedup must be above 1, such as 2.0, not {factor:g}; None is dense, and a share of "
                 "tokens to keep belongs to a stage, such as Pruning({10: 0.5})"
             )
-        self._set(factor=factor)
+        self._set(factor=factor, protect=checked_spans(self.protect))
 
     def __str__(self) -> str:
-        return f"{self.factor:g}x"
+        return f"{self.factor:g}x" + (f" protect={self.protect}" if self.protect else "")
+
+    def protecting(self, spans: Spans) -> Speedup:
+        return replace(self, protect=(*self.protect, *spans))
 
     def check(self, config: ModelConfig) -> None:
         """Raises ValueError if the model cannot reach the speedup; it names the highest."""
@@ -44,9 +49,10 @@ class Speedup(Method):
 
     def for_prompt(self, config: ModelConfig, n_prompt: int) -> Pruning:
         try:
-            return replace(schedule(self.factor, config, max(n_prompt, SHORTEST)), min_tokens=SHORTEST)
+            pruning, least = schedule(self.factor, config, max(n_prompt, SHORTEST)), SHORTEST
         except OutOfReach:  # a prompt that is too short for so high a speedup; a follow-up may be long enough
-            return replace(schedule(self.factor, config, SHAPE_LENGTH), min_tokens=n_prompt + 1)
+            pruning, least = schedule(self.factor, config, SHAPE_LENGTH), n_prompt + 1
+        return replace(pruning, min_tokens=least, protect=self.protect)
 
     reads_in_parts = True
     asking_rows = Scoring.recommended().queries

@@ -1,4 +1,5 @@
-"""Progress bars: for lists of prompts and for long prompts; LAZYLLM_PROGRESS=0 turns all of them off."""
+"""Progress bars: for lists of prompts and for long prompts; LAZYLLM_PROGRESS=0 turns all of them off. And a
+caller's own watch over the passes of a thread."""
 
 from __future__ import annotations
 
@@ -6,10 +7,24 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
+Watch = Callable[[int, int], None]
 LONG_PROMPT = 1024
 DELAY_SECONDS = 1.0
+_own_watch: ContextVar[Watch | None] = ContextVar("own_watch", default=None)
+
+
+@contextmanager
+def watching(watch: Watch) -> Iterator[None]:
+    """Calls `watch` in this thread with the layers done and all layers: after each layer of a long pass and
+    at the end of each pass. An exception that it raises ends the pass as Ctrl-C does."""
+    before = _own_watch.set(watch)
+    try:
+        yield
+    finally:
+        _own_watch.reset(before)
 
 
 def shown(progress: bool) -> bool:
@@ -26,12 +41,11 @@ def bar(total: int, what: str, unit: str, progress: bool, leave: bool = True, de
 
 
 @contextmanager
-def prefill_watch(
-    n_tokens: int, n_layers: int, progress: bool
-) -> Iterator[Callable[[int, int], None] | None]:
-    """The progress callback of a long prompt's pass; its bar appears after one second."""
-    if n_tokens < LONG_PROMPT or not shown(progress):
-        yield None
+def prefill_watch(n_tokens: int, n_layers: int, progress: bool) -> Iterator[Watch | None]:
+    """The progress callback of a pass: the caller's own, or that of a long prompt's bar, which appears after
+    one second."""
+    if (own := _own_watch.get()) or n_tokens < LONG_PROMPT or not shown(progress):
+        yield own
         return
     what = f"prefill of {n_tokens} tokens"
     with bar(n_layers, what, "layer", progress, leave=False, delay=DELAY_SECONDS) as line:

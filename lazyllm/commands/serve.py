@@ -1,0 +1,50 @@
+"""`lazyllm serve`: a model behind OpenAI's interface."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import fields
+
+from lazyllm.commands import options
+from lazyllm.commands.options import Run
+from lazyllm.serving.options import Options
+
+KEY = "LAZYLLM_API_KEY"
+MOST_CONNECTIONS = 1024
+GRACE = 30  # seconds that requests have to end in after SIGTERM
+
+
+def serve(parser: argparse.ArgumentParser) -> Run:
+    """Answer requests of OpenAI's interface over HTTP, each under a setting of its own."""
+    options.add_model(parser)
+    options.add(parser, "--host", "default 127.0.0.1; others need a key")
+    options.add(parser, "--port", "default 8000", "N")
+    options.add(parser, "--api-key", f"that clients must send; default the variable {KEY}", "KEY")
+    options.add_options(parser, Options)
+    options.add_device(parser)
+
+    def run(args: argparse.Namespace) -> int:
+        from lazyllm.support.optional import package
+
+        uvicorn, *_ = (
+            package(name, "lazyllm serve", "serve") for name in ("uvicorn", "starlette", "prometheus_client")
+        )
+        from lazyllm.serving.app import LOOPBACK, create
+        from lazyllm.serving.service import Service
+
+        host, key = vars(args).get("host", LOOPBACK[0]), vars(args).get("api_key", os.environ.get(KEY))
+        if host not in LOOPBACK and not key:
+            raise ValueError(f"a server that other machines reach needs a key: give --api-key, or set {KEY}")
+        own = options.keywords_of(args, *(option.name for option in fields(Options)))
+        service = Service(options.loaded(args), Options(**own))
+        limits = {"timeout_graceful_shutdown": GRACE, "limit_concurrency": MOST_CONNECTIONS}
+        place = {"host": host, "port": vars(args).get("port", 8000)}
+        config = uvicorn.Config(create(service, key or None, host), **place, **limits, http="h11")
+        try:
+            uvicorn.Server(config).run()
+        finally:
+            service.close()
+        return 0
+
+    return run

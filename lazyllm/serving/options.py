@@ -1,0 +1,68 @@
+"""Options of a server, each declared once; the command makes arguments of them."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from lazyllm.prompt import ROLES
+from lazyllm.support import checked
+from lazyllm.support.files import user_path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of a server."""
+
+    speedup: Annotated[
+        str | None,
+        "wished speedup of the first token, such as 2; for --guard its bounds, such as 1.2:3",
+        "SPEEDUP",
+    ] = None
+    pruning: Annotated[Any, "another setting than a speedup, as for generate", "SETTING"] = None
+    protect: Annotated[
+        str | None, "roles of messages that are never dropped, and tools, as in system,tools", "ROLES"
+    ] = None
+    at_once: Annotated[int, "requests that run at once, in turns", "N"] = 4
+    waiting: Annotated[int, "requests that wait; others get status 429", "N"] = 64
+    cache_bytes: Annotated[int, "memory for the beginnings that prompts share; 0 shares none", "N"] = 2**30
+    shadow: Annotated[float, "share of prompts that are compared with dense while no request runs", "X"] = 0.0
+    guard: Annotated[
+        float | None, "lowers the speedup while their mean divergence is above, in nats a token", "X"
+    ] = None
+    log: Annotated[str | None, "a line of JSON for each comparison and change of the guard", "FILE"] = None
+    log_text: Annotated[bool, "the prompts' text too in that log"] = False
+
+    def __post_init__(self) -> None:
+        for role in self.roles:
+            checked.choice(role, "a role of protect", (*ROLES, "tools"))
+        checked.whole(self.at_once, "at_once", 1, 257)
+        checked.whole(self.waiting, "waiting", 0)
+        checked.whole(self.cache_bytes, "cache_bytes", 0, sys.maxsize)
+        checked.share(self.shadow, "shadow")
+        if self.speedup is not None and self.pruning is not None:
+            raise ValueError("give speedup or pruning, not both")
+        if self.guard is not None and checked.number(self.guard, "guard") <= 0:
+            raise ValueError(f"guard must be above 0, not {self.guard:g}")
+        for name, needed in ("guard", "shadow"), ("log", "shadow"), ("log_text", "log"):
+            if getattr(self, name) and not getattr(self, needed):
+                raise ValueError(f"{name} changes nothing without {needed}")
+        if self.log is not None and not user_path(self.log).parent.is_dir():
+            raise ValueError(f"log is {self.log}; there is no such folder")
+
+    @property
+    def roles(self) -> list[str]:
+        return [] if self.protect is None else self.protect.split(",")
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The lowest and the highest speedup of a guard."""
+        low, _, high = str(self.speedup).partition(":")
+        try:
+            bounds = float(low), float(high)
+        except ValueError:
+            raise ValueError(f"guard needs the bounds of a speedup, 1.2:3, not {self.speedup}") from None
+        if not 1 < bounds[0] < bounds[1]:
+            raise ValueError(f"the bounds of speedup must ascend from above 1, not {self.speedup}")
+        return bounds

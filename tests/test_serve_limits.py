@@ -1,0 +1,307 @@
+"""What a server refuses, and what it does when clients or it itself must go."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+from folders import model_folder
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import lazyllm
+
+pytest.importorskip("starlette", reason="needs the extra [serve]: starlette, uvicorn, prometheus-client")
+from serving import Server, free_port, serving, wait_for
+
+from lazyllm.serving import turns
+from lazyllm.serving.protocol import CHAT, ONLY, SAMPLING, SHARED, WITHOUT_EFFECT
+from lazyllm.support.progress import Watch, watching
+
+COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+WIDE = tiny.Shape(
+    vocab=300, n_layers=12, hidden=256, n_heads=8, n_kv_heads=8, head_dim=32, ffn=1024, context=4096
+)
+"""Its passes over long prompts take seconds."""
+LONG = {"prompt": [7] * 3500, "max_tokens": 500}
+KEY = "a key"
+
+
+@pytest.fixture(scope="module")
+def server(llm: lazyllm.LLM) -> Iterator[Server]:
+    with serving(llm, key=KEY) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> lazyllm.LLM:
+    return lazyllm.load(model_folder(tmp_path_factory.mktemp("serve") / "slow", WIDE), threads=1)
+
+
+def with_key(server: Server, path: str, body: Any, **headers: str) -> tuple[int, Any]:
+    return server.post(path, body, **{"Authorization": f"Bearer {KEY}", **headers})
+
+
+# ---- requests that are not as they should be -------------------------------------------------------
+
+FIELDS = ["prompt", *SHARED, *CHAT, *SAMPLING, *WITHOUT_EFFECT, *ONLY, "pruning", "trace", "role", "content"]
+TEXTS = st.sampled_from(["", "user", "2x", "dense", "/etc/passwd.json", "compress:ratio=0.5", "\ud800", "a"])
+LEAVES = st.one_of(
+    st.none(), st.booleans(), st.integers(-3, 3), st.floats(), st.just(10**400), TEXTS, st.text(max_size=4)
+)
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from([*FIELDS, "method", "stages", "1"]), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+MESSAGES = st.lists(st.fixed_dictionaries({"role": VALUES, "content": VALUES}) | VALUES, max_size=2)
+BODIES = st.one_of(
+    VALUES,
+    st.dictionaries(st.sampled_from(FIELDS), VALUES, min_size=1, max_size=6),
+    st.fixed_dictionaries(
+        {"messages": MESSAGES, "prompt": VALUES},
+        optional=dict.fromkeys(("lazyllm", "stop", "n", "tools", "logprobs", "max_tokens"), VALUES),
+    ),
+)
+FIT = {"max_tokens": 1, "stream": False}
+
+
+@settings(max_examples=200)
+@given(body=BODIES | st.binary(max_size=20), chat=st.booleans())
+def test_any_body_is_answered_or_refused_in_one_sentence(server: Server, body: Any, chat: bool) -> None:
+    """An answer where the body happens to be one that can be answered; never a traceback."""
+    if isinstance(body, dict):
+        body = {
+            name: value for name, value in body.items() if name in (CHAT if chat else ()) or name not in CHAT
+        }
+    status, answer = with_key(server, CHATS if chat else COMPLETIONS, body)
+    if status == 200:
+        assert answer["choices"]
+        return
+    assert 400 <= status < 500
+    message = answer["error"]["message"]
+    assert message
+    assert "\n" not in message
+    assert "Traceback" not in message
+    assert str(server.service.llm.checkpoint.path) not in message
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({}, "prompt must be text"),
+        ({"prompt": ""}, "prompt must be text"),
+        ({"prompt": ["a", ""]}, "prompt is empty"),
+        ({"prompt": [[1], [300]]}, "token id 300"),
+        ({"prompt": "a", "max_tokens": 0}, "max_tokens must be from 1"),
+        ({"prompt": "a", "max_tokens": 600}, "exceed the model's context of 600"),
+        ({"prompt": "a", "n": 2}, "a temperature above 0"),
+        ({"prompt": "a", "stop": ["a"] * 17}, "17 stop texts"),
+        ({"prompt": "a", "temprature": 1}, "a request has no field 'temprature'"),
+        ({"prompt": "a", "frequency_penalty": 0.5}, "frequency_penalty is not supported"),
+        ({"prompt": "a", "lazyllm": {"pruning": "preset.json"}}, "pruning is 'preset.json'; it must be"),
+        ({"prompt": "a", "lazyllm": {"pruning": {"method": "compress", "model": "/"}}}, "method must be"),
+        (
+            {"prompt": "a", "lazyllm": {"pruning": {"method": "fastkv", "model": "/"}}},
+            "its fields are layer, keep",
+        ),
+        ({"prompt": "a", "lazyllm": {"pruning": {"9": 0.5}}}, "the model has 6 layers"),
+        ({"prompt": "a", "lazyllm": {"prunning": 2}}, "lazyllm has no field 'prunning'"),
+    ],
+)
+def test_what_is_wrong_is_named(server: Server, body: Any, words: str) -> None:
+    status, answer = with_key(server, COMPLETIONS, body)
+    assert status == 400
+    assert words in answer["error"]["message"]
+
+
+def test_deep_bodies_are_answered_or_refused(server: Server) -> None:
+    """Some can be parsed, and not be written again for the template."""
+    for depth in (*range(970, 990), 10**6):
+        deep = b"[" * depth + b"]" * depth
+        body = (
+            b'{"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, "tools": [{"a": %s}]}' % deep
+        )
+        status, answer = with_key(server, CHATS, body)
+        assert status == 400 or answer["choices"]
+
+
+def test_no_place_of_this_machine_is_shown(folder: Path) -> None:
+    settings = folder / "tokenizer_config.json"
+    before = settings.read_text()
+    settings.write_text(json.dumps({**json.loads(before), "chat_template": "{{ 1 / 0 }}"}))
+    try:
+        with serving(lazyllm.load(folder)) as server:
+            status, answer = server.post(CHATS, {"messages": [{"role": "user", "content": "Hi"}]})
+    finally:
+        settings.write_text(before)
+    assert status == 400
+    assert "the chat template failed: division by zero" in answer["error"]["message"]
+    assert str(folder.parent) not in answer["error"]["message"]
+
+
+def test_keys_hosts_and_sizes(server: Server, llm: lazyllm.LLM) -> None:
+    for wrong in ({}, {"Authorization": "Bearer"}, {"Authorization": f"Bearer {KEY}x"}):
+        status, answer = server.post(COMPLETIONS, {"prompt": "a"}, **wrong)
+        assert (status, answer["error"]["message"]) == (401, "the API key is missing or wrong")
+    assert server.send("GET", "/health")[0] == 200
+    assert with_key(server, COMPLETIONS, {"prompt": "a"}, Content_Type="text/plain")[0] == 415
+    assert server.send("GET", COMPLETIONS, Authorization=f"Bearer {KEY}")[0] == 405
+    assert server.send("GET", "/v1/none", Authorization=f"Bearer {KEY}")[0] == 404
+    large = b'{"prompt": "' + b"a" * (17 << 20)
+    assert server.send("POST", COMPLETIONS, large, Authorization=f"Bearer {KEY}")[0] == 413
+    connection = HTTPConnection("127.0.0.1", server.port)
+    connection.request("GET", "/health", headers={"X-Long": "a" * (1 << 17)})
+    assert connection.getresponse().status == 400
+    connection.close()
+    with serving(llm) as open_server:
+        assert open_server.send("GET", "/health", Host="attacker.example")[0] == 400
+        assert open_server.send("GET", "/health", Host="localhost:80")[0] == 200
+
+
+# ---- turns -----------------------------------------------------------------------------------------
+
+
+def begun(server: Server, **more: Any) -> socket.socket:
+    """The connection of a client that waits for a long answer."""
+    before = server.service.turns.requests
+    connection = HTTPConnection("127.0.0.1", server.port)
+    body = json.dumps({**LONG, **more})
+    connection.request("POST", COMPLETIONS, body, {"Content-Type": "application/json"})
+    wait_for(lambda: server.service.turns.requests > before)
+    assert connection.sock is not None
+    return connection.sock
+
+
+@pytest.fixture
+def layers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The layers done, at each look of a request's thread whether somebody waits for it."""
+    looks: list[int] = []
+
+    def recording(check: Watch) -> AbstractContextManager[None]:
+        def recorded(layers_done: int, n_layers: int) -> None:
+            looks.append(layers_done)
+            check(layers_done, n_layers)
+
+        return watching(recorded)
+
+    monkeypatch.setattr(turns, "watching", recording)
+    return looks
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_away_frees_its_pass(slow: lazyllm.LLM, layers: list[int], stream: bool) -> None:
+    """In the prompt's pass, which takes seconds; those that wait for their turn never begin."""
+    with serving(slow, at_once=1) as server:
+        clients = [begun(server, stream=stream) for _ in range(3)]
+        wait_for(lambda: layers)
+        for client in clients:
+            client.close()
+        wait_for(lambda: server.service.turns.requests == 0)
+        assert server.service.turns._threads.submit(int).result() == 0  # once the pass has ended
+        assert layers == [*range(1, len(layers) + 1)]
+        assert len(layers) < WIDE.n_layers
+        assert server.post(COMPLETIONS, {"prompt": "a", "max_tokens": 1})[0] == 200
+
+
+def test_a_client_that_goes_away_frees_its_decode_steps(slow: lazyllm.LLM, layers: list[int]) -> None:
+    with serving(slow, at_once=1) as server:
+        for more in ({"n": 2, "temperature": 1}, {"stream": True}):
+            client = begun(server, prompt="a", max_tokens=4000, **more)
+            before = len(layers)
+            wait_for(lambda before=before: len(layers) > before + 20)
+            client.close()
+            assert server.post(COMPLETIONS, {"prompt": "a", "max_tokens": 1})[0] == 200
+            assert len(layers) < before + 3000
+
+
+def test_beyond_the_queue_is_429(slow: lazyllm.LLM) -> None:
+    with serving(slow, at_once=1, waiting=1) as server:
+        clients = [begun(server), begun(server)]
+        status, headers, answer = server.send("POST", COMPLETIONS, LONG)
+        assert (status, headers["retry-after"]) == (429, "1")
+        assert b"too many requests wait" in answer
+        for client in clients:
+            client.close()
+        wait_for(lambda: server.service.turns.requests == 0)
+
+
+def test_a_request_beyond_memory_is_refused(llm: lazyllm.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lazyllm.machine.memory.available_bytes", lambda: 1000)
+    with serving(llm) as server:
+        for stream in (False, True):
+            status, answer = server.post(COMPLETIONS, {"prompt": "a" * 300, "stream": stream})
+            assert status == 503
+            assert "a session of" in answer["error"]["message"]
+
+
+def test_short_requests_are_answered_beside_a_long_one(slow: lazyllm.LLM) -> None:
+    with serving(slow, at_once=2) as server:
+        client = begun(server)
+        assert server.post(COMPLETIONS, {"prompt": "a", "max_tokens": 2})[0] == 200
+        assert server.service.turns.requests == 1
+        client.close()
+
+
+# ---- the command, and its end ----------------------------------------------------------------------
+
+
+def test_sigterm_finishes_what_runs(slow: lazyllm.LLM) -> None:
+    port, results = free_port(), []
+    call = [
+        "-m",
+        "lazyllm",
+        "serve",
+        "--model",
+        str(slow.checkpoint.path),
+        "--port",
+        str(port),
+        "--speedup",
+        "2",
+    ]
+    child = subprocess.Popen([sys.executable, *call], stderr=subprocess.PIPE, text=True)
+
+    def ask() -> None:
+        connection = HTTPConnection("127.0.0.1", port, timeout=60)
+        body = json.dumps({"prompt": "a" * 1000, "max_tokens": 30})
+        connection.request("POST", COMPLETIONS, body, {"Content-Type": "application/json"})
+        asked.set()
+        answer = connection.getresponse()
+        results.append((answer.status, len(answer.read())))
+
+    def listens() -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    asked = threading.Event()
+    client = threading.Thread(target=ask)
+    try:
+        wait_for(listens)
+        client.start()
+        assert asked.wait(30)
+        time.sleep(0.2)
+        child.send_signal(signal.SIGTERM)
+        client.join()
+        _, shown = child.communicate(timeout=60)
+    finally:
+        child.kill()
+    assert [status for status, _ in results] == [200]
+    assert child.returncode in (0, -signal.SIGTERM)
+    assert "Traceback" not in shown
+    assert os.path.dirname(slow.checkpoint.path) not in str(results)
