@@ -16,7 +16,6 @@ from safetensors import safe_open
 
 from lazyllm import __version__, _core
 from lazyllm.checkpoints.checkpoint import header_bytes, read_shard
-from lazyllm.checkpoints.digest import weights_digest
 from lazyllm.method import Method, source_digest
 from lazyllm.methods.parsing import parse_method
 from lazyllm.prompt import PromptPlace, checked_messages
@@ -45,7 +44,7 @@ DOCUMENT = {"text": str, "chat": bool}
 def identity(model: LLM, method: Method, progress: bool) -> dict[str, str]:
     """Properties that a saved session must share with the model and the setting that it is restored for."""
     return {
-        "model sha256": weights_digest(model.checkpoint, progress),
+        "model sha256": model.checkpoint.weights_digest(progress),
         "compute": model.compute,
         "weights": model.weights,
         "activations": model.core.activations,

@@ -19,11 +19,11 @@ from folders import PROMPTS, benchmark, benchmark_item, model_folder, untimed
 
 import lazyllm
 from lazyllm import longbench
-from lazyllm.checkpoints import digest
 from lazyllm.evaluation.longbench.tasks import LongBench, find_templates
 from lazyllm.evaluation.options import DataOptions, options_of
 from lazyllm.evaluation.results import ITEMS, MANIFEST, Manifest, RunFolder, new_manifest, read_rows
 from lazyllm.evaluation.summary import token_use_by_setting
+from lazyllm.support import files
 from lazyllm.support.files import OpenedFile
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -508,10 +508,10 @@ def test_hashing_a_model_counts_whole_mebibytes(tmp_path: Path, monkeypatch: pyt
         counts.append(line.n)
 
     line.__enter__.return_value, line.update = line, update
-    monkeypatch.setattr(digest, "bar", lambda *_: line)
+    monkeypatch.setattr(files, "bar", lambda *_: line)
     for number, n_bytes in enumerate((1000, (9 << 20) + 700_000, 700_000)):
         (tmp_path / str(number)).write_bytes(bytes(n_bytes))
-    digest.digest([OpenedFile(tmp_path / str(number)) for number in range(3)], True)
+    files.digest([OpenedFile(tmp_path / str(number)) for number in range(3)], True)
     assert all(isinstance(value, int) for value in counts)
     assert counts[-1] == 10
 

@@ -20,7 +20,7 @@ from lazyllm.checkpoints.fields import Fields, json_object, optional_fields, rea
 from lazyllm.checkpoints.tensors import Tensor, core_tensors, renamed
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.errors import CheckpointError
-from lazyllm.support.files import OpenedFile, user_path
+from lazyllm.support.files import OpenedFile, digest, user_path
 from lazyllm.support.optional import fetch
 
 SINGLE_FILE = "model.safetensors"
@@ -148,6 +148,10 @@ class Checkpoint:
         """A file that has been written to or replaced since it was opened; None if there is none."""
         files = (*self.shard_files, *self.config_files, *self.tokenizer_files)
         return next((file.path for file in files if not file.is_current()), None)
+
+    def weights_digest(self, progress: bool) -> str:
+        """SHA-256 of config and weights as they were opened, whatever their paths lead to now."""
+        return digest([*self.config_files, *self.shard_files], progress)
 
     def chunks(self, tensor: Tensor, together: int = 1) -> Iterator[bytes]:
         """The bytes of a tensor, a bounded number of rows at a time, which is a multiple of `together`."""

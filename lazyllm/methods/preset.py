@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 from lazyllm.checkpoints.checkpoint import Checkpoint
 from lazyllm.checkpoints.config import ModelConfig
-from lazyllm.checkpoints.digest import weights_digest
 from lazyllm.method import Method
 from lazyllm.pruning import Pruning
 from lazyllm.support import checked
@@ -132,7 +131,7 @@ class Preset(Method):
 
     def mismatch(self, checkpoint: Checkpoint, progress: bool) -> str | None:
         """Compares hashes, for which it reads the whole checkpoint once in a process."""
-        if weights_digest(checkpoint, progress) == self.sha256:
+        if checkpoint.weights_digest(progress) == self.sha256:
             return None
         name = checkpoint.config.name or checkpoint.path.name
         other = f"{name} with other weights" if name == self.model else name
