@@ -10,7 +10,7 @@ import numpy as np
 
 from lazyllm.checkpoints.families import BY_TYPE, FAMILIES, FULL, LAYER_TYPES, SLIDING, SOFT_CAPS, Family
 from lazyllm.checkpoints.fields import Fields, optional_fields, read_json
-from lazyllm.checkpoints.rope import MAX_CONTEXT, NO_ROPE, read_ropes, rope_table
+from lazyllm.checkpoints.rope import MAX_CONTEXT, NO_ROPE, read_ropes
 
 MAX_LAYERS = 4096
 MAX_WIDTH = 1 << 20
@@ -19,6 +19,12 @@ MAX_VOCAB = 1 << 24
 MAX_QUERY_SCALAR = MAX_CAP = 1e6
 MAX_EXPERTS = 1024
 MULTIPLIERS = 1e-3, 1e3
+GRANITE_MULTIPLIERS = (
+    "residual_multiplier",
+    "attention_multiplier",
+    "embedding_multiplier",
+    "logits_scaling",
+)
 RECURRENT = "it has recurrent layers, which cannot take a token later, so that revival has no meaning there"
 ATTENTION = ["attention", FULL]
 REFUSED = {
@@ -117,31 +123,25 @@ class ModelConfig:
             fields.only(name, value, meaning)
         for name in () if family.soft_caps else SOFT_CAPS:
             fields.only(name, None, f"soft caps in a {family.model_type}")
-        caps = [0.0 if fields.get(name) is None else fields.number(name, 0.0, MAX_CAP) for name in SOFT_CAPS]
+        attention_cap, logit_cap = (fields.number(name, 0.0, MAX_CAP, default=0.0) for name in SOFT_CAPS)
         heads = fields.whole("num_attention_heads", MAX_WIDTH)
         kv_heads = fields.whole("num_key_value_heads", heads, default=heads)
         if heads % kv_heads:
             fields.refuse("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
         hidden = fields.whole("hidden_size", MAX_WIDTH)
         head_dim = read_head_dim(fields, hidden, heads)
-        context = fields.whole("max_position_embeddings", MAX_CONTEXT)
-        ropes = read_ropes(fields, family, head_dim, context)
-        context = ropes[FULL].context
         windows, kinds = read_layers(fields, family, fields.whole("num_hidden_layers", MAX_LAYERS))
-        table = rope_table({kind: ropes[kind] for kind in sorted(set(kinds))})
-
-        def multiplier(name: str) -> float:
-            return fields.number(name, *MULTIPLIERS, default=1.0) if family.multipliers else 1.0
-
-        residual, query_scalar = multiplier("residual_multiplier"), float(head_dim)
-        embedding = multiplier("embedding_multiplier")
+        ropes = read_ropes(fields, family, head_dim, kinds)
+        residual, query_scalar, embedding, logit_scale = 1.0, float(head_dim), 1.0, 1.0
         if family.multipliers:
-            query_scalar = multiplier("attention_multiplier") ** -2
+            residual, attention, embedding, logits = (
+                fields.number(name, *MULTIPLIERS, default=1.0) for name in GRANITE_MULTIPLIERS
+            )
+            query_scalar, logit_scale = attention**-2, 1 / logits
         if family.query_scalar:
             query_scalar = fields.number(family.query_scalar, 0.0, MAX_QUERY_SCALAR)
         if family.scaled_embedding:
             embedding = float(np.float32(hidden**0.5))
-        logit_scale = 1 / multiplier("logits_scaling")
         if family.logit_scale:
             logit_scale = fields.number("logit_scale", *MULTIPLIERS)
         features: dict[str, Any] = {
@@ -161,20 +161,13 @@ class ModelConfig:
             head_dim=head_dim,
             ffn=fields.whole(family.ffn, MAX_WIDTH),
             vocab=vocab,
-            context=context,
             norm_eps=fields.number(family.eps, 0.0, 0.1, default=1e-6) / residual**2,
-            inv_freq=tuple(rope.inv_freq for _, rope in table),
-            rope_scale=tuple(rope.scale for _, rope in table),
-            layer_rope=tuple([kind for kind, _ in table].index(kind) for kind in kinds),
-            short_context=min(ropes[kind].short_context for kind in kinds),
-            rotary_dim=ropes[FULL].rotary_dim,
-            query_growth=ropes[FULL].query_growth,
-            query_step=ropes[FULL].original,
+            **ropes,
             tied=fields.flag("tie_word_embeddings", False),
-            windows=tuple(window if window < context else 0 for window in windows),
+            windows=tuple(window if window < ropes["context"] else 0 for window in windows),
             query_scalar=query_scalar,
-            attention_cap=caps[0],
-            logit_cap=caps[1],
+            attention_cap=attention_cap,
+            logit_cap=logit_cap,
             embedding_scale=embedding / residual,
             logit_scale=logit_scale,
             pre_norms=family.norms != "post",
