@@ -15,7 +15,7 @@ import numpy as np
 
 from lazyllm import _core
 from lazyllm.checkpoints.config import ModelConfig
-from lazyllm.counted_work import bare_flops
+from lazyllm.counted_work import bare_flops, token_counts
 from lazyllm.method import source_digest
 from lazyllm.pruning import PAPER, Pruning, Scheduled, StagesInput
 from lazyllm.support import checked
@@ -304,8 +304,7 @@ class Policy(Scheduled):
 
     def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int:
         """Without scores: the policy's own work is measured, `Generation.policy_seconds`, not counted."""
-        in_play, computed = (column.tolist() for column in np.asarray(last_pass).T[:2])
-        return bare_flops(config, in_play, computed)
+        return bare_flops(config, *token_counts(last_pass))
 
     def why_unpruned(self, n_prompt: int, n_context: int) -> str:
         return self.schedule.why_unpruned(n_prompt, n_context)
