@@ -54,10 +54,7 @@ class View:
     def _part(self, name: str, first: int, n: int) -> np.ndarray:
         """A copy of `n` entries of a part, activations in float32; the core has bfloat16 as its 16 bits."""
         if self._core is None:
-            raise RuntimeError(
-                f"the view of layer {self.layer} was used after its call had ended; what it gave out before "
-                "are copies, which may be kept"
-            )
+            raise RuntimeError(f"the view of layer {self.layer} was used after its call; keep its arrays")
         key = name, n
         if key not in self._copied:
             array = self._core.view(name, first, n)
@@ -89,14 +86,11 @@ class View:
         Where positions 0, 2 and 5 were in play, and 0 and 5 still are, [.2, .3, .5] becomes [.2, .5].
         """
         if layer not in self.observed:
-            raise ValueError(
-                f"layer {layer} was not observed in this pass; the layers observed are {[*self.observed]}"
-            )
+            raise ValueError(f"layer {layer} was not observed in this pass, only {[*self.observed]}")
         rows, positions = np.asarray(self.observed[layer]), self._observed_positions[layer]
         if rows.shape[-1:] != positions.shape:
             raise ValueError(
-                f"observe returned shape {rows.shape} after layer {layer}; to be aligned its last axis must "
-                f"be the {positions.size} tokens in play there"
+                f"observe returned shape {rows.shape} after layer {layer}; expected (…, {positions.size})"
             )
         return rows[..., np.searchsorted(positions, self.positions)]
 
@@ -105,10 +99,7 @@ class View:
         and not scaled: scores are q.k / sqrt(the model's query scalar, which is D in most)."""
         rows, most = checked.whole(rows, "rows", 1), self._policy.asking_rows
         if rows > most:
-            raise ValueError(
-                f"a view was asked for {rows} rows; the most that a policy may ask for is its class "
-                f"attribute queries, which is {most} in {type(self._policy).__name__}: set queries = {rows}"
-            )
+            raise ValueError(f"a view was asked for {rows} rows, not {most} or fewer: set queries = {rows}")
         n = min(rows, int(np.count_nonzero(self.rows >= self._facts["first_asking"])))
         projections = self._part("projections", self._facts["n_rows"] - n, n)
         return _read_only(projections[:, : self._facts["n_heads"]].transpose(1, 0, 2))

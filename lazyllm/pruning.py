@@ -55,9 +55,7 @@ class Drop:
 
     def __post_init__(self) -> None:
         if isinstance(self.keep, Mass):
-            raise TypeError(
-                f"Drop takes a keep, not {self.keep}: each decode step would drop part of what is left"
-            )
+            raise TypeError(f"Drop takes a keep, not {self.keep}, by which each decode step would drop more")
         object.__setattr__(self, "keep", checked.keep(self.keep, "Drop keep"))
 
     def __repr__(self) -> str:
@@ -314,11 +312,9 @@ class Pruning(Scheduled):
             raise TypeError(f"config must be that of a model, such as llm.config, not {config!r}")
         for what, stages in (("stages", self.stages), ("decode", self.decode_stages)):
             for layer, rule in stages:
-                if layer >= config.n_layers - (not isinstance(rule, Drop)):
-                    raise ValueError(
-                        f"{what}: layer {layer} is out of reach: the model has {config.n_layers} layers, "
-                        f"so a stage's layer must be below {config.n_layers - 1}"
-                    )
+                end = config.n_layers - (not isinstance(rule, Drop))
+                if layer >= end:
+                    raise ValueError(f"{what}: layer {layer} is out of reach: it must be below {end}")
 
     def planned(self, config: ModelConfig, n_prompt: int) -> list[int]:
         """The number of tokens in play in each layer during the prefill of `n_prompt` tokens."""

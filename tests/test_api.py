@@ -322,7 +322,7 @@ def test_a_chat_of_messages(llm: LLM) -> None:
     session = llm.session()
     session.ask(messages, max_new_tokens=2)
     assert session.ask([{"role": "user", "content": "And?"}], max_new_tokens=2).prompt_ids
-    with pytest.raises(ValueError, match="'bos_token' is no variable of your own"):
+    with pytest.raises(ValueError, match="'bos_token' is taken"):
         llm.generate(messages, chat_template_kwargs={"bos_token": ""})
 
 

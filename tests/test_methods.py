@@ -572,7 +572,7 @@ def test_parse_method_refuses() -> None:
         ("random:keep=", TypeError, "keep must be a number, not ''"),
         ("random:keep=nan", TypeError, "keep must be a number, not 'nan'"),
         ("random:keep=0.5,keep=0.6", ValueError, "has 'keep=0.6', where a new name=value is wanted"),
-        ("random:keep=0.5,layers=3", ValueError, "argument 'layers'; its fields are keep, seed"),
+        ("random:keep=0.5,layers=3", ValueError, "argument 'layers'; it takes keep, seed"),
         ("fastkv:layer=3", ValueError, "fastkv: missing a required argument: 'keep'"),
         ("{", ValueError, "pruning is not JSON"),
         ('{"method": "magic"}', ValueError, "method is 'magic'; it must be one of random, static, compress"),

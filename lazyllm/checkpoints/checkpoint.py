@@ -75,10 +75,7 @@ def resolve(path_or_id: str | Path, revision: str | None = None, file: str | Non
             return path / (file or "")
         raise FileNotFoundError(f"{path} has no {file}{gguf_choice(os.listdir(path))}")
     if path.suffix != ".gguf":
-        raise CheckpointError(
-            f"{path} is a file; expected the folder that holds config.json and model.safetensors, "
-            "or a .gguf file"
-        )
+        raise CheckpointError(f"{path} is a file; expected a model's folder, or a .gguf file")
     if file is not None:
         raise ValueError(f"file is for a folder or hub id, and {path} is a file; leave file away")
     return path
@@ -134,10 +131,7 @@ class Checkpoint:
             if placed.get(tensor.name, name) == name
         ]
         for missing in placed.keys() - {tensor.name for tensor in tensors}:
-            raise CheckpointError(
-                f"{self.path / INDEX_FILE}: tensor {missing!r} is said to be in {placed[missing]}; "
-                "it is not there"
-            )
+            raise CheckpointError(f"{self.path / INDEX_FILE}: {placed[missing]} has no tensor {missing!r}")
         family = FAMILIES[self.config.architecture]
         if family.multimodal:
             tensors = text_model(tensors)
@@ -185,15 +179,12 @@ def list_shards(folder: Path) -> tuple[list[str], dict[str, str]]:
         return [SINGLE_FILE], {}
     if (folder / INDEX_FILE).exists():
         index = Fields(folder / INDEX_FILE, read_json(folder / INDEX_FILE, strict=True))
-        placed = index.section("weight_map").values
-        if not placed:
+        weight_map = index.section("weight_map")
+        if not (placed := weight_map.values):
             index.refuse("weight_map", "an object naming the file of each tensor")
         for tensor, name in placed.items():
             if not isinstance(name, str) or not SHARD_NAME.fullmatch(name):
-                raise CheckpointError(
-                    f"{index.source}: tensor {tensor!r} is said to be in {name!r}; "
-                    "expected the plain name of a .safetensors file"
-                )
+                weight_map.refuse(tensor, "the plain name of a .safetensors file")
         names = sorted(set(placed.values()))
         for name in names:
             if not (folder / name).is_file():
@@ -202,12 +193,9 @@ def list_shards(folder: Path) -> tuple[list[str], dict[str, str]]:
     if any(folder.glob("*.bin")) or any(folder.glob("*.pth")) or any(folder.glob("*.pt")):
         raise CheckpointError(
             f"{folder} holds its weights as pickles, which can run code and are never opened; if you trust "
-            "it, convert it with transformers: "
-            "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
+            "it, let transformers write it anew: from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
         )
-    raise CheckpointError(
-        f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}{gguf_choice(os.listdir(folder))}"
-    )
+    raise CheckpointError(f"{folder} has no {SINGLE_FILE}{gguf_choice(os.listdir(folder))}")
 
 
 def read_shard(path: Path, index: int) -> list[Tensor]:

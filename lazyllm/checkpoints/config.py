@@ -237,9 +237,7 @@ def read_head_dim(fields: Fields, hidden: int, heads: int) -> int:
         expected = f"an even {'number' if named else f'multiple of num_attention_heads ({heads})'}"
         fields.refuse("head_dim" if named else "hidden_size", f"{expected}: rotary embeddings turn pairs")
     if heads * head_dim > MAX_WIDTH:
-        fields.refuse(
-            "num_attention_heads", f"at most {MAX_WIDTH} values in all heads of dimension {head_dim}"
-        )
+        fields.refuse("num_attention_heads", f"at most {MAX_WIDTH} values in all heads")
     return head_dim
 
 

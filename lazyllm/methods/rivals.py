@@ -159,10 +159,7 @@ class GemFilter(OneStage):
 
     def check_length(self, config: ModelConfig, n_prompt: int) -> None:
         if n_prompt > config.context:
-            raise ValueError(
-                f"GemFilter reads the whole prompt first: its {n_prompt} tokens are more than the model's "
-                f"context of {config.context}"
-            )
+            raise ValueError(f"GemFilter reads all {n_prompt} tokens first; the context has {config.context}")
 
     def ids(self, llm: Any, prompt_ids: list[int], turn: int) -> list[int]:
         if self.kept(len(prompt_ids)) == len(prompt_ids):
