@@ -118,9 +118,8 @@ class Checkpoint:
             raise FileNotFoundError(f"{self.path} is not a folder")
         self.config_files = opened(self.path, ["config.json"])
         self.tokenizer_files = opened(self.path, TOKENIZER_PARTS)
-        generation = optional_fields(self.path / "generation_config.json")
-        self.generation_config = generation.values
-        self.config = ModelConfig.from_folder(self.path, generation)
+        self.generation_config = optional_fields(self.path / "generation_config.json").values
+        self.config = ModelConfig.from_folder(self.path)
         names, placed = list_shards(self.path)
         self.shards = [str(self.path / name) for name in names]
         self.shard_files = [OpenedFile(shard) for shard in self.shards]

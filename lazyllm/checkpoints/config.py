@@ -103,11 +103,11 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
 
     @classmethod
-    def from_folder(cls, path: str | Path, generation: Fields | None = None) -> ModelConfig:
-        """Reads config.json and, unless its fields are given, generation_config.json in the folder `path`."""
+    def from_folder(cls, path: str | Path) -> ModelConfig:
+        """From config.json and generation_config.json in the folder `path`."""
         folder = Path(path)
         fields = Fields(folder / "config.json", read_json(folder / "config.json"))
-        return cls.read(fields, generation or optional_fields(folder / "generation_config.json"), folder)
+        return cls.read(fields, optional_fields(folder / "generation_config.json"), folder)
 
     @classmethod
     def read(cls, fields: Fields, generation: Fields | None = None, path: Path | None = None) -> ModelConfig:

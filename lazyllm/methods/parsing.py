@@ -20,30 +20,16 @@ from lazyllm.pruning import DENSE, Pruning
 from lazyllm.support.json_text import parse_json
 
 PruningInput = Method | float | str | Path | Mapping[Any, Any] | Sequence[Any] | None
-BUILT_IN: dict[str, type[Method]] = {
-    cls.name: cls
-    for cls in (
-        RandomDrop,
-        StaticPruning,
-        PromptCompression,
-        FastKV,
-        CLAA,
-        GemFilter,
-        SnapKV,
-        ExpectedAttention,
-        Speedup,
-    )
-}
+RIVALS = RandomDrop, StaticPruning, PromptCompression, FastKV, CLAA, GemFilter, SnapKV, ExpectedAttention
+BUILT_IN: dict[str, type[Method]] = {cls.name: cls for cls in (*RIVALS, Speedup)}
 ENTRY_POINTS = "lazyllm.methods"
 """The group of entry points by which installed packages offer classes of methods, each under its name."""
 SPEEDUP = re.compile(r"(\d+\.?\d*)x?")
 FORMS = (
-    "a speedup such as 2x, dense, random:keep=0.5,seed=0, static:layer=7,keep=0.5, "
-    "compress:ratio=0.5,unit=sentence, "
-    "fastkv:layer=14,keep=0.2, claa:layer=14,keep=0.2, gemfilter:layer=12,keep=0.1, "
-    "snapkv:keep=0.5, expected:keep=0.5, "
-    'stages as JSON such as {"10": 0.7}, the file of a preset such as preset.json, or name:field=value of a '
-    "method that an installed package offers"
+    "a speedup such as 2x, dense, random:keep=0.5,seed=0, static:layer=7,keep=0.5, compress:ratio=0.5, "
+    "fastkv:layer=14,keep=0.2, claa:layer=14,keep=0.2, gemfilter:layer=12,keep=0.1, snapkv:keep=0.5, "
+    'expected:keep=0.5, stages as JSON such as {"10": 0.7}, the file of a preset such as preset.json, or '
+    "name:field=value of a method that an installed package offers"
 )
 
 
@@ -77,12 +63,13 @@ def as_method(pruning: object) -> Method:
 def parse_method(text: str) -> Method:
     """A method from one argument: `2x`, `dense`, `random:keep=0.5`, stages as JSON, what `to_json` writes, or
     the file of a preset, whose name ends with .json. Installed packages may offer more (`ENTRY_POINTS`)."""
-    name, _, options = text.strip().partition(":")
-    if text.strip() == "dense":
+    text = text.strip()
+    name, _, options = text.partition(":")
+    if text == "dense":
         return DENSE
-    if text.strip()[:1] in ("{", "[") or text.strip() == "null":
+    if text[:1] in ("{", "[") or text == "null":
         return as_method(parse_json(text, "pruning", strict=True))
-    if speedup := SPEEDUP.fullmatch(text.strip()):
+    if speedup := SPEEDUP.fullmatch(text):
         return Speedup(float(speedup[1]))
     if cls := method_class(name):
         return cls.from_fields(fields_of(options, text))
