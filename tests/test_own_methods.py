@@ -150,7 +150,10 @@ def test_entry_points_give_names(site: Path) -> None:
             '{"method": "loudest", "stages": {"2": 0.5}, "queries": 4}',
             "loudest: got an unexpected keyword argument 'queries'",
         ),
-        ('{"method": "magic"}', "it must be one of random, .*expected, speedup, loudest, shortened, tail"),
+        (
+            '{"method": "magic"}',
+            "it must be one of random, .*expected, compress, speedup, loudest, shortened, tail",
+        ),
         ("magic:keep=1", "pruning is 'magic:keep=1'; it must be a speedup such as 2x, dense"),
     ]:
         with pytest.raises(ValueError, match=words):

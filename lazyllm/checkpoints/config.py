@@ -18,13 +18,7 @@ MAX_HEAD_DIM = 512
 MAX_VOCAB = 1 << 24
 MAX_QUERY_SCALAR = MAX_CAP = 1e6
 MAX_EXPERTS = 1024
-MULTIPLIERS = 1e-3, 1e3
-GRANITE_MULTIPLIERS = (
-    "residual_multiplier",
-    "attention_multiplier",
-    "embedding_multiplier",
-    "logits_scaling",
-)
+SCALES = 1e-3, 1e3
 RECURRENT = "it has recurrent layers, which cannot take a token later, so that revival has no meaning there"
 ATTENTION = ["attention", FULL]
 REFUSED = {
@@ -121,7 +115,7 @@ class ModelConfig:
                 fields.refuse("layer_types", f"layers of attention: {RECURRENT}")
         for name, (value, meaning) in {**UNSUPPORTED, **family.only}.items():
             fields.only(name, value, meaning)
-        for name in () if family.soft_caps else SOFT_CAPS:
+        for name in set(SOFT_CAPS) - set(family.scales):
             fields.only(name, None, f"soft caps in a {family.model_type}")
         attention_cap, logit_cap = (fields.number(name, 0.0, MAX_CAP, default=0.0) for name in SOFT_CAPS)
         heads = fields.whole("num_attention_heads", MAX_WIDTH)
@@ -132,18 +126,21 @@ class ModelConfig:
         head_dim = read_head_dim(fields, hidden, heads)
         windows, kinds = read_layers(fields, family, fields.whole("num_hidden_layers", MAX_LAYERS))
         ropes = read_ropes(fields, family, head_dim, kinds)
-        residual, query_scalar, embedding, logit_scale = 1.0, float(head_dim), 1.0, 1.0
-        if family.multipliers:
-            residual, attention, embedding, logits = (
-                fields.number(name, *MULTIPLIERS, default=1.0) for name in GRANITE_MULTIPLIERS
-            )
-            query_scalar, logit_scale = attention**-2, 1 / logits
+
+        def scale(name: str) -> float:
+            return fields.number(name, *SCALES, default=1.0) if name in family.scales else 1.0
+
+        residual, embedding, query_scalar = (
+            scale("residual_multiplier"),
+            scale("embedding_multiplier"),
+            head_dim,
+        )
+        if "attention_multiplier" in family.scales:
+            query_scalar = scale("attention_multiplier") ** -2
         if family.query_scalar:
             query_scalar = fields.number(family.query_scalar, 0.0, MAX_QUERY_SCALAR)
         if family.scaled_embedding:
             embedding = float(np.float32(hidden**0.5))
-        if family.logit_scale:
-            logit_scale = fields.number("logit_scale", *MULTIPLIERS)
         features: dict[str, Any] = {
             name: fields.flag(value, False) if isinstance(value, str) else value
             for name, value in family.features.items()
@@ -165,11 +162,11 @@ class ModelConfig:
             **ropes,
             tied=fields.flag("tie_word_embeddings", False),
             windows=tuple(window if window < ropes["context"] else 0 for window in windows),
-            query_scalar=query_scalar,
+            query_scalar=float(query_scalar),
             attention_cap=attention_cap,
             logit_cap=logit_cap,
             embedding_scale=embedding / residual,
-            logit_scale=logit_scale,
+            logit_scale=scale("logit_scale") / scale("logits_scaling"),
             pre_norms=family.norms != "post",
             post_norms=family.norms != "pre",
             gelu=family.activation[1] != "silu",
