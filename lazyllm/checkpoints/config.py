@@ -115,7 +115,7 @@ class ModelConfig:
                 fields.refuse("layer_types", f"layers of attention: {RECURRENT}")
         for name, (value, meaning) in {**UNSUPPORTED, **family.only}.items():
             fields.only(name, value, meaning)
-        for name in set(SOFT_CAPS) - set(family.scales):
+        for name in sorted({*SOFT_CAPS} - {*family.scales}):
             fields.only(name, None, f"soft caps in a {family.model_type}")
         attention_cap, logit_cap = (fields.number(name, 0.0, MAX_CAP, default=0.0) for name in SOFT_CAPS)
         heads = fields.whole("num_attention_heads", MAX_WIDTH)
@@ -130,11 +130,8 @@ class ModelConfig:
         def scale(name: str) -> float:
             return fields.number(name, *SCALES, default=1.0) if name in family.scales else 1.0
 
-        residual, embedding, query_scalar = (
-            scale("residual_multiplier"),
-            scale("embedding_multiplier"),
-            head_dim,
-        )
+        residual, embedding = scale("residual_multiplier"), scale("embedding_multiplier")
+        query_scalar = float(head_dim)
         if "attention_multiplier" in family.scales:
             query_scalar = scale("attention_multiplier") ** -2
         if family.query_scalar:
@@ -162,7 +159,7 @@ class ModelConfig:
             **ropes,
             tied=fields.flag("tie_word_embeddings", False),
             windows=tuple(window if window < ropes["context"] else 0 for window in windows),
-            query_scalar=float(query_scalar),
+            query_scalar=query_scalar,
             attention_cap=attention_cap,
             logit_cap=logit_cap,
             embedding_scale=embedding / residual,

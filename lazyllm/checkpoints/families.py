@@ -38,8 +38,8 @@ class Family:
     query_scalar: str | None = None
     """The field whose root divides scores, in place of the head dimension's."""
     scales: Sequence[str] = ()
-    """Fields of numbers that are read: Granite's multipliers, Cohere's `logit_scale`, and SOFT_CAPS, which are
-    refused in other families."""
+    """Fields of numbers that are read: Granite's multipliers, Cohere's `logit_scale`, and SOFT_CAPS, which
+    other families refuse."""
     windows: Literal["none", "all", "all_if_used", "pattern", "optional"] = "none"
     """In all layers; in all if `use_sliding_window` is set; in those that `layer_types` or else
     `sliding_window_pattern` says; or, if `use_sliding_window` is set, in those that `layer_types` or else
