@@ -89,9 +89,7 @@ class View:
             raise ValueError(f"layer {layer} was not observed in this pass, only {[*self.observed]}")
         rows, positions = np.asarray(self.observed[layer]), self._observed_positions[layer]
         if rows.shape[-1:] != positions.shape:
-            raise ValueError(
-                f"observe returned shape {rows.shape} after layer {layer}; expected (…, {positions.size})"
-            )
+            raise ValueError(f"observe gave {rows.shape} after layer {layer}; expected (…, {positions.size})")
         return rows[..., np.searchsorted(positions, self.positions)]
 
     def queries(self, rows: int = 1) -> np.ndarray:

@@ -417,7 +417,7 @@ FOLDER = [
         ("an id beyond", edited(lambda t: t["model"]["vocab"].update(x=1 << 31)), "up to 2147483648;"),
         ("an id of 2^40", edited(lambda t: t["model"]["vocab"].update(x=1 << 40)), "is not a tokenizer.json"),
         ("a token of merges only", edited(lambda t: t["model"].update(merges=[["x", "yy"]])), "is not a"),
-        ("another decoder", having(decoder={"type": "BPEDecoder", "suffix": "_"}), "BPEDecoder is not"),
+        ("another decoder", having(decoder={"type": "BPEDecoder", "suffix": "_"}), "BPEDecoder is neither"),
         ("a broken pattern", having(pre_tokenizer={"type": "Split", "pattern": {"Regex": "("}}), "is not a"),
     ),
     *faults(

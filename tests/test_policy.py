@@ -518,7 +518,7 @@ def test_a_view_is_printed_by_its_layer(llm: LLM) -> None:
 def test_what_cannot_be_aligned(tiny_of: Build) -> None:
     for layer, message in (
         (2, r"layer 2 was not observed in this pass, only \[0, 1\]"),
-        (0, r"observe returned shape \(\) after layer 0; expected \(…, 20\)"),
+        (0, r"observe gave \(\) after layer 0; expected \(…, 20\)"),
     ):
         tiny = tiny_of(Shape())
         policy = Calls({2: 0.5}, lambda view, layer=layer: view.aligned(layer), layers=3)

@@ -213,9 +213,8 @@ def text_fields(fields: Fields, family: Family) -> tuple[Fields, Family]:
         text = fields.section("text_config")
         if fields.get("text_config") is None:
             fields.refuse("text_config", "an object: the configuration of the text model")
-        text.values = text.values | {
-            name: fields.values[name] for name in outer if fields.get(name) is not None
-        }
+        shared = {name: value for name in outer if (value := fields.get(name)) is not None}
+        text.values = text.values | shared
         fields, model_type = text, text.get("model_type", family.model_type)
         if model_type not in list(BY_TYPE):
             fields.refuse("model_type", f"one of {', '.join(BY_TYPE)}")
@@ -297,14 +296,13 @@ def read_experts(fields: Fields, ffn: str | None, n_layers: int) -> dict[str, An
     plain = fields.get("mlp_only_layers", [])
     if not isinstance(plain, list) or any(type(layer) is not int for layer in plain):
         fields.refuse("mlp_only_layers", "a list of layers")
+    has_experts = ((layer + 1) % step == 0 and layer not in plain for layer in range(n_layers))
     return {
         "n_experts": count,
         "experts_per_token": fields.whole("num_experts_per_tok", count),
         "expert_ffn": fields.whole(ffn, MAX_WIDTH),
         "normed_experts": fields.flag("norm_topk_prob", False),
-        "expert_layers": tuple(
-            int((layer + 1) % step == 0 and layer not in plain) for layer in range(n_layers)
-        ),
+        "expert_layers": tuple(map(int, has_experts)),
     }
 
 

@@ -61,9 +61,8 @@ def read_ropes(fields: Fields, family: Family, head_dim: int, kinds: Sequence[st
             section = str(rope.source).rpartition(": ")[2]
             fields.refuse(section, "one object for all layers: ropes by layer type are not supported")
         named = rope.get("rope_theta") is not None
-        theta = (rope if named else fields).number(
-            "rope_theta" if named else theta_name, 1.0, MAX_THETA, default=default_theta
-        )
+        holder, name = (rope, "rope_theta") if named else (fields, theta_name)
+        theta = holder.number(name, 1.0, MAX_THETA, default=default_theta)
         ropes[layer_type] = scaled_rope(fields, rope, family, theta, head_dim, context)
     full, none = ropes[FULL], (0.0,) * (head_dim // 2)
     ropes[NO_ROPE] = replace(full, inv_freq=none, long_inv_freq=none, scale=1.0)

@@ -45,9 +45,7 @@ class Tokenizer:
         self.source = source
         self.template = template
         if vocabulary.size > self.rows:
-            raise CheckpointError(
-                f"{source}: ids up to {vocabulary.size - 1}; expected all below {self.rows}"
-            )
+            raise CheckpointError(f"{source}: ids up to {vocabulary.size - 1}; expected below {self.rows}")
         ids = {name: vocabulary.token_id(content) for name, content in tokens.items()}
         self.bos_token_id = ids.get("bos_token")
         self.eos_token_id = ids.get("eos_token")
