@@ -35,7 +35,7 @@ from lazyllm import (
     StaticPruning,
     parse_method,
 )
-from lazyllm.methods.compression import compressed, kept, self_information, unit_ends
+from lazyllm.methods.compression import kept, self_information, unit_ends
 
 EXAMPLES = settings().max_examples
 SURPRISAL = 1e-5  # tolerance, relative to the largest value
@@ -404,24 +404,24 @@ def test_compression_worked_by_hand() -> None:
     information = [math.nan, 2.0, 4.0, 9.0, 1.0, 1.0, 1.0, 5.0, 0.0]  # sentences: 3, 3 and 2.5
     model = fake_llm(information, pieces)
     text = "A b. C d e. F."
-    assert compressed(text, model, 0.0, "sentence") == "A b. C d e. F."
-    assert compressed(text, model, 0.5, "sentence") == "A b. C d e."
+    assert PromptCompression(0.0, "sentence").compress(model, text) == "A b. C d e. F."
+    assert PromptCompression(0.5, "sentence").compress(model, text) == "A b. C d e."
     # sorted values: 0 1 1 1 2 4 5 9; the first token's value is unknown, so it is kept
-    assert compressed(text, model, 0.5, "token") == "A b. C F"
-    assert compressed(text, model, 1.0, "token") == "A C"
+    assert PromptCompression(0.5, "token").compress(model, text) == "A b. C F"
+    assert PromptCompression(1.0, "token").compress(model, text) == "A C"
 
 
 def test_tokens_that_make_one_character_stay_together() -> None:
     model = fake_llm([math.nan, 1.0, 9.0, 4.0], ["a", "", "é", "b"])
-    assert compressed("aéb", model, 0.9, "token") == "aé"
-    assert compressed("aéb", model, 0.0, "token") == "aéb"
+    assert PromptCompression(0.9, "token").compress(model, "aéb") == "aé"
+    assert PromptCompression(0.0, "token").compress(model, "aéb") == "aéb"
 
 
 def test_a_unit_within_a_token_joins_the_next_one() -> None:
     model = fake_llm([1.0, 5.0, 3.0], ["a.", " b. c.", " d"])
-    assert compressed("a. b. c. d", model, 0.5, "sentence") == "b. c. d"
-    assert compressed("a. b. c. d", model, 0.9, "sentence") == "b. c."
-    assert compressed("a. b. c. d", model, 0.0, "sentence") == "a. b. c. d"
+    assert PromptCompression(0.5, "sentence").compress(model, "a. b. c. d") == "b. c. d"
+    assert PromptCompression(0.9, "sentence").compress(model, "a. b. c. d") == "b. c."
+    assert PromptCompression(0.0, "sentence").compress(model, "a. b. c. d") == "a. b. c. d"
 
 
 def test_self_information_is_the_models(llm: LLM) -> None:
