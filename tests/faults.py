@@ -668,5 +668,5 @@ PRESET = faults(
     ("stages beyond 1", having(pruning={"stages": [[1, 1.5]]}), "must be above 0 and at most 1, not 1.5"),
     ("an unknown option", having(pruning={"stages": [], "x": 1}), "preset.json: "),
     ("evidence of a list", having(evidence=[]), r"evidence must be an object, not \[\]"),
-    ("evidence without candidates", having(evidence={}), "evidence is not as calibrate or search writes it"),
+    ("evidence without candidates", having(evidence={}), "it is not as calibrate or search writes it"),
 )

@@ -189,10 +189,9 @@ def model_name(path: Path) -> str:
 
 def read_architecture(fields: Fields) -> str:
     listed, model_type = fields.get("architectures"), fields.get("model_type")
-    for name in listed if isinstance(listed, list) else ():
-        for parts, reason in REFUSED.items():
-            if isinstance(name, str) and any(part in name for part in parts.split()):
-                fields.refuse("architectures", f"another architecture: {reason}")
+    for parts, reason in REFUSED.items():
+        if any(part in str(listed) for part in parts.split()):
+            fields.refuse("architectures", f"another architecture: {reason}")
     if listed is None:
         if model_type not in list(BY_TYPE):
             fields.refuse("model_type", f"one of {', '.join(BY_TYPE)}, or architectures naming one")

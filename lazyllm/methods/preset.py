@@ -152,12 +152,9 @@ class Preset(Method):
             raise ValueError(f"{path} is no preset of format {FORMAT}, as calibrate and search write it")
         try:
             preset = cls.from_fields(table)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{path}: {error}") from None
-        try:
-            _ = preset.table
+            _ = preset.table  # reads the evidence
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise ValueError(f"{path}: evidence is not as calibrate or search writes it: {error!r}") from None
+            raise ValueError(f"{path}: it is not as calibrate or search writes it: {error!r}") from None
         return preset
 
 
