@@ -152,7 +152,7 @@ def test_each_prompt_of_a_conversation_is_filtered_by_itself(llm: LLM) -> None:
     ("method", "where", "result"),
     [
         (GemFilter(2, 0.3), "lazyllm.methods.rivals.FirstPass.score", Chosen(np.arange(15))),
-        (PromptCompression(0.5), "lazyllm.methods.compression.compressed", "The sea."),
+        (PromptCompression(0.5), "lazyllm.methods.compression.PromptCompression.compress", "The sea."),
     ],
     ids=["GemFilter", "PromptCompression"],
 )
