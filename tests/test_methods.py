@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -359,6 +360,9 @@ def test_counted_work(llm: LLM) -> None:
     static_flops = Pruning({2: 0.4}).flops(config, n) + 2 * n * 2 * width
     assert StaticPruning(2, 0.4).flops(config, n) == static_flops
     assert StaticPruning(2, 0.4).speedup(config, n) == dense / static_flops
+    windowed = replace(config, windows=(9, *config.windows[1:]))  # where the query sees 9 tokens, not all
+    static_flops = Pruning({2: 0.4}).flops(windowed, n) + (9 + n) * 2 * width
+    assert StaticPruning(2, 0.4).flops(windowed, n) == static_flops
     with pytest.raises(ValueError, match="n_prompt"):
         RandomDrop(0.3).flops(config, 0)
 
