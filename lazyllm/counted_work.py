@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from lazyllm.checkpoints.config import ModelConfig
+
+
+def token_counts(last_pass: np.ndarray) -> tuple[list[int], list[int]]:
+    """The tokens in play and those computed in each layer of a pass, `Session.last_pass`."""
+    in_play, computed = np.asarray(last_pass).T[:2].tolist()
+    return in_play, computed
 
 
 def bare_flops(config: ModelConfig, in_play: list[int], computed: list[int]) -> int:

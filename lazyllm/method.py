@@ -68,9 +68,7 @@ class Method:
             signature.bind_partial(**values)  # a wrong name is told before a missing one
             signature.bind(**values)
         except TypeError as error:
-            raise ValueError(
-                f"{cls.name}: {error}; its fields are {', '.join(signature.parameters)}"
-            ) from None
+            raise ValueError(f"{cls.name}: {error}; it takes {', '.join(signature.parameters)}") from None
         return cls(**values)
 
     def check(self, config: ModelConfig) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from lazyllm import _core
 from lazyllm.checkpoints.config import ModelConfig
-from lazyllm.counted_work import bare_flops
+from lazyllm.counted_work import bare_flops, token_counts
 from lazyllm.method import source_digest
 from lazyllm.pruning import PAPER, Pruning, Scheduled, StagesInput
 from lazyllm.support import checked
@@ -54,10 +54,7 @@ class View:
     def _part(self, name: str, first: int, n: int) -> np.ndarray:
         """A copy of `n` entries of a part, activations in float32; the core has bfloat16 as its 16 bits."""
         if self._core is None:
-            raise RuntimeError(
-                f"the view of layer {self.layer} was used after its call had ended; what it gave out before "
-                "are copies, which may be kept"
-            )
+            raise RuntimeError(f"the view of layer {self.layer} was used after its call; keep its arrays")
         key = name, n
         if key not in self._copied:
             array = self._core.view(name, first, n)
@@ -89,15 +86,10 @@ class View:
         Where positions 0, 2 and 5 were in play, and 0 and 5 still are, [.2, .3, .5] becomes [.2, .5].
         """
         if layer not in self.observed:
-            raise ValueError(
-                f"layer {layer} was not observed in this pass; the layers observed are {[*self.observed]}"
-            )
+            raise ValueError(f"layer {layer} was not observed in this pass, only {[*self.observed]}")
         rows, positions = np.asarray(self.observed[layer]), self._observed_positions[layer]
         if rows.shape[-1:] != positions.shape:
-            raise ValueError(
-                f"observe returned shape {rows.shape} after layer {layer}; to be aligned its last axis must "
-                f"be the {positions.size} tokens in play there"
-            )
+            raise ValueError(f"observe gave {rows.shape} after layer {layer}; expected (…, {positions.size})")
         return rows[..., np.searchsorted(positions, self.positions)]
 
     def queries(self, rows: int = 1) -> np.ndarray:
@@ -105,10 +97,7 @@ class View:
         and not scaled: scores are q.k / sqrt(the model's query scalar, which is D in most)."""
         rows, most = checked.whole(rows, "rows", 1), self._policy.asking_rows
         if rows > most:
-            raise ValueError(
-                f"a view was asked for {rows} rows; the most that a policy may ask for is its class "
-                f"attribute queries, which is {most} in {type(self._policy).__name__}: set queries = {rows}"
-            )
+            raise ValueError(f"a view was asked for {rows} rows, not {most} or fewer: set queries = {rows}")
         n = min(rows, int(np.count_nonzero(self.rows >= self._facts["first_asking"])))
         projections = self._part("projections", self._facts["n_rows"] - n, n)
         return _read_only(projections[:, : self._facts["n_heads"]].transpose(1, 0, 2))
@@ -304,8 +293,7 @@ class Policy(Scheduled):
 
     def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int:
         """Without scores: the policy's own work is measured, `Generation.policy_seconds`, not counted."""
-        in_play, computed = (column.tolist() for column in np.asarray(last_pass).T[:2])
-        return bare_flops(config, in_play, computed)
+        return bare_flops(config, *token_counts(last_pass))
 
     def why_unpruned(self, n_prompt: int, n_context: int) -> str:
         return self.schedule.why_unpruned(n_prompt, n_context)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from lazyllm.checkpoints.config import ModelConfig
-from lazyllm.counted_work import bare_flops, score_flops
+from lazyllm.counted_work import bare_flops, score_flops, token_counts
 from lazyllm.method import Method, Spans, shortened
 from lazyllm.schedule import SHAPE_LENGTH, SPEEDUP_SHAPES, OutOfReach, Shapes, placed
 from lazyllm.scoring import Scoring
@@ -55,9 +55,7 @@ class Drop:
 
     def __post_init__(self) -> None:
         if isinstance(self.keep, Mass):
-            raise TypeError(
-                f"Drop takes a keep, not {self.keep}: each decode step would drop part of what is left"
-            )
+            raise TypeError(f"Drop takes a keep, not {self.keep}, by which each decode step would drop more")
         object.__setattr__(self, "keep", checked.keep(self.keep, "Drop keep"))
 
     def __repr__(self) -> str:
@@ -186,12 +184,14 @@ class Scheduled(Method, ABC):
 
     def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int:
         in_play, computed = np.asarray(last_pass)[0, :2].tolist()
-        extra = self.extra_flops(config, n_prompt, in_play, computed)
-        return self.schedule.pass_flops(config, last_pass) + extra
+        rows = min(self.schedule.scoring.queries, computed)
+        windows = (config.windows[layer] for layer in self.scoring_layers(config))
+        below = sum(score_flops(config, in_play, rows, window) for window in windows)
+        return self.schedule.pass_flops(config, last_pass) + below
 
-    def extra_flops(self, config: ModelConfig, n_prompt: int, in_play: int, computed: int) -> int:
-        """Counted operations beside the schedule's, with these numbers of tokens in layer 0."""
-        return 0
+    def scoring_layers(self, config: ModelConfig) -> Sequence[int]:
+        """The layers below the stages that score as well, though the schedule does not say so."""
+        return ()
 
     def speedup(self, config: ModelConfig, n_prompt: int) -> float:
         """Dense prefill's counted operations over those of this method."""
@@ -340,7 +340,7 @@ class Pruning(Scheduled):
     def pass_flops(self, config: ModelConfig, last_pass: np.ndarray, generated: bool = False) -> int:
         """Counted operations of a pass that has run, from its token counts, `Session.last_pass`. Those
         computed are assumed to be the last ones in play: an upper bound on the pairs."""
-        in_play, computed = (column.tolist() for column in np.asarray(last_pass).T[:2])
+        in_play, computed = token_counts(last_pass)
         # what is gone counts for min_tokens but is not in play; a pass that dropped something had stages
         n_context = math.inf if in_play[-1] < in_play[0] else in_play[0]
         stages = [layer for layer, _ in self._stages_of(n_context, generated)]

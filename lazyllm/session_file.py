@@ -16,7 +16,6 @@ from safetensors import safe_open
 
 from lazyllm import __version__, _core
 from lazyllm.checkpoints.checkpoint import header_bytes, read_shard
-from lazyllm.checkpoints.digest import weights_digest
 from lazyllm.method import Method, source_digest
 from lazyllm.methods.parsing import parse_method
 from lazyllm.prompt import PromptPlace, checked_messages
@@ -45,7 +44,7 @@ DOCUMENT = {"text": str, "chat": bool}
 def identity(model: LLM, method: Method, progress: bool) -> dict[str, str]:
     """Properties that a saved session must share with the model and the setting that it is restored for."""
     return {
-        "model sha256": weights_digest(model.checkpoint, progress),
+        "model sha256": model.checkpoint.weights_digest(progress),
         "compute": model.compute,
         "weights": model.weights,
         "activations": model.core.activations,
@@ -113,10 +112,7 @@ class SessionFile:
             raise ValueError(f"{path} is no session of lazyllm, or is damaged or cut short") from error
         kind = metadata.get("format"), metadata.get("version")
         if kind != (FORMAT, VERSION):
-            raise ValueError(
-                f"{path} is no session of lazyllm, format {FORMAT!r} of version {VERSION}, but has format "
-                f"{kind[0]!r} of version {kind[1]}"
-            )
+            raise ValueError(f"{path} is no session of lazyllm: it has {kind}, not {(FORMAT, VERSION)}")
         self._data = np.memmap(path, np.uint8, mode="r")
         end, hasher = len(self._data) - DIGEST_BYTES, hashlib.sha256()
         for begin in range(0, end, BLOCK):
@@ -137,9 +133,7 @@ class SessionFile:
         try:
             method = parse_method(saved["pruning"]) if pruning is None else pruning
         except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"{self.path} is a session with {saved['pruning']}; give it as pruning=: {error}"
-            ) from None
+            raise ValueError(f"{self.path} is of {saved['pruning']}; give it as pruning=: {error}") from None
         for name, here in identity(model, method, progress).items():
             if saved[name] != here:
                 models = f" ({saved['model']} and {model.config.name})" if name == "model sha256" else ""

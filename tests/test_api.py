@@ -77,7 +77,7 @@ def test_help_shows_each_option_and_an_unknown_one_is_told_the_nearest(
     assert all(f"{name}:" in help_text for name in shown if name != "self")
     for options, words in (
         ({"progres": False}, f"{function.__name__} has no option 'progres'; did you mean progress"),
-        ({"xyz": False}, f"{function.__name__} has no option 'xyz'; it has "),
+        ({"xyz": False}, f"{function.__name__} has no option 'xyz'; expected one of "),
         ({}, "missing a required argument: "),
     ):
         with pytest.raises(TypeError, match=words):
@@ -303,7 +303,7 @@ def test_a_chat_of_messages(llm: LLM) -> None:
     session = llm.session()
     session.ask(messages, max_new_tokens=2)
     assert session.ask([{"role": "user", "content": "And?"}], max_new_tokens=2).prompt_ids
-    with pytest.raises(ValueError, match="'bos_token' is no variable of your own"):
+    with pytest.raises(ValueError, match="'bos_token' is taken"):
         llm.generate(messages, chat_template_kwargs={"bos_token": ""})
 
 
@@ -355,7 +355,7 @@ def test_generate_refuses(llm: LLM) -> None:
         ([5], {"sampling": 0.7}, TypeError, "sampling must be a lazyllm.SamplingParams"),
         ([5], {"pruning": 0.5}, ValueError, "a speedup must be above 1, such as 2.0, not 0.5"),
         ([5], {"pruning": object()}, TypeError, "pruning must be a speedup such as 2.0, a lazyllm.Pruning"),
-        ([5], {"pruning": Pruning({5: 0.5})}, ValueError, "layer 5 is out of reach: the model has 6 layers"),
+        ([5], {"pruning": Pruning({5: 0.5})}, ValueError, "layer 5 is out of reach: it must be below 5"),
         (
             [{"role": "user", "content": "Hi"}, {"role": "usr", "content": "Hi"}],
             {"chat": True},
@@ -374,7 +374,7 @@ def test_generate_refuses(llm: LLM) -> None:
         ([5], {"stop": 5}, TypeError, "stop must be a string or strings, not 5"),
         ([{"role": "user"}], {"chat": True}, ValueError, "message 0 has no 'content'; it has 'role'"),
         ([{"role": "user", "content": "Hi"}, 5], {"chat": True}, TypeError, "message 1 must be a dict with"),
-        ("half \ud83d a pair", {}, ValueError, "a lone surrogate, '\\\\ud83d' at index 5"),
+        ("half \ud83d a pair", {}, ValueError, "a lone surrogate at index 5"),
         ([5], {"chat": True}, TypeError, "chat=True needs text or a list of messages"),
     ):
         with pytest.raises(kind, match=words):

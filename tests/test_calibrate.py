@@ -18,13 +18,13 @@ from lazyllm import LLM, Preset, Pruning
 from lazyllm.calibration import calibrate as module
 from lazyllm.calibration.calibrate import candidates, measurements, rank
 from lazyllm.calibration.prompts import OWN, encoded
-from lazyllm.checkpoints import digest
 from lazyllm.commands import main as cli
 from lazyllm.evaluation.results import ITEMS
 from lazyllm.evaluation.summary import DENSE_LABEL, Summary, student_t
 from lazyllm.evaluation.trial import Trial
 from lazyllm.schedule import shape
 from lazyllm.scoring import Scoring
+from lazyllm.support import files
 from lazyllm.sweeps.sweep import measure_of
 
 MODEL = replace(SHAPE, context=1100)
@@ -270,7 +270,7 @@ def test_a_preset_shows_no_bar_where_none_is_wanted(
         lambda progress: llm.session(calibrated[0], progress=progress),
     ):
         for progress in (False, True):
-            monkeypatch.setattr(digest, "known", {})  # hashed anew
+            monkeypatch.setattr(files, "known_digests", {})  # hashed anew
             open_it(progress)
             assert ("hashing the model" in capfd.readouterr().err) == progress
 

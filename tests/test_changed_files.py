@@ -20,7 +20,6 @@ import lazyllm
 from lazyllm import CheckpointError
 from lazyllm import llm as llm_module
 from lazyllm.checkpoints.checkpoint import Checkpoint
-from lazyllm.checkpoints.digest import weights_digest
 from lazyllm.machine.device import open_model
 
 IDS = list(range(40, 90))
@@ -87,7 +86,7 @@ def other(tmp_path: Path) -> Path:
 def test_identity_is_of_what_was_loaded(folder: Path, other: Path, hashed_before: bool) -> None:
     old, file = lazyllm.load(folder, device="cpu", threads=1), folder / "kept"
     if hashed_before:
-        weights_digest(old.checkpoint, progress=False)
+        old.checkpoint.weights_digest(progress=False)
     replace(folder, WEIGHTS, other)
     session = old.session()
     session.forward(IDS)
@@ -102,7 +101,7 @@ def test_what_was_written_to_has_no_identity(folder: Path) -> None:
     found = Checkpoint(folder)
     os.utime(folder / WEIGHTS, ns=(0, 0))
     with pytest.raises(OSError, match=f"{WEIGHTS} was written to while it was in use; load the model again"):
-        weights_digest(found, progress=False)
+        found.weights_digest(progress=False)
 
 
 def test_a_tokenizer_that_changes_before_it_is_read(folder: Path) -> None:

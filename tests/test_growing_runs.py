@@ -141,7 +141,7 @@ def test_a_sweep_grows(llm: lazyllm.LLM, tmp_path: Path) -> None:
     assert grown.rows[:4] == before.rows
     assert len(grown.rows) == 6
     sweep(llm, tmp_path, [Paper({1: 0.5})])
-    with pytest.raises(ValueError, match="is code and cannot be made from text"):
+    with pytest.raises(ValueError, match="is code; give an instance"):
         sweep(llm, tmp_path, [{3: 0.5}])
     assert len(sweep(llm, tmp_path, [Paper({1: 0.5}), {3: 0.5}])) == 5
 

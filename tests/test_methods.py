@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +35,7 @@ from lazyllm import (
     StaticPruning,
     parse_method,
 )
-from lazyllm.methods.compression import compressed, kept, self_information, unit_ends
+from lazyllm.methods.compression import kept, self_information, unit_ends
 
 EXAMPLES = settings().max_examples
 SURPRISAL = 1e-5  # tolerance, relative to the largest value
@@ -296,6 +297,9 @@ def test_counted_work(llm: LLM) -> None:
     static_flops = Pruning({2: 0.4}).flops(config, n) + 2 * n * 2 * width
     assert StaticPruning(2, 0.4).flops(config, n) == static_flops
     assert StaticPruning(2, 0.4).speedup(config, n) == dense / static_flops
+    windowed = replace(config, windows=(9, *config.windows[1:]))  # where the query sees 9 tokens, not all
+    static_flops = Pruning({2: 0.4}).flops(windowed, n) + (9 + n) * 2 * width
+    assert StaticPruning(2, 0.4).flops(windowed, n) == static_flops
     with pytest.raises(ValueError, match="n_prompt"):
         RandomDrop(0.3).flops(config, 0)
 
@@ -341,24 +345,24 @@ def test_compression_worked_by_hand() -> None:
     information = [math.nan, 2.0, 4.0, 9.0, 1.0, 1.0, 1.0, 5.0, 0.0]  # sentences: 3, 3 and 2.5
     model = fake_llm(information, pieces)
     text = "A b. C d e. F."
-    assert compressed(text, model, 0.0, "sentence") == "A b. C d e. F."
-    assert compressed(text, model, 0.5, "sentence") == "A b. C d e."
+    assert PromptCompression(0.0, "sentence").compress(model, text) == "A b. C d e. F."
+    assert PromptCompression(0.5, "sentence").compress(model, text) == "A b. C d e."
     # sorted values: 0 1 1 1 2 4 5 9; the first token's value is unknown, so it is kept
-    assert compressed(text, model, 0.5, "token") == "A b. C F"
-    assert compressed(text, model, 1.0, "token") == "A C"
+    assert PromptCompression(0.5, "token").compress(model, text) == "A b. C F"
+    assert PromptCompression(1.0, "token").compress(model, text) == "A C"
 
 
 def test_tokens_that_make_one_character_stay_together() -> None:
     model = fake_llm([math.nan, 1.0, 9.0, 4.0], ["a", "", "é", "b"])
-    assert compressed("aéb", model, 0.9, "token") == "aé"
-    assert compressed("aéb", model, 0.0, "token") == "aéb"
+    assert PromptCompression(0.9, "token").compress(model, "aéb") == "aé"
+    assert PromptCompression(0.0, "token").compress(model, "aéb") == "aéb"
 
 
 def test_a_unit_within_a_token_joins_the_next_one() -> None:
     model = fake_llm([1.0, 5.0, 3.0], ["a.", " b. c.", " d"])
-    assert compressed("a. b. c. d", model, 0.5, "sentence") == "b. c. d"
-    assert compressed("a. b. c. d", model, 0.9, "sentence") == "b. c."
-    assert compressed("a. b. c. d", model, 0.0, "sentence") == "a. b. c. d"
+    assert PromptCompression(0.5, "sentence").compress(model, "a. b. c. d") == "b. c. d"
+    assert PromptCompression(0.9, "sentence").compress(model, "a. b. c. d") == "b. c."
+    assert PromptCompression(0.0, "sentence").compress(model, "a. b. c. d") == "a. b. c. d"
 
 
 def test_self_information_is_the_models(llm: LLM) -> None:
@@ -505,7 +509,7 @@ def test_parse_method_refuses() -> None:
         ("random:keep=", TypeError, "keep must be a number, not ''"),
         ("random:keep=nan", TypeError, "keep must be a number, not 'nan'"),
         ("random:keep=0.5,keep=0.6", ValueError, "has 'keep=0.6', where a new name=value is wanted"),
-        ("random:keep=0.5,layers=3", ValueError, "argument 'layers'; its fields are keep, seed"),
+        ("random:keep=0.5,layers=3", ValueError, "argument 'layers'; it takes keep, seed"),
         ("fastkv:layer=3", ValueError, "fastkv: missing a required argument: 'keep'"),
         ("{", ValueError, "pruning is not JSON"),
         ('{"method": "magic"}', ValueError, "method is 'magic'; it must be one of random, static, compress"),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import lazyllm
-from lazyllm.evaluation.divergence import forced_logits, greedy_answer, kl_divergence
+from lazyllm.evaluation.measures import forced_logits, greedy_answer, kl_divergence
 
 pytest.importorskip("starlette", reason="needs the extra [serve]: starlette, uvicorn, prometheus-client")
 from prometheus_client.parser import text_string_to_metric_families

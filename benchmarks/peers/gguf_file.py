@@ -13,7 +13,6 @@ import numpy as np
 from benchmarks.peers.llama_cpp_peer import silent_api
 from lazyllm.checkpoints.checkpoint import Checkpoint
 from lazyllm.checkpoints.config import ModelConfig
-from lazyllm.checkpoints.digest import weights_digest
 from lazyllm.checkpoints.families import FAMILIES
 from lazyllm.checkpoints.gguf_checkpoint import TOP_TENSORS, layer_tensors
 from lazyllm.checkpoints.tensors import Tensor
@@ -33,7 +32,7 @@ def gguf_file(folder: Path, kind: str, cache: Path) -> Path:
     """Path of the checkpoint's file in `cache`, its matrices in F16, BF16 or, rounded by llama.cpp, in blocks
     of QUANTIZED; the first call writes it."""
     checkpoint = Checkpoint(folder)
-    target = cache / f"{weights_digest(checkpoint, progress=False)[:16]}.{kind.lower()}.gguf"
+    target = cache / f"{checkpoint.weights_digest(progress=False)[:16]}.{kind.lower()}.gguf"
     if not target.exists():
         cache.mkdir(parents=True, exist_ok=True)
         partial = target.with_suffix(".partial")

@@ -88,9 +88,7 @@ class ChatTemplate:
             **self.tokens,
         }
         if taken := [name for name in variables if name in values]:
-            raise ValueError(
-                f"{taken[0]!r} is no variable of your own: chat templates have {', '.join(values)} already"
-            )
+            raise ValueError(f"{taken[0]!r} is taken: chat templates have {', '.join(values)} already")
         values |= plain([variables], "variables")[0]
         template = self._compiled
         pieces: list[str] = []

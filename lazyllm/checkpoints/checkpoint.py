@@ -20,7 +20,7 @@ from lazyllm.checkpoints.fields import Fields, json_object, optional_fields, rea
 from lazyllm.checkpoints.tensors import Tensor, core_tensors, renamed
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.errors import CheckpointError
-from lazyllm.support.files import OpenedFile, user_path
+from lazyllm.support.files import OpenedFile, digest, user_path
 from lazyllm.support.optional import fetch
 
 SINGLE_FILE = "model.safetensors"
@@ -75,10 +75,7 @@ def resolve(path_or_id: str | Path, revision: str | None = None, file: str | Non
             return path / (file or "")
         raise FileNotFoundError(f"{path} has no {file}{gguf_choice(os.listdir(path))}")
     if path.suffix != ".gguf":
-        raise CheckpointError(
-            f"{path} is a file; expected the folder that holds config.json and model.safetensors, "
-            "or a .gguf file"
-        )
+        raise CheckpointError(f"{path} is a file; expected a model's folder, or a .gguf file")
     if file is not None:
         raise ValueError(f"file is for a folder or hub id, and {path} is a file; leave file away")
     return path
@@ -121,9 +118,8 @@ class Checkpoint:
             raise FileNotFoundError(f"{self.path} is not a folder")
         self.config_files = opened(self.path, ["config.json"])
         self.tokenizer_files = opened(self.path, TOKENIZER_PARTS)
-        generation = optional_fields(self.path / "generation_config.json")
-        self.generation_config = generation.values
-        self.config = ModelConfig.from_folder(self.path, generation)
+        self.generation_config = optional_fields(self.path / "generation_config.json").values
+        self.config = ModelConfig.from_folder(self.path)
         names, placed = list_shards(self.path)
         self.shards = [str(self.path / name) for name in names]
         self.shard_files = [OpenedFile(shard) for shard in self.shards]
@@ -134,10 +130,7 @@ class Checkpoint:
             if placed.get(tensor.name, name) == name
         ]
         for missing in placed.keys() - {tensor.name for tensor in tensors}:
-            raise CheckpointError(
-                f"{self.path / INDEX_FILE}: tensor {missing!r} is said to be in {placed[missing]}; "
-                "it is not there"
-            )
+            raise CheckpointError(f"{self.path / INDEX_FILE}: {placed[missing]} has no tensor {missing!r}")
         family = FAMILIES[self.config.architecture]
         if family.multimodal:
             tensors = text_model(tensors)
@@ -148,6 +141,10 @@ class Checkpoint:
         """A file that has been written to or replaced since it was opened; None if there is none."""
         files = (*self.shard_files, *self.config_files, *self.tokenizer_files)
         return next((file.path for file in files if not file.is_current()), None)
+
+    def weights_digest(self, progress: bool) -> str:
+        """SHA-256 of config and weights as they were opened, whatever their paths lead to now."""
+        return digest([*self.config_files, *self.shard_files], progress)
 
     def chunks(self, tensor: Tensor, together: int = 1) -> Iterator[bytes]:
         """The bytes of a tensor, a bounded number of rows at a time, which is a multiple of `together`."""
@@ -181,15 +178,12 @@ def list_shards(folder: Path) -> tuple[list[str], dict[str, str]]:
         return [SINGLE_FILE], {}
     if (folder / INDEX_FILE).exists():
         index = Fields(folder / INDEX_FILE, read_json(folder / INDEX_FILE, strict=True))
-        placed = index.section("weight_map").values
-        if not placed:
+        weight_map = index.section("weight_map")
+        if not (placed := weight_map.values):
             index.refuse("weight_map", "an object naming the file of each tensor")
         for tensor, name in placed.items():
             if not isinstance(name, str) or not SHARD_NAME.fullmatch(name):
-                raise CheckpointError(
-                    f"{index.source}: tensor {tensor!r} is said to be in {name!r}; "
-                    "expected the plain name of a .safetensors file"
-                )
+                weight_map.refuse(tensor, "the plain name of a .safetensors file")
         names = sorted(set(placed.values()))
         for name in names:
             if not (folder / name).is_file():
@@ -198,12 +192,9 @@ def list_shards(folder: Path) -> tuple[list[str], dict[str, str]]:
     if any(folder.glob("*.bin")) or any(folder.glob("*.pth")) or any(folder.glob("*.pt")):
         raise CheckpointError(
             f"{folder} holds its weights as pickles, which can run code and are never opened; if you trust "
-            "it, convert it with transformers: "
-            "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
+            "it, let transformers write it anew: from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
         )
-    raise CheckpointError(
-        f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}{gguf_choice(os.listdir(folder))}"
-    )
+    raise CheckpointError(f"{folder} has no {SINGLE_FILE}{gguf_choice(os.listdir(folder))}")
 
 
 def read_shard(path: Path, index: int) -> list[Tensor]:

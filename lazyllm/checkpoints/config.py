@@ -10,7 +10,7 @@ import numpy as np
 
 from lazyllm.checkpoints.families import BY_TYPE, FAMILIES, FULL, LAYER_TYPES, SLIDING, SOFT_CAPS, Family
 from lazyllm.checkpoints.fields import Fields, optional_fields, read_json
-from lazyllm.checkpoints.rope import MAX_CONTEXT, NO_ROPE, read_ropes, rope_table
+from lazyllm.checkpoints.rope import MAX_CONTEXT, NO_ROPE, read_ropes
 
 MAX_LAYERS = 4096
 MAX_WIDTH = 1 << 20
@@ -18,7 +18,7 @@ MAX_HEAD_DIM = 512
 MAX_VOCAB = 1 << 24
 MAX_QUERY_SCALAR = MAX_CAP = 1e6
 MAX_EXPERTS = 1024
-MULTIPLIERS = 1e-3, 1e3
+SCALES = 1e-3, 1e3
 RECURRENT = "it has recurrent layers, which cannot take a token later, so that revival has no meaning there"
 ATTENTION = ["attention", FULL]
 REFUSED = {
@@ -97,11 +97,11 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
 
     @classmethod
-    def from_folder(cls, path: str | Path, generation: Fields | None = None) -> ModelConfig:
-        """Reads config.json and, unless its fields are given, generation_config.json in the folder `path`."""
+    def from_folder(cls, path: str | Path) -> ModelConfig:
+        """From config.json and generation_config.json in the folder `path`."""
         folder = Path(path)
         fields = Fields(folder / "config.json", read_json(folder / "config.json"))
-        return cls.read(fields, generation or optional_fields(folder / "generation_config.json"), folder)
+        return cls.read(fields, optional_fields(folder / "generation_config.json"), folder)
 
     @classmethod
     def read(cls, fields: Fields, generation: Fields | None = None, path: Path | None = None) -> ModelConfig:
@@ -115,35 +115,29 @@ class ModelConfig:
                 fields.refuse("layer_types", f"layers of attention: {RECURRENT}")
         for name, (value, meaning) in {**UNSUPPORTED, **family.only}.items():
             fields.only(name, value, meaning)
-        for name in () if family.soft_caps else SOFT_CAPS:
+        for name in sorted({*SOFT_CAPS} - {*family.scales}):
             fields.only(name, None, f"soft caps in a {family.model_type}")
-        caps = [0.0 if fields.get(name) is None else fields.number(name, 0.0, MAX_CAP) for name in SOFT_CAPS]
+        attention_cap, logit_cap = (fields.number(name, 0.0, MAX_CAP, default=0.0) for name in SOFT_CAPS)
         heads = fields.whole("num_attention_heads", MAX_WIDTH)
         kv_heads = fields.whole("num_key_value_heads", heads, default=heads)
         if heads % kv_heads:
             fields.refuse("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
         hidden = fields.whole("hidden_size", MAX_WIDTH)
         head_dim = read_head_dim(fields, hidden, heads)
-        context = fields.whole("max_position_embeddings", MAX_CONTEXT)
-        ropes = read_ropes(fields, family, head_dim, context)
-        context = ropes[FULL].context
         windows, kinds = read_layers(fields, family, fields.whole("num_hidden_layers", MAX_LAYERS))
-        table = rope_table({kind: ropes[kind] for kind in sorted(set(kinds))})
+        ropes = read_ropes(fields, family, head_dim, kinds)
 
-        def multiplier(name: str) -> float:
-            return fields.number(name, *MULTIPLIERS, default=1.0) if family.multipliers else 1.0
+        def scale(name: str) -> float:
+            return fields.number(name, *SCALES, default=1.0) if name in family.scales else 1.0
 
-        residual, query_scalar = multiplier("residual_multiplier"), float(head_dim)
-        embedding = multiplier("embedding_multiplier")
-        if family.multipliers:
-            query_scalar = multiplier("attention_multiplier") ** -2
+        residual, embedding = scale("residual_multiplier"), scale("embedding_multiplier")
+        query_scalar = float(head_dim)
+        if "attention_multiplier" in family.scales:
+            query_scalar = scale("attention_multiplier") ** -2
         if family.query_scalar:
             query_scalar = fields.number(family.query_scalar, 0.0, MAX_QUERY_SCALAR)
         if family.scaled_embedding:
             embedding = float(np.float32(hidden**0.5))
-        logit_scale = 1 / multiplier("logits_scaling")
-        if family.logit_scale:
-            logit_scale = fields.number("logit_scale", *MULTIPLIERS)
         features: dict[str, Any] = {
             name: fields.flag(value, False) if isinstance(value, str) else value
             for name, value in family.features.items()
@@ -161,22 +155,15 @@ class ModelConfig:
             head_dim=head_dim,
             ffn=fields.whole(family.ffn, MAX_WIDTH),
             vocab=vocab,
-            context=context,
             norm_eps=fields.number(family.eps, 0.0, 0.1, default=1e-6) / residual**2,
-            inv_freq=tuple(rope.inv_freq for _, rope in table),
-            rope_scale=tuple(rope.scale for _, rope in table),
-            layer_rope=tuple([kind for kind, _ in table].index(kind) for kind in kinds),
-            short_context=min(ropes[kind].short_context for kind in kinds),
-            rotary_dim=ropes[FULL].rotary_dim,
-            query_growth=ropes[FULL].query_growth,
-            query_step=ropes[FULL].original,
+            **ropes,
             tied=fields.flag("tie_word_embeddings", False),
-            windows=tuple(window if window < context else 0 for window in windows),
+            windows=tuple(window if window < ropes["context"] else 0 for window in windows),
             query_scalar=query_scalar,
-            attention_cap=caps[0],
-            logit_cap=caps[1],
+            attention_cap=attention_cap,
+            logit_cap=logit_cap,
             embedding_scale=embedding / residual,
-            logit_scale=logit_scale,
+            logit_scale=scale("logit_scale") / scale("logits_scaling"),
             pre_norms=family.norms != "post",
             post_norms=family.norms != "pre",
             gelu=family.activation[1] != "silu",
@@ -202,10 +189,9 @@ def model_name(path: Path) -> str:
 
 def read_architecture(fields: Fields) -> str:
     listed, model_type = fields.get("architectures"), fields.get("model_type")
-    for name in listed if isinstance(listed, list) else ():
-        for parts, reason in REFUSED.items():
-            if isinstance(name, str) and any(part in name for part in parts.split()):
-                fields.refuse("architectures", f"another architecture: {reason}")
+    for parts, reason in REFUSED.items():
+        if any(part in str(listed) for part in parts.split()):
+            fields.refuse("architectures", f"another architecture: {reason}")
     if listed is None:
         if model_type not in list(BY_TYPE):
             fields.refuse("model_type", f"one of {', '.join(BY_TYPE)}, or architectures naming one")
@@ -226,9 +212,8 @@ def text_fields(fields: Fields, family: Family) -> tuple[Fields, Family]:
         text = fields.section("text_config")
         if fields.get("text_config") is None:
             fields.refuse("text_config", "an object: the configuration of the text model")
-        text.values = text.values | {
-            name: fields.values[name] for name in outer if fields.get(name) is not None
-        }
+        shared = {name: value for name in outer if (value := fields.get(name)) is not None}
+        text.values = text.values | shared
         fields, model_type = text, text.get("model_type", family.model_type)
         if model_type not in list(BY_TYPE):
             fields.refuse("model_type", f"one of {', '.join(BY_TYPE)}")
@@ -244,9 +229,7 @@ def read_head_dim(fields: Fields, hidden: int, heads: int) -> int:
         expected = f"an even {'number' if named else f'multiple of num_attention_heads ({heads})'}"
         fields.refuse("head_dim" if named else "hidden_size", f"{expected}: rotary embeddings turn pairs")
     if heads * head_dim > MAX_WIDTH:
-        fields.refuse(
-            "num_attention_heads", f"at most {MAX_WIDTH} values in all heads of dimension {head_dim}"
-        )
+        fields.refuse("num_attention_heads", f"at most {MAX_WIDTH} values in all heads")
     return head_dim
 
 
@@ -312,14 +295,13 @@ def read_experts(fields: Fields, ffn: str | None, n_layers: int) -> dict[str, An
     plain = fields.get("mlp_only_layers", [])
     if not isinstance(plain, list) or any(type(layer) is not int for layer in plain):
         fields.refuse("mlp_only_layers", "a list of layers")
+    has_experts = ((layer + 1) % step == 0 and layer not in plain for layer in range(n_layers))
     return {
         "n_experts": count,
         "experts_per_token": fields.whole("num_experts_per_tok", count),
         "expert_ffn": fields.whole(ffn, MAX_WIDTH),
         "normed_experts": fields.flag("norm_topk_prob", False),
-        "expert_layers": tuple(
-            int((layer + 1) % step == 0 and layer not in plain) for layer in range(n_layers)
-        ),
+        "expert_layers": tuple(map(int, has_experts)),
     }
 
 

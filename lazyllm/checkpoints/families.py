@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -37,12 +37,9 @@ class Family:
     """Embeddings are multiplied by the root of their length."""
     query_scalar: str | None = None
     """The field whose root divides scores, in place of the head dimension's."""
-    soft_caps: bool = False
-    """The fields SOFT_CAPS are read; in other families they are refused."""
-    multipliers: bool = False
-    """Granite's are read."""
-    logit_scale: bool = False
-    """The field `logit_scale` is read."""
+    scales: Sequence[str] = ()
+    """Fields of numbers that are read: Granite's multipliers, Cohere's `logit_scale`, and SOFT_CAPS, which
+    other families refuse."""
     windows: Literal["none", "all", "all_if_used", "pattern", "optional"] = "none"
     """In all layers; in all if `use_sliding_window` is set; in those that `layer_types` or else
     `sliding_window_pattern` says; or, if `use_sliding_window` is set, in those that `layer_types` or else

@@ -22,10 +22,8 @@ from lazyllm.support.progress import bar
 DTYPES = {"bf16": ("BF16", 2, "bfloat16"), "f16": ("F16", 2, "float16"), "f32": ("F32", 4, "float32")}
 
 
-def convert(
-    gguf_path: str | Path, out_folder: str | Path, dtype: str = "bf16", progress: bool = True
-) -> Path:
-    """Write `gguf_path` as a Hugging Face folder (config, tokenizer, one safetensors file) and return it.
+def convert(file: str | Path, out_folder: str | Path, dtype: str = "bf16", progress: bool = True) -> Path:
+    """Write the GGUF file as a Hugging Face folder (config, tokenizer, one safetensors file) and return it.
 
     Quantized weights are de-quantized to `dtype` ("bf16", "f16" or "f32"). The folder gets its name when it
     is complete.
@@ -33,7 +31,7 @@ def convert(
     checked.choice(dtype, "dtype", tuple(DTYPES))
     target = user_path(out_folder)
     check_new(target)
-    checkpoint = GgufCheckpoint(user_path(gguf_path))
+    checkpoint = GgufCheckpoint(user_path(file))
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
         partial = Path(scratch) / target.name

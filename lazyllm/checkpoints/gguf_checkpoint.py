@@ -59,11 +59,10 @@ class GgufCheckpoint(Checkpoint):
         self.shards = [str(self.path)]
         self.shard_files = self.tokenizer_files = [OpenedFile(self.path)]
         self.config_files = []
-        self.arch = str(self.metadata.get("general.architecture"))
+        metadata = Fields(self.path, self.metadata)
+        self.arch = str(metadata.get("general.architecture"))
         if self.arch not in ARCHITECTURES:
-            raise CheckpointError(
-                f"{path}: general.architecture is {self.arch!r}; supported are {', '.join(ARCHITECTURES)}"
-            )
+            metadata.refuse("general.architecture", f"one of {', '.join(ARCHITECTURES)}")
         self.gemma = self.arch in LAYERS_OF_27B
         self.is_paired = self.arch in PAIRED
         self.stored = {tensor.name: tensor for tensor in tensors}
@@ -82,9 +81,8 @@ class GgufCheckpoint(Checkpoint):
         self.names = {name: f"{self.arch}.{key}" for name, key in (FIELDS | ROPE_FIELDS).items()}
         self.config_json = self.read_config()
         self.generation_config = self.read_generation_config()
-        config = ModelConfig.read(
-            Fields(self.path, self.config_json, self.names), Fields(self.path, self.generation_config)
-        )
+        fields = Fields(self.path, self.config_json, self.names)
+        config = ModelConfig.read(fields, Fields(self.path, self.generation_config))
         paired_rope = self.is_paired or config.paired_rope
         self.config = replace(config, name=self.path.stem, norm_plus_one=False, paired_rope=paired_rope)
         self.tensors = list(core_tensors(self.named_tensors, self.config, self.path))

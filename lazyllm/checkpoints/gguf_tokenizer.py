@@ -63,9 +63,7 @@ class GgufVocabulary:
             ]
         self.ids = {token: index for index, token in enumerate(self.tokens)}
         if len(self.ids) != len(self.tokens) or max(map(len, self.tokens), default=0) > LONGEST_TOKEN:
-            self.fields.refuse(
-                f"{PREFIX}tokens", f"each token once, and at most {LONGEST_TOKEN} characters in each"
-            )
+            self.fields.refuse(f"{PREFIX}tokens", f"different tokens of at most {LONGEST_TOKEN} characters")
         self.types = self.array("token_type", int, len(self.tokens))
         self.split = SPLITS.get(str(self.fields.get(f"{PREFIX}pre")), [])
         if self.kind == "gpt2" and not self.split:

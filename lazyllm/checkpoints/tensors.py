@@ -57,10 +57,8 @@ def core_tensors(tensors: Iterable[Tensor], config: ModelConfig, source: Path) -
             continue
         parts = rows[fused["parts"]]
         if tensor.shape[:1] != (sum(parts.values()),):
-            raise CheckpointError(
-                f"{source}: tensor {tensor.name!r} has shape {list(tensor.shape)}; expected "
-                f"{' + '.join(map(str, parts.values()))} rows, of {', '.join(parts)}"
-            )
+            wanted = f"{' + '.join(map(str, parts.values()))} rows, of {', '.join(parts)}"
+            raise CheckpointError(f"{source}: {tensor.name!r} has shape {[*tensor.shape]}; expected {wanted}")
         names = (f"{fused['layer']}.{part}.{fused['suffix']}" for part in parts)
         yield from split(tensor, dict(zip(names, parts.values(), strict=True)))
 

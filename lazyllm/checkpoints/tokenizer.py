@@ -45,10 +45,7 @@ class Tokenizer:
         self.source = source
         self.template = template
         if vocabulary.size > self.rows:
-            raise CheckpointError(
-                f"{source}: the tokenizer has ids up to {vocabulary.size - 1}; "
-                f"expected all below the {self.rows} embedding rows"
-            )
+            raise CheckpointError(f"{source}: ids up to {vocabulary.size - 1}; expected below {self.rows}")
         ids = {name: vocabulary.token_id(content) for name, content in tokens.items()}
         self.bos_token_id = ids.get("bos_token")
         self.eos_token_id = ids.get("eos_token")
@@ -89,10 +86,7 @@ class Tokenizer:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise ValueError(
-                f"the text has a lone surrogate, {text[error.start]!r} at index {error.start}; "
-                "expected valid Unicode"
-            ) from None
+            raise ValueError(f"the text has a lone surrogate at index {error.start}, no Unicode") from None
         return self.vocabulary.encode(text, add_special)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -166,17 +160,13 @@ def open_vocabulary(folder: Path, settings: Fields, tokens: Mapping[str, str]) -
         return JsonVocabulary(path, backend, settings, tokens), path
     if (path := folder / "tokenizer.model").is_file():
         if str(settings.get("tokenizer_class")).startswith("Gemma"):
-            settings.refuse(
-                "tokenizer_class", "a tokenizer.json beside it: Gemma's text has no leading space"
-            )
+            settings.refuse("tokenizer_class", "a tokenizer.json beside it, which Gemma needs")
         added, special = read_added_tokens(folder, settings)
         return SentencePieceVocabulary(path, added, [*special, *tokens.values()], settings), path
     if settings.get("tokenizer_class") == "XgenTokenizer":
         return XgenVocabulary(Path(settings.source)), Path(settings.source)
     if settings.get("auto_map") is not None:
-        settings.refuse(
-            "auto_map", "no code: this tokenizer is Python code, which is never run; add a tokenizer.json"
-        )
+        settings.refuse("auto_map", "a tokenizer.json beside it: a tokenizer's code is never run")
     raise CheckpointError(f"{folder} has neither tokenizer.json nor tokenizer.model")
 
 

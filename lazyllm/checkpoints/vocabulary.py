@@ -37,9 +37,7 @@ def byte_letters() -> dict[str, int]:
     """The character of each byte in byte-level BPE: itself if printable, else the next from 256 on."""
     printing = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printing]
-    return {chr(byte): byte for byte in printing} | {
-        chr(256 + rank): byte for rank, byte in enumerate(others)
-    }
+    return {chr(byte): byte for byte in printing} | {chr(256 + n): byte for n, byte in enumerate(others)}
 
 
 class JsonVocabulary:
@@ -91,9 +89,7 @@ def decoding(path: Path, decoder: Any) -> tuple[str, bool]:
         text, whole = decoder.decode(["▁a", "▁▁b_", "##c</w>▁"]), " a  b_##c</w> "
     if text not in (whole, whole[1:]):
         name = type(decoder).__name__
-        raise CheckpointError(
-            f"{path}: decoder {name} is not supported; expected ByteLevel or SentencePiece's"
-        )
+        raise CheckpointError(f"{path}: decoder {name} is neither ByteLevel nor SentencePiece's")
     return "pieces", text != whole
 
 
@@ -117,22 +113,18 @@ class SentencePieceVocabulary:
         from sentencepiece import SentencePieceProcessor
 
         try:
-            self.pieces = SentencePieceProcessor(model_file=str(path))
+            self.pieces = pieces = SentencePieceProcessor(model_file=str(path))
         except (OSError, RuntimeError) as error:
             raise CheckpointError(f"{path} is not a SentencePiece model: {error}") from error
-        count = self.pieces.get_piece_size()
-        own = [
-            token for token in range(count) if self.pieces.is_control(token) or self.pieces.is_unknown(token)
-        ]
-        self.added = {self.pieces.id_to_piece(token): token for token in own} | added
+        count = pieces.get_piece_size()
+        own = [token for token in range(count) if pieces.is_control(token) or pieces.is_unknown(token)]
+        self.added = {pieces.id_to_piece(token): token for token in own} | added
         self.contents = {token: content for content, token in self.added.items()}
-        self.special = frozenset(
-            [*own, *(self.added[content] for content in special if content in self.added)]
-        )
+        self.special = frozenset(own) | {self.added[content] for content in special if content in self.added}
         self.size = max(count, 1 + max(self.added.values(), default=0))
         longest_first = sorted(self.added, key=len, reverse=True)
         self.cuts = re.compile("|".join(map(re.escape, longest_first)))
-        bos, eos = self.pieces.bos_id(), self.pieces.eos_id()  # below 0: none
+        bos, eos = pieces.bos_id(), pieces.eos_id()  # below 0: none
         self.before = [bos] if settings.flag("add_bos_token", True) and bos >= 0 else []
         self.after = [eos] if settings.flag("add_eos_token", False) and eos >= 0 else []
         self.legacy = settings.flag("legacy", True)

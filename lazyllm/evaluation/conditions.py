@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import lazyllm
-from lazyllm.checkpoints.digest import digest, weights_digest
 from lazyllm.evaluation.chats import AnyWrapper, chat_wrapper
 from lazyllm.llm import LLM, stored_types
 from lazyllm.machine.device import cuda_facts
 from lazyllm.machine.info import processor, version
 from lazyllm.method import Method
+from lazyllm.support.files import digest
 
 CPU = "cpu"
 PACKAGES = ("numpy", "tokenizers", "rouge", "jieba", "rapidfuzz")
@@ -23,7 +23,7 @@ def conditions_of_model(llm: LLM, wrapper: AnyWrapper, progress: bool) -> dict[s
     """The conditions of a model that comparable rows share. Of mappings, common keys are compared."""
     return {
         "lazyllm": lazyllm.__version__,
-        "model sha256": weights_digest(llm.checkpoint, progress),
+        "model sha256": llm.checkpoint.weights_digest(progress),
         "tokenizer sha256": digest(llm.checkpoint.tokenizer_files, progress=False),
         "dtype": [llm.weights] if llm.weights != "auto" else stored_types(llm.checkpoint),
         "device": llm.device.partition(":")[0],

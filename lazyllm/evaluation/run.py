@@ -10,7 +10,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeGuard
 
-from lazyllm.checkpoints import digest
 from lazyllm.evaluation.conditions import conditions_behind, conditions_of_model, environment
 from lazyllm.evaluation.generated.tasks import TASKS, GeneratedTasks
 from lazyllm.evaluation.longbench.datasets import DATA_SETS
@@ -27,6 +26,7 @@ from lazyllm.llm import LLM, checked_llm
 from lazyllm.method import Method
 from lazyllm.methods.parsing import PruningInput, as_method
 from lazyllm.pruning import Pruning
+from lazyllm.support import files
 from lazyllm.support.files import user_path
 from lazyllm.support.progress import bar
 
@@ -166,7 +166,7 @@ def run_items(
         folder = stack.enter_context(RunFolder(path, manifest, digests, again))
         done = set(map(Key.of, folder.rows))
         trials = [trial for trial in plan if trial.key not in done]
-        recipe = replace(recipe, expected=expected, digests=dict(digest.known))
+        recipe = replace(recipe, expected=expected, digests=dict(files.known_digests))
         results = results_there(client, recipe, trials) if client else results_here(llm, recipe, trials)
         line = stack.enter_context(bar(len(plan), "items", "item", options.progress))
         line.update(len(plan) - len(trials))

@@ -13,7 +13,6 @@ from threading import Lock
 from typing import Any
 from uuid import uuid4
 
-from lazyllm.checkpoints import digest
 from lazyllm.evaluation.chats import AnyWrapper
 from lazyllm.evaluation.conditions import conditions_behind, conditions_of_model, environment
 from lazyllm.evaluation.options import RunOptions
@@ -22,6 +21,7 @@ from lazyllm.evaluation.tasks import Tasks
 from lazyllm.evaluation.trial import Measure, Trial, result_row, warm_up
 from lazyllm.llm import LLM, load
 from lazyllm.method import Method
+from lazyllm.support import files
 from lazyllm.support.optional import package
 
 log = logging.getLogger("lazyllm")
@@ -39,7 +39,7 @@ class Recipe:
     wrapper: AnyWrapper
     warm_ups: int
     expected: Mapping[str, Any] = field(default_factory=dict)
-    digests: digest.Known = field(default_factory=dict)
+    digests: files.KnownDigests = field(default_factory=dict)
     call: str = field(default_factory=lambda: uuid4().hex)
 
     @classmethod
@@ -156,7 +156,7 @@ def run_part(recipe: Recipe, part: Sequence[Trial]) -> tuple[list[dict[str, Any]
     """The rows of some trials, and the environment that they were timed in."""
     with _lock:  # a worker with several threads would time one trial beside another
         llm = model_there(recipe)
-        digest.known.update(recipe.digests)
+        files.known_digests.update(recipe.digests)
         if cold := [trial for trial in part if (recipe.call, trial.key.setting) not in _warm]:
             methods = {trial.key.setting: trial.method for trial in cold}
             conditions = {**conditions_there(recipe), **conditions_behind(llm, methods, progress=False)}

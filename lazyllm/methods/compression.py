@@ -37,19 +37,15 @@ class PromptCompression(Method):
 
     def compress(self, llm: Any, text: str) -> str:
         """The text, its white space collapsed, without the units that are removed."""
-        plain = " ".join(text.split())
-        return compressed(plain, llm, self.ratio, self.unit) if plain else ""
-
-
-def compressed(text: str, llm: Any, ratio: float, unit: str) -> str:
-    """The text without the units that score below the 100 * ratio percentile."""
-    ids = llm.tokenizer.encode(text, add_special=False)
-    pieces = llm.tokenizer.offsets(ids)
-    text = "".join(pieces)
-    ends, unit_of_token = assigned(unit_ends(text, pieces, unit), pieces)
-    scores = unit_scores(self_information(llm, ids), unit_of_token, len(ends))
-    units = [text[first:end] for first, end in itertools.pairwise([0, *ends])]
-    return "".join(itertools.compress(units, kept(scores, ratio))).strip()
+        ids = llm.tokenizer.encode(" ".join(text.split()), add_special=False)
+        if not ids:
+            return ""
+        pieces = llm.tokenizer.offsets(ids)
+        plain = "".join(pieces)
+        ends, unit_of_token = assigned(unit_ends(plain, pieces, self.unit), pieces)
+        scores = unit_scores(self_information(llm, ids), unit_of_token, len(ends))
+        units = [plain[first:end] for first, end in itertools.pairwise([0, *ends])]
+        return "".join(itertools.compress(units, kept(scores, self.ratio))).strip()
 
 
 def self_information(llm: Any, ids: list[int]) -> np.ndarray:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from lazyllm.checkpoints.config import ModelConfig
-from lazyllm.counted_work import bare_flops, score_flops
+from lazyllm.counted_work import bare_flops, token_counts
 from lazyllm.method import MANY
 from lazyllm.policy import Policy, View
 from lazyllm.pruning import DENSE, LAYER_LIMIT, Drop, Pruning, Scheduled
@@ -67,15 +67,13 @@ class SnapKV(Eviction):
 
     @property
     def schedule(self) -> Pruning:
-        """The schedule without the scores of the lower layers, which count as `extra_flops`."""
         return self._last(scoring=Scoring(queries=ROWS, smooth=NEIGHBOURS), window=ROWS)
 
     def core(self) -> dict[str, Any]:
         return {**super().core(), "average": True}
 
-    def extra_flops(self, config: ModelConfig, n_prompt: int, in_play: int, computed: int) -> int:
-        rows = min(ROWS, computed)
-        return sum(score_flops(config, in_play, rows, window) for window in config.windows[:-1])
+    def scoring_layers(self, config: ModelConfig) -> range:
+        return range(config.n_layers - 1)
 
 
 @dataclass(frozen=True)
@@ -94,8 +92,7 @@ class ExpectedAttention(Eviction):
 
     def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int:
         """Without scores, which are in NumPy: `Generation.policy_seconds` is their time."""
-        in_play, computed = (column.tolist() for column in np.asarray(last_pass).T[:2])
-        return bare_flops(config, in_play, computed)
+        return bare_flops(config, *token_counts(last_pass))
 
 
 class Expectation(Policy):

@@ -20,30 +20,16 @@ from lazyllm.pruning import DENSE, Pruning
 from lazyllm.support.json_text import parse_json
 
 PruningInput = Method | float | str | Path | Mapping[Any, Any] | Sequence[Any] | None
-BUILT_IN: dict[str, type[Method]] = {
-    cls.name: cls
-    for cls in (
-        RandomDrop,
-        StaticPruning,
-        PromptCompression,
-        FastKV,
-        CLAA,
-        GemFilter,
-        SnapKV,
-        ExpectedAttention,
-        Speedup,
-    )
-}
+RIVALS = RandomDrop, StaticPruning, PromptCompression, FastKV, CLAA, GemFilter, SnapKV, ExpectedAttention
+BUILT_IN: dict[str, type[Method]] = {cls.name: cls for cls in (*RIVALS, Speedup)}
 ENTRY_POINTS = "lazyllm.methods"
 """The group of entry points by which installed packages offer classes of methods, each under its name."""
 SPEEDUP = re.compile(r"(\d+\.?\d*)x?")
 FORMS = (
-    "a speedup such as 2x, dense, random:keep=0.5,seed=0, static:layer=7,keep=0.5, "
-    "compress:ratio=0.5,unit=sentence, "
-    "fastkv:layer=14,keep=0.2, claa:layer=14,keep=0.2, gemfilter:layer=12,keep=0.1, "
-    "snapkv:keep=0.5, expected:keep=0.5, "
-    'stages as JSON such as {"10": 0.7}, the file of a preset such as preset.json, or name:field=value of a '
-    "method that an installed package offers"
+    "a speedup such as 2x, dense, random:keep=0.5,seed=0, static:layer=7,keep=0.5, compress:ratio=0.5, "
+    "fastkv:layer=14,keep=0.2, claa:layer=14,keep=0.2, gemfilter:layer=12,keep=0.1, snapkv:keep=0.5, "
+    'expected:keep=0.5, stages as JSON such as {"10": 0.7}, the file of a preset such as preset.json, or '
+    "name:field=value of a method that an installed package offers"
 )
 
 
@@ -65,10 +51,7 @@ def as_method(pruning: object) -> Method:
         names = ", ".join(dict.fromkeys([*BUILT_IN, *sorted(entry_points(group=ENTRY_POINTS).names)]))
         raise ValueError(f"method is {pruning['method']!r}; it must be one of {names}")
     if isinstance(pruning, Mapping) and "policy" in pruning:
-        raise ValueError(
-            f"the policy {pruning['policy']} is code and cannot be made from text; give an instance of its "
-            "class as pruning= in Python"
-        )
+        raise ValueError(f"the policy {pruning['policy']} is code; give an instance of its class as pruning=")
     if isinstance(pruning, Mapping | list | tuple):
         return Pruning.from_fields(pruning)
     raise TypeError(
@@ -80,12 +63,13 @@ def as_method(pruning: object) -> Method:
 def parse_method(text: str) -> Method:
     """A method from one argument: `2x`, `dense`, `random:keep=0.5`, stages as JSON, what `to_json` writes, or
     the file of a preset, whose name ends with .json. Installed packages may offer more (`ENTRY_POINTS`)."""
-    name, _, options = text.strip().partition(":")
-    if text.strip() == "dense":
+    text = text.strip()
+    name, _, options = text.partition(":")
+    if text == "dense":
         return DENSE
-    if text.strip()[:1] in ("{", "[") or text.strip() == "null":
+    if text[:1] in ("{", "[") or text == "null":
         return as_method(parse_json(text, "pruning", strict=True))
-    if speedup := SPEEDUP.fullmatch(text.strip()):
+    if speedup := SPEEDUP.fullmatch(text):
         return Speedup(float(speedup[1]))
     if cls := method_class(name):
         return cls.from_fields(fields_of(options, text))
@@ -103,20 +87,13 @@ def method_class(name: str) -> type[Method] | None:
     sources = [f"{entry.value} of {entry.dist.name if entry.dist else 'a package'}" for entry in entries]
     sources += ["lazyllm itself"] if name in BUILT_IN else []
     if len(sources) > 1:
-        raise ValueError(
-            f"several methods have the name {name!r}: {', '.join(sources)}; uninstall all packages but one"
-        )
+        raise ValueError(f"the method {name!r} is in {', '.join(sources)}; uninstall all but one")
     try:
         cls = entries[0].load()
     except Exception as error:
-        raise ValueError(
-            f"the method {name!r} cannot be loaded: {sources[0]}: {type(error).__name__}: {error}"
-        ) from error
+        raise ValueError(f"the method {name!r} ({sources[0]}) cannot be loaded: {error!r}") from error
     if not (isinstance(cls, type) and issubclass(cls, Method) and cls.name == name):
-        raise TypeError(
-            f"the method {name!r} must be a subclass of lazyllm.Method with the class attribute name = "
-            f"{name!r}: {sources[0]} is {cls!r}, whose name is {getattr(cls, 'name', None)!r}"
-        )
+        raise TypeError(f"{sources[0]} must be a lazyllm.Method with name = {name!r}, not {cls!r}")
     return cls
 
 

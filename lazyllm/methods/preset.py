@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 from lazyllm.checkpoints.checkpoint import Checkpoint
 from lazyllm.checkpoints.config import ModelConfig
-from lazyllm.checkpoints.digest import weights_digest
 from lazyllm.method import Method, Spans
 from lazyllm.pruning import Pruning
 from lazyllm.support import checked
@@ -135,7 +134,7 @@ class Preset(Method):
 
     def mismatch(self, checkpoint: Checkpoint, progress: bool) -> str | None:
         """Compares hashes, for which it reads the whole checkpoint once in a process."""
-        if weights_digest(checkpoint, progress) == self.sha256:
+        if checkpoint.weights_digest(progress) == self.sha256:
             return None
         name = checkpoint.config.name or checkpoint.path.name
         other = f"{name} with other weights" if name == self.model else name
@@ -153,17 +152,12 @@ class Preset(Method):
         """The preset of a file that `save` wrote."""
         table = parse_object(user_path(path).read_bytes(), path, strict=True)
         if table.pop("format", None) != FORMAT:
-            raise ValueError(
-                f"{path} is no preset of format {FORMAT}, as lazyllm calibrate and lazyllm search write it"
-            )
+            raise ValueError(f"{path} is no preset of format {FORMAT}, as calibrate and search write it")
         try:
             preset = cls.from_fields(table)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{path}: {error}") from None
-        try:
-            _ = preset.table
+            _ = preset.table  # reads the evidence
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise ValueError(f"{path}: evidence is not as calibrate or search writes it: {error!r}") from None
+            raise ValueError(f"{path}: it is not as calibrate or search writes it: {error!r}") from None
         return preset
 
 

@@ -84,14 +84,13 @@ class StaticPruning(OneStage):
 
     @property
     def schedule(self) -> Pruning:
-        """The schedule without the scores of the lower layers, which count as `extra_flops`."""
         return Pruning({self.layer: Drop(self.keep)}, decode={})
 
     def core(self) -> dict[str, Any]:
         return {**super().core(), "average": True}
 
-    def extra_flops(self, config: ModelConfig, n_prompt: int, in_play: int, computed: int) -> int:
-        return self.layer * score_flops(config, in_play)
+    def scoring_layers(self, config: ModelConfig) -> range:
+        return range(self.layer)
 
 
 @dataclass(frozen=True)
@@ -117,15 +116,13 @@ class CLAA(OneStage):
 
     @property
     def schedule(self) -> Pruning:
-        """The schedule without the scores of the lower layers, which count as `extra_flops`."""
         return Pruning({self.layer: self.keep}, scoring=Scoring(queries=ROWS), window=ROWS, decode="frozen")
 
     def core(self) -> dict[str, Any]:
         return Aggregation({self.layer: self.keep}, window=ROWS, decode="frozen").core()
 
-    def extra_flops(self, config: ModelConfig, n_prompt: int, in_play: int, computed: int) -> int:
-        rows, lower = min(ROWS, computed), range(max(0, self.layer - CLAA_LAYERS + 1), self.layer)
-        return sum(score_flops(config, in_play, rows, config.windows[layer]) for layer in lower)
+    def scoring_layers(self, config: ModelConfig) -> range:
+        return range(max(0, self.layer - CLAA_LAYERS + 1), self.layer)
 
 
 class Aggregation(Policy):
@@ -162,10 +159,7 @@ class GemFilter(OneStage):
 
     def check_length(self, config: ModelConfig, n_prompt: int) -> None:
         if n_prompt > config.context:
-            raise ValueError(
-                f"GemFilter reads the whole prompt first: its {n_prompt} tokens are more than the model's "
-                f"context of {config.context}"
-            )
+            raise ValueError(f"GemFilter reads all {n_prompt} tokens first; the context has {config.context}")
 
     def ids(self, llm: Any, prompt_ids: list[int], turn: int) -> list[int]:
         if self.kept(len(prompt_ids)) == len(prompt_ids):
@@ -177,12 +171,13 @@ class GemFilter(OneStage):
             return [prompt_ids[i] for i in chosen.args[0]]
         raise AssertionError("the first pass has run past its layer")
 
-    def extra_flops(self, config: ModelConfig, n_prompt: int, in_play: int, computed: int) -> int:
-        """The operations of the first pass, which has no LM head."""
+    def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int:
+        """The operations of both passes; the first has no LM head."""
+        second = super().prefill_flops(config, n_prompt, last_pass)
         if self.kept(n_prompt) == n_prompt:
-            return 0
-        layers = sum(layer_flops(config, layer, n_prompt, n_prompt) for layer in range(self.layer + 1))
-        return layers + score_flops(config, n_prompt)
+            return second
+        first = sum(layer_flops(config, layer, n_prompt, n_prompt) for layer in range(self.layer + 1))
+        return first + score_flops(config, n_prompt) + second
 
 
 class Chosen(Exception):

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from lazyllm.evaluation.divergence import forced_logits, greedy_answer, kl_divergence
+from lazyllm.evaluation.measures import forced_logits, greedy_answer, kl_divergence
 from lazyllm.llm import LLM
 from lazyllm.method import Method
 from lazyllm.methods.speedup import Speedup

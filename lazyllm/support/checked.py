@@ -78,6 +78,12 @@ def choice(value: object, what: str, choices: Sequence[str]) -> str:
     return value
 
 
+def hint(name: str, names: Collection[str]) -> str:
+    """The names that are like `name`, or all of them, to end an error with."""
+    close = get_close_matches(name.lower(), names, cutoff=0.5)
+    return f"did you mean {' or '.join(close)}?" if close else f"expected one of {', '.join(names)}"
+
+
 def known_names(names: Iterable[str], known: Collection[str], what: str) -> None:
     """ValueError for a name of a field that `what` does not have."""
     for name in names:
@@ -91,6 +97,4 @@ def entry(name: object, table: Mapping[str, Entry], what: str) -> Entry:
         raise TypeError(f"the name of a {what} must be a string, not {name!r}")
     if name in table:
         return table[name]
-    close = get_close_matches(name.lower(), table, cutoff=0.5)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"expected one of {', '.join(table)}"
-    raise ValueError(f"there is no {what} {name!r}; {hint}")
+    raise ValueError(f"there is no {what} {name!r}; {hint(name, table)}")

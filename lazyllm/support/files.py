@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import secrets
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import IO, BinaryIO
 
-BLOCK = 1 << 22  # bytes
+from lazyllm.support.progress import bar
 
+BLOCK = 1 << 22  # bytes
+MIB = 20  # the shift from bytes to MiB
 
 FileState = tuple[int, int, int, int]
 
@@ -50,6 +54,26 @@ class OpenedFile:
             begin += len(block)
         if file_state(os.fstat(self._number))[:3] != self.state[:3]:  # the last changes with a name, too
             raise OSError(f"{self.path} was written to while it was in use; load the model again")
+
+
+KnownDigests = dict[tuple[tuple[Path, FileState], ...], str]
+known_digests: KnownDigests = {}
+"""The digests that were taken in this process, by the paths and states of the files."""
+
+
+def digest(files: Sequence[OpenedFile], progress: bool) -> str:
+    """SHA-256 of the concatenated files; read once in a process for each state of the files."""
+    key = tuple((file.path, file.state) for file in files)
+    if key not in known_digests:
+        hasher, n_hashed = hashlib.sha256(), 0
+        total = sum(file.state[1] for file in files)  # bytes
+        with bar(total >> MIB, "hashing the model", "MiB", progress) as line:
+            for block in chain.from_iterable(file.blocks() for file in files):
+                hasher.update(block)
+                n_hashed += len(block)
+                line.update((n_hashed >> MIB) - line.n)  # whole MiB only
+        known_digests[key] = hasher.hexdigest()
+    return known_digests[key]
 
 
 def user_path(path: str | Path) -> Path:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import MISSING, fields
-from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, signature
 from typing import Any, TypeVar, cast, get_type_hints
+
+from lazyllm.support.checked import hint
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -20,15 +21,15 @@ def takes(kind: type, *left_out: str, chosen: Collection[str] = ()) -> Callable[
         hints = get_type_hints(kind)
         parameters = list(signature(function).parameters.values())[:-1]
         for field in fields(kind):
-            default, hint = field.default, hints[field.name]
+            default, kind_of = field.default, hints[field.name]
             if field.name in chosen:
-                default, hint = None, hint | None
+                default, kind_of = None, kind_of | None
             elif field.default_factory is not MISSING:
                 default = field.default_factory()
             elif default is MISSING:
                 default = Parameter.empty
             if field.name not in left_out:
-                option = Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+                option = Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=kind_of)
                 parameters.append(option)
         shown = signature(function).replace(parameters=parameters)
         names = [name for name in shown.parameters if name != "self"]
@@ -39,9 +40,7 @@ def takes(kind: type, *left_out: str, chosen: Collection[str] = ()) -> Callable[
         def checked(*values: Any, **keywords: Any) -> Any:
             for name in keywords:
                 if name not in names:
-                    close = get_close_matches(name, names, n=1)
-                    hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(names)}"
-                    raise TypeError(f"{function.__name__} has no option {name!r}; {hint}")
+                    raise TypeError(f"{function.__name__} has no option {name!r}; {hint(name, names)}")
             shown.bind(*values, **keywords)
             return function(*values, **keywords)
 

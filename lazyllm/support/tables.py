@@ -65,9 +65,7 @@ class Table:
         """A table for LaTeX's package booktabs; where a column has intervals, they are a column beside it."""
         columns: list[Sequence[str]] = []
         for head, *cells in zip(*self._plain(), strict=True):
-            parts = [
-                interval.groups() if (interval := INTERVAL.fullmatch(cell)) else (cell, "") for cell in cells
-            ]
+            parts = [found.groups() if (found := INTERVAL.fullmatch(cell)) else (cell, "") for cell in cells]
             values, bounds = zip(*parts, strict=True) if parts else ((), ())
             columns.append([head, *values])
             if any(bounds):
