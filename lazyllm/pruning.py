@@ -318,10 +318,8 @@ class Pruning(Scheduled):
             for layer, rule in stages:
                 end = config.n_layers - (not isinstance(rule, Drop))
                 if layer >= end:
-                    raise ValueError(
-                        f"{what}: layer {layer} is out of reach: the model has {config.n_layers} layers, "
-                        f"so a stage's layer must be below {end}"
-                    )
+                    reach = f"it must be below {end} in a model of {config.n_layers} layers"
+                    raise ValueError(f"{what}: layer {layer} is out of reach: {reach}")
 
     def planned(self, config: ModelConfig, n_prompt: int) -> list[int]:
         """The number of tokens in play in each layer during the prefill of `n_prompt` tokens."""

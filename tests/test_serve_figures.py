@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -103,13 +104,22 @@ def test_a_shadow_measures_the_divergence_of_answers(llm: lazyllm.LLM, tmp_path:
     assert values["lazyllm_divergence_nats_sum", "{1: 0.3}"] > 0.01
 
 
-def test_a_shadow_waits_while_requests_run(llm: lazyllm.LLM, tmp_path: Path) -> None:
+def test_a_shadow_waits_while_requests_run(
+    llm: lazyllm.LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Then what it measured is no speedup; and the log has texts only where they are asked for."""
-    file = tmp_path / "log.jsonl"
+    file, waits, idle = tmp_path / "log.jsonl", Event(), shadow.Shadow._idle
+
+    def watched(self: shadow.Shadow) -> bool:
+        if not (free := idle(self)):
+            waits.set()
+        return free
+
+    monkeypatch.setattr(shadow.Shadow, "_idle", watched)
     with serving(llm, {"1": 0.5}, shadow=1.0, log=str(file), log_text=True) as server:
         server.service.turns.requests += 1
         ask(server)
-        wait_for(lambda: not server.service.shadow._waiting.qsize())
+        assert waits.wait(30)
         assert not lines(file)
         server.service.turns.requests -= 1
         wait_for(lambda: lines(file))

@@ -119,9 +119,9 @@ def test_any_body_is_answered_or_refused_in_one_sentence(server: Server, body: A
         ({"prompt": "a", "lazyllm": {"pruning": {"method": "compress", "model": "/"}}}, "method must be"),
         (
             {"prompt": "a", "lazyllm": {"pruning": {"method": "fastkv", "model": "/"}}},
-            "its fields are layer, keep",
+            "it takes layer, keep",
         ),
-        ({"prompt": "a", "lazyllm": {"pruning": {"9": 0.5}}}, "the model has 6 layers"),
+        ({"prompt": "a", "lazyllm": {"pruning": {"9": 0.5}}}, "in a model of 6 layers"),
         ({"prompt": "a", "lazyllm": {"prunning": 2}}, "lazyllm has no field 'prunning'"),
     ],
 )
