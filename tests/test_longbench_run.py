@@ -371,12 +371,7 @@ def test_what_no_item_could_be_run_with_is_refused_before_work(
         (run, {"data": None, "edit_sim": "levenshtein"}, ValueError, "edit_sim is for LongBench's own items"),
         (run, {"data": None, "datasets": ["hotpotqa"]}, ValueError, "hotpotqa is of LongBench and needs"),
         (run, {"datasets": "trec"}, TypeError, r'datasets must be a list such as \["trec"\], not \'trec\''),
-        (
-            run,
-            {"dataset": ["trec"]},
-            TypeError,
-            r"run has no option 'dataset'; did you mean datasets or data\?",
-        ),
+        (run, {"dataset": ["trec"]}, TypeError, r"run has no option 'dataset'; did you mean datasets\?"),
         (niah, {"depth": [50]}, TypeError, r"run_niah has no option 'depth'; did you mean depths\?"),
         (niah, {"lengths": [600, 601]}, ValueError, "length 601, a prompt and its answer, is more than"),
         (ruler, {"lengths": 600}, TypeError, r"lengths must be a list such as \[1024, 4096\], not 600"),

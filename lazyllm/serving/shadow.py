@@ -50,7 +50,10 @@ def compared(llm: LLM, ids: Sequence[int], setting: Method, idle: Callable[[], b
 
 
 def timed(idle: Callable[[], bool], work: Callable[[], T]) -> tuple[T, float | None]:
-    """What `work` gives, and the seconds of its first pass unless that had to wait."""
+    """What `work`, which begins when it is idle, gives; and the seconds of its first pass unless that had to
+    wait."""
+    while not idle():
+        time.sleep(PAUSE)
     started, ends, waited = time.perf_counter(), list[float](), False
 
     def watch(layers_done: int, n_layers: int) -> None:

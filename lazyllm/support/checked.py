@@ -79,9 +79,9 @@ def choice(value: object, what: str, choices: Sequence[str]) -> str:
 
 
 def hint(name: str, names: Collection[str]) -> str:
-    """The names that are like `name`, or all of them, to end an error with."""
-    close = get_close_matches(name.lower(), names, cutoff=0.5)
-    return f"did you mean {' or '.join(close)}?" if close else f"expected one of {', '.join(names)}"
+    """The name that is most like `name`, or all of them, to end an error with."""
+    close = get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else f"expected one of {', '.join(names)}"
 
 
 def known_names(names: Iterable[str], known: Collection[str], what: str) -> None:
