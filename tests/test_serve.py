@@ -72,7 +72,7 @@ def test_answers_are_those_of_generate(llm: lazyllm.LLM, client: Any, pruning: A
     *chunks, last = client.chat.completions.create(messages=MESSAGES, **more)
     assert chunks[0].choices[0].delta.role == "assistant"
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == chat.text
-    assert len(chunks) > 8
+    assert len(chunks) > 7
     assert chunks[-1].choices[0].finish_reason == chat.finish_reason
     assert chunks[-1].choices[0].lazyllm["speedup"] == chat.speedup
     assert last.usage == answers.usage

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -103,13 +104,23 @@ def test_a_shadow_measures_the_divergence_of_answers(llm: lazyllm.LLM, tmp_path:
     assert values["lazyllm_divergence_nats_sum", "{1: 0.3}"] > 0.01
 
 
-def test_a_shadow_waits_while_requests_run(llm: lazyllm.LLM, tmp_path: Path) -> None:
+def test_a_shadow_waits_while_requests_run(
+    llm: lazyllm.LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Then what it measured is no speedup; and the log has texts only where they are asked for."""
     file = tmp_path / "log.jsonl"
     with serving(llm, {"1": 0.5}, shadow=1.0, log=str(file), log_text=True) as server:
-        server.service.turns.requests += 1
+        looks, wait = list[int](), server.service.shadow._wait
+
+        def request_in_first_layer() -> bool:
+            looks.append(1)
+            server.service.turns.requests += len(looks) == 2
+            return wait()
+
+        monkeypatch.setattr(server.service.shadow, "_wait", request_in_first_layer)
         ask(server)
-        wait_for(lambda: not server.service.shadow._waiting.qsize())
+        wait_for(lambda: len(looks) == 2)
+        time.sleep(3 * shadow.PAUSE)
         assert not lines(file)
         server.service.turns.requests -= 1
         wait_for(lambda: lines(file))
