@@ -54,16 +54,17 @@ def lines(file: Path) -> list[dict[str, Any]]:
 def test_metrics_count_each_setting(server: Server) -> None:
     happened = ask(server)["lazyllm"]
     ask(server, lazyllm={"pruning": "dense"})
-    ask(server, prompt=PROMPT + "And then?", lazyllm={"pruning": {"1": 0.5}})
+    for question in ("And then?", "Who was it?"):
+        ask(server, prompt=PROMPT + question, lazyllm={"pruning": {"1": 0.5}})
     values = metrics(server)
-    assert values["lazyllm_first_token_seconds_count", "{1: 0.5}"] == 2
+    assert values["lazyllm_first_token_seconds_count", "{1: 0.5}"] == 3
     assert values["lazyllm_first_token_seconds_count", "dense"] == 1
     assert values["lazyllm_decode_step_seconds_count", "dense"] == 1
     assert values["lazyllm_computed_share_sum", "dense"] == 1
     assert values["lazyllm_counted_speedup_sum", "{1: 0.5}"] == pytest.approx(
-        2 * happened["speedup"], rel=0.1
+        3 * happened["speedup"], rel=0.1
     )
-    assert values["lazyllm_revived_rows_count", "{1: 0.5}"] == 2
+    assert values["lazyllm_revived_rows_count", "{1: 0.5}"] == 3
     assert values["lazyllm_running", ""] == values["lazyllm_waiting", ""] == 0
     assert values["lazyllm_cache_hits", ""] == 1
     assert values["lazyllm_cache_bytes", ""] > 0

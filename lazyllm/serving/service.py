@@ -27,7 +27,7 @@ class Service:
         self._setting.check(llm.config)
         if self._setting.compresses:
             raise ValueError(f"{self._setting} rewrites prompts, which serve does not do")
-        self.cache = PrefixCache(options.cache_bytes) if options.cache_bytes else None
+        self.cache = PrefixCache(options.cache_bytes, eager=False) if options.cache_bytes else None
         self.turns = Turns(options.at_once, options.waiting)
         self.figures = Figures(self.turns, self.cache)
         self.shadow = Shadow(llm, self.turns, self.figures, self.guard, options)
