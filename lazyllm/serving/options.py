@@ -6,7 +6,6 @@ import sys
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from lazyllm.prompt import ROLES
 from lazyllm.support import checked
 from lazyllm.support.files import user_path
 
@@ -35,6 +34,8 @@ class Options:
     log_text: Annotated[bool, "the prompts' text too in that log"] = False
 
     def __post_init__(self) -> None:
+        from lazyllm.prompt import ROLES  # which imports numpy, as no command's arguments may
+
         for role in self.roles:
             checked.choice(role, "a role of protect", (*ROLES, "tools"))
         checked.whole(self.at_once, "at_once", 1, 257)
