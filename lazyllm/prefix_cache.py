@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
+from collections import deque
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,9 +16,13 @@ from lazyllm.prompt import PromptIds, PromptPlace
 from lazyllm.session import Session
 from lazyllm.support import checked
 
+if TYPE_CHECKING:
+    from lazyllm.llm import LLM
+
 LEAST_READ = 192
 """Tokens that are worth a fork, or a pass that reads them. The sums of a shorter prompt may have another
 order than those of a prompt read in parts."""
+MOST_REMEMBERED = 64  # prompts
 
 
 class PrefixCache:
@@ -25,13 +31,17 @@ class PrefixCache:
     Each prompt takes the longest beginning that it shares with an earlier one under the same setting, reads
     the rest up to the first stage (`Session.read`), and is then pruned by its last rows as if it had been
     read as a whole. Those used last stay, as many as `max_bytes` holds. Timed answers should not share one.
+    Unless `eager`, a beginning is read apart and kept once a second prompt has it: reading apart takes longer
+    than one pass, which a prompt that shares nothing should not pay.
     """
 
-    def __init__(self, max_bytes: int = 2**30) -> None:
+    def __init__(self, max_bytes: int = 2**30, eager: bool = True) -> None:
         self.max_bytes = checked.whole(max_bytes, "max_bytes", 1, sys.maxsize)
+        self.eager = checked.truth(eager, "eager")
         self.grows = True  # with the prompts that it serves
         self.hits = self.tokens_shared = 0  # prompts that began like an earlier one, and how far in all
         self._entries: list[Session] = []  # nothing runs them any more; the one used last is at the end
+        self._remembered: deque[tuple[tuple[LLM, Method], np.ndarray]] = deque(maxlen=MOST_REMEMBERED)
         self._lock = threading.Lock()
 
     @classmethod
@@ -57,11 +67,20 @@ class PrefixCache:
             session.core, session.room = fork, 0
             session.prompts = (PromptPlace(0, fork.length, fork.length),)
         session.reserve(len(ids) - session.length, n_new)
-        new = ahead[session.length :]
+        new = ahead[session.length : len(ahead) if self.eager else self._begun_before(session, ahead)]
         if len(new) >= LEAST_READ:
             session.run_pass(session.core.read, new, len(new), progress)
             if self.grows:
                 self._keep(session)
+
+    def _begun_before(self, session: Session, ids: list[int]) -> int:
+        """How many of these ids an earlier prompt began with; remembers them for later ones."""
+        row = np.array(ids, np.int32)
+        with self._lock:
+            same = (session.llm, session.setting)
+            lengths = [shared(other, row) for earlier, other in self._remembered if earlier == same]
+            self._remembered.append((same, row))
+        return max(lengths, default=0)
 
     def _longest(self, session: Session, ids: list[int]) -> _core.Session | None:
         """A context that has read as much of these ids as any before; None if that is not worth a fork."""

@@ -71,6 +71,7 @@ def serving(
     finally:
         server.uvicorn.should_exit = True
         server.thread.join()
+        server.service.close()
 
 
 def free_port() -> int:

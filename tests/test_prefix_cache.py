@@ -46,6 +46,25 @@ class Passes:
 
 
 @pytest.mark.parametrize("pruning", [DENSE, PRUNED], ids=["dense", "pruned"])
+def test_a_beginning_is_read_apart_once_a_second_prompt_has_it(
+    llm: LLM, pruning: Pruning, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt that begins like none before runs in one pass; the third one reads nothing twice."""
+    prompts = [HEAD + tail for tail in TAILS[:3]]
+    want = [llm.generate(ids, pruning, max_new_tokens=6) for ids in prompts]
+    cache, passes = PrefixCache(eager=False), Passes(monkeypatch)
+    for i, ids in enumerate(prompts):
+        answer = llm.generate(ids, pruning, max_new_tokens=6, prefix=cache)
+        assert answer.token_ids == want[i].token_ids
+        assert answer.computed_series == pytest.approx(want[i].computed_series, abs=1e-12)
+    first, second, third = TAILS[:3]
+    assert passes.run == [len(HEAD + first), len(HEAD), len(second), len(third)]
+    assert (cache.hits, cache.tokens_shared) == (1, len(HEAD))
+    llm.generate(prompts[0], Pruning({1: 0.4}), max_new_tokens=1, prefix=cache)
+    assert passes.run[4:] == [len(prompts[0])]  # another setting has remembered nothing
+
+
+@pytest.mark.parametrize("pruning", [DENSE, PRUNED], ids=["dense", "pruned"])
 def test_answers_are_those_without_the_cache(
     llm: LLM, pruning: Pruning, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,7 +72,7 @@ def test_answers_are_those_of_generate(llm: lazyllm.LLM, client: Any, pruning: A
     *chunks, last = client.chat.completions.create(messages=MESSAGES, **more)
     assert chunks[0].choices[0].delta.role == "assistant"
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == chat.text
-    assert len(chunks) > 8
+    assert len(chunks) > 7
     assert chunks[-1].choices[0].finish_reason == chat.finish_reason
     assert chunks[-1].choices[0].lazyllm["speedup"] == chat.speedup
     assert last.usage == answers.usage
@@ -203,10 +203,13 @@ def test_requests_that_begin_alike_share_what_is_read(llm: lazyllm.LLM) -> None:
         for question, wanted in zip(questions, alone, strict=True):
             body = {"prompt": TEXT * 2 + question, "max_tokens": 8}
             assert server.post("/v1/completions", body)[1]["choices"][0]["text"] == wanted.text
-        assert cache.hits == 3
-        assert cache.tokens_shared > 3 * 700  # of 735 tokens in each
+        assert cache.hits == 2  # the first is remembered, the second read apart and kept
+        assert cache.tokens_shared > 2 * 700  # of 735 tokens in each
         for i in range(5):
-            assert server.post("/v1/completions", {"prompt": f"{i}" + TEXT * 2, "max_tokens": 1})[0] == 200
+            for _ in range(2):
+                assert (
+                    server.post("/v1/completions", {"prompt": f"{i}" + TEXT * 2, "max_tokens": 1})[0] == 200
+                )
             assert 0 < cache.bytes <= room
     with serving(llm, 2.0, cache_bytes=0) as server:
         assert server.service.cache is None

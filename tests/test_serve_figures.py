@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import numpy as np
@@ -54,16 +53,17 @@ def lines(file: Path) -> list[dict[str, Any]]:
 def test_metrics_count_each_setting(server: Server) -> None:
     happened = ask(server)["lazyllm"]
     ask(server, lazyllm={"pruning": "dense"})
-    ask(server, prompt=PROMPT + "And then?", lazyllm={"pruning": {"1": 0.5}})
+    for question in ("And then?", "Who was it?"):
+        ask(server, prompt=PROMPT + question, lazyllm={"pruning": {"1": 0.5}})
     values = metrics(server)
-    assert values["lazyllm_first_token_seconds_count", "{1: 0.5}"] == 2
+    assert values["lazyllm_first_token_seconds_count", "{1: 0.5}"] == 3
     assert values["lazyllm_first_token_seconds_count", "dense"] == 1
     assert values["lazyllm_decode_step_seconds_count", "dense"] == 1
     assert values["lazyllm_computed_share_sum", "dense"] == 1
     assert values["lazyllm_counted_speedup_sum", "{1: 0.5}"] == pytest.approx(
-        2 * happened["speedup"], rel=0.1
+        3 * happened["speedup"], rel=0.1
     )
-    assert values["lazyllm_revived_rows_count", "{1: 0.5}"] == 2
+    assert values["lazyllm_revived_rows_count", "{1: 0.5}"] == 3
     assert values["lazyllm_running", ""] == values["lazyllm_waiting", ""] == 0
     assert values["lazyllm_cache_hits", ""] == 1
     assert values["lazyllm_cache_bytes", ""] > 0
@@ -107,22 +107,19 @@ def test_a_shadow_measures_the_divergence_of_answers(llm: lazyllm.LLM, tmp_path:
 def test_a_shadow_waits_while_requests_run(
     llm: lazyllm.LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It begins when none does. If one comes in the middle, the seconds are no speedup. Texts are in the log
-    only where they are asked for."""
-    file, waits, idle = tmp_path / "log.jsonl", Event(), shadow.Shadow._idle
-    comes = iter([True, False])  # as the first comparison begins; and in its first layer
-
-    def watched(self: shadow.Shadow) -> bool:
-        if not idle(self):
-            waits.set()
-            return False
-        return next(comes, True)
-
-    monkeypatch.setattr(shadow.Shadow, "_idle", watched)
+    """Then what it measured is no speedup; and the log has texts only where they are asked for."""
+    file = tmp_path / "log.jsonl"
     with serving(llm, {"1": 0.5}, shadow=1.0, log=str(file), log_text=True) as server:
-        server.service.turns.requests += 1
+        looks, wait = list[int](), server.service.shadow._wait
+
+        def request_in_first_layer() -> bool:
+            looks.append(1)
+            server.service.turns.requests += len(looks) == 2
+            return wait()
+
+        monkeypatch.setattr(server.service.shadow, "_wait", request_in_first_layer)
         ask(server)
-        assert waits.wait(30)
+        wait_for(lambda: len(looks) == 2)
         assert not lines(file)
         server.service.turns.requests -= 1
         wait_for(lambda: lines(file))

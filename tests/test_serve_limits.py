@@ -117,10 +117,7 @@ def test_any_body_is_answered_or_refused_in_one_sentence(server: Server, body: A
         ({"prompt": "a", "frequency_penalty": 0.5}, "frequency_penalty is not supported"),
         ({"prompt": "a", "lazyllm": {"pruning": "preset.json"}}, "pruning is 'preset.json'; it must be"),
         ({"prompt": "a", "lazyllm": {"pruning": {"method": "compress", "model": "/"}}}, "method must be"),
-        (
-            {"prompt": "a", "lazyllm": {"pruning": {"method": "fastkv", "model": "/"}}},
-            "it takes layer, keep",
-        ),
+        ({"prompt": "a", "lazyllm": {"pruning": {"method": "fastkv", "model": "/"}}}, "it takes layer, keep"),
         ({"prompt": "a", "lazyllm": {"pruning": {"9": 0.5}}}, "in a model of 6 layers"),
         ({"prompt": "a", "lazyllm": {"prunning": 2}}, "lazyllm has no field 'prunning'"),
     ],
@@ -249,6 +246,25 @@ def test_a_request_beyond_memory_is_refused(llm: lazyllm.LLM, monkeypatch: pytes
             status, answer = server.post(COMPLETIONS, {"prompt": "a" * 300, "stream": stream})
             assert status == 503
             assert "a session of" in answer["error"]["message"]
+
+
+def test_requests_that_fit_alone_are_refused_beside_others(
+    slow: lazyllm.LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory is promised to what runs, and free again once it has gone, answered or not."""
+    needed = slow.session().core.bytes_for(4000)
+    monkeypatch.setattr("lazyllm.machine.memory.available_bytes", lambda: 3 * needed // 2)
+    with serving(slow, at_once=3) as server:
+        client = begun(server)
+        wait_for(lambda: server.service._promises == needed)
+        status, answer = server.post(COMPLETIONS, LONG)
+        assert status == 503
+        assert f"needs {needed} bytes; {needed // 2} are available beside" in answer["error"]["message"]
+        assert server.post(COMPLETIONS, {"prompt": "a", "max_tokens": 2})[0] == 200
+        client.close()
+        wait_for(lambda: not server.service._promises)
+        begun(server).close()
+        wait_for(lambda: not server.service.turns.requests)
 
 
 def test_short_requests_are_answered_beside_a_long_one(slow: lazyllm.LLM) -> None:

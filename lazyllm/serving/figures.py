@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
+from collections.abc import Callable
 from statistics import fmean
 from typing import Any
 
@@ -37,40 +38,45 @@ class Figures:
         prometheus.ProcessCollector(registry=self.registry)  # memory, among others
         self._points = deque[dict[str, Any]](maxlen=MOST_POINTS)
         self._measured = defaultdict[str, deque[float]](lambda: deque(maxlen=MOST_MEASURED))
-        self._labels = set[str]()
-        self._metrics: dict[str, Any] = {
-            name: prometheus.Histogram(
-                f"lazyllm_{name}", meaning, ["setting"], buckets=SECONDS, registry=self.registry
-            )
-            if name.endswith("seconds")
-            else prometheus.Summary(f"lazyllm_{name}", meaning, ["setting"], registry=self.registry)
-            for name, meaning in BY_SETTING.items()
-        }
-        self._gauge("running", "requests that run", lambda: turns.requests - turns.waiting)
-        self._gauge("waiting", "requests that wait", lambda: turns.waiting)
+        self._metrics = dict[str, Any]()
+        for name, meaning in BY_SETTING.items():
+            about = {"labelnames": ["setting"], "registry": self.registry}
+            kind = prometheus.Summary
+            if name.endswith("seconds"):
+                kind, about["buckets"] = prometheus.Histogram, SECONDS
+            self._metrics[name] = kind(f"lazyllm_{name}", meaning, **about)
+        gauges: list[tuple[str, str, Callable[[], float]]] = [
+            ("running", "requests that run", lambda: turns.requests - turns.waiting),
+            ("waiting", "requests that wait", lambda: turns.waiting),
+        ]
         if cache:
-            self._gauge("cache_bytes", "memory of the beginnings that prompts share", lambda: cache.bytes)
-            self._gauge("cache_hits", "prompts that began like an earlier one", lambda: cache.hits)
-            self._gauge("cache_tokens", "tokens that these have shared", lambda: cache.tokens_shared)
+            gauges += [
+                ("cache_bytes", "memory of the beginnings that prompts share", lambda: cache.bytes),
+                ("cache_hits", "prompts that began like an earlier one", lambda: cache.hits),
+                ("cache_tokens", "tokens that these have shared", lambda: cache.tokens_shared),
+            ]
+        for name, meaning, value in gauges:
+            prometheus.Gauge(f"lazyllm_{name}", meaning, registry=self.registry).set_function(value)
 
-    def _gauge(self, name: str, meaning: str, value: Any) -> None:
-        prometheus.Gauge(f"lazyllm_{name}", meaning, registry=self.registry).set_function(value)
-
-    def _observe(self, setting: Method, n_prompt: int, **values: float | None) -> str:
-        """Takes values by the names of metrics; returns the setting's label, OTHERS once there are many."""
-        if len(self._labels) < MOST_SETTINGS:
-            self._labels.add(setting.label)
-        label = setting.label if setting.label in self._labels else OTHERS
+    def observe(self, setting: Method, n_prompt: int, **values: float | None) -> float | None:
+        """Takes values by the names of metrics; returns the mean of the setting's measured speedups, None
+        before there is one. Settings share a label once there are many."""
+        if len(self._measured) < MOST_SETTINGS:
+            self._measured[setting.label]
+        label = setting.label if setting.label in self._measured else OTHERS
         for name, value in values.items():
             if value is not None:
                 self._metrics[name].labels(label).observe(value)
         self._points.append({"time": time.time(), "setting": label, "prompt_tokens": n_prompt, **values})
-        return label
+        measured = self._measured[label]
+        if (speedup := values.get("measured_speedup")) is not None:
+            measured.append(speedup)
+        return fmean(measured) if measured else None
 
     def answered(self, setting: Method, generation: Generation) -> float | None:
-        """Takes an answer's figures; returns its setting's measured speedup, None before there is one."""
+        """`observe` for an answer."""
         steps = len(generation.token_ids) - 1
-        label = self._observe(
+        return self.observe(
             setting,
             generation.n_given,
             first_token_seconds=generation.ttft,
@@ -79,14 +85,6 @@ class Figures:
             computed_share=generation.computed,
             revived_rows=int(generation.passes["revived"].sum()) / steps if steps else None,
         )
-        measured = self._measured[label]
-        return fmean(measured) if measured else None
-
-    def compared(self, setting: Method, n_prompt: int, comparison: dict[str, Any]) -> None:
-        measured = comparison["measured_speedup"]
-        label = self._observe(setting, n_prompt, **comparison)
-        if measured is not None:
-            self._measured[label].append(measured)
 
     def text(self) -> bytes:
         """The metrics in Prometheus' format."""

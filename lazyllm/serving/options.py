@@ -59,11 +59,10 @@ class Options:
     @property
     def bounds(self) -> tuple[float, float]:
         """The lowest and the highest speedup of a guard."""
-        low, _, high = str(self.speedup).partition(":")
         try:
-            bounds = float(low), float(high)
+            low, high = map(float, str(self.speedup).split(":"))
         except ValueError:
             raise ValueError(f"guard needs the bounds of a speedup, 1.2:3, not {self.speedup}") from None
-        if not 1 < bounds[0] < bounds[1]:
+        if not 1 < low < high:
             raise ValueError(f"the bounds of speedup must ascend from above 1, not {self.speedup}")
-        return bounds
+        return low, high

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple, TypeVar
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from lazyllm.generation import Generation
@@ -25,98 +26,80 @@ MOST_ANSWERS, MOST_LOGPROBS, MOST_STOPS = 128, 20, 16
 COMPLETION_TOKENS, CHAT_TOKENS = 16, 1024
 """New tokens where a request sets no limit; in a chat fewer, if the context leaves fewer."""
 SAMPLING = tuple(item.name for item in fields(SamplingParams))
-SHARED = (
-    *("model", "max_tokens", "stop", "stop_token_ids", "n", "stream", "stream_options", "logprobs"),
-    "lazyllm",
-)
+SHARED = ("model", "max_tokens", "stop", "n", "stream", "stream_options", "logprobs", "lazyllm")
 CHAT = ("messages", "tools", "max_completion_tokens", "top_logprobs", "chat_template_kwargs")
 WITHOUT_EFFECT = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 ONLY: Mapping[str, Any] = {
     "best_of": 1,
     "echo": False,
     "frequency_penalty": 0,
-    "function_call": "auto",
-    "functions": [],
-    "logit_bias": {},
-    "modalities": ["text"],
     "parallel_tool_calls": True,
     "presence_penalty": 0,
     "response_format": {"type": "text"},
-    "suffix": "",
     "tool_choice": "auto",
 }
 """Fields of which one value alone is accepted, the one that asks for nothing."""
+
+HAPPENED = ("speedup", "computed", "reached_top", "seconds", "unpruned")
 
 
 class NoSuchModel(ValueError):
     """The request names another model than the one that is served."""
 
 
-@dataclass(frozen=True)
 class Ask:
     """A checked request: the prompts as token ids, and how to answer each."""
 
-    prompts: list[list[int]]
-    pruning: Method | None  # None: the server's own
-    options: dict[str, Any]  # of `LLM.generate`
-    n: int
-    chat: bool
-    stream: bool
-    include_usage: bool
-    top_logprobs: int | None  # None: no log probabilities
-    protected: Spans  # of the prompt, which is never dropped
-    id: str = field(default_factory=lambda: uuid4().hex)
-    created: int = field(default_factory=lambda: int(time.time()))
+    def __init__(self, llm: LLM, model: str, body: bytes, chat: bool, roles: Sequence[str] = ()) -> None:
+        """ValueError or TypeError, in one sentence, for anything in the body that cannot be done. What the
+        messages of `roles` say is protected."""
+        request = parse_object(body, "the request's body", strict=True)
+        request = {name: value for name, value in request.items() if value is not None}
+        known = (*SHARED, *SAMPLING, *WITHOUT_EFFECT, *ONLY, *(CHAT if chat else ("prompt",)))
+        checked.known_names(request, known, "a request")
+        for name, value in ONLY.items():
+            if request.get(name, value) != value:
+                raise ValueError(f"{name} is not supported; leave it out")
+        if request.get("model", model) != model:
+            raise NoSuchModel(f"there is no model {request['model']!r:.200}; this server has {model!r}")
+        stream_options, own = _typed(request, "stream_options", dict), _typed(request, "lazyllm", dict)
+        checked.known_names(stream_options, ("include_usage",), "stream_options")
+        checked.known_names(own, ("pruning", "trace"), "lazyllm")
+        self.llm, self.model, self.chat = llm, model, chat
+        self.id, self.created = uuid4().hex, int(time.time())
+        self.stream = checked.truth(request.get("stream", False), "stream")
+        self.include_usage = checked.truth(stream_options.get("include_usage", False), "include_usage")
+        self.trace = checked.truth(own.get("trace", False), "trace")
+        self.pruning = None if own.get("pruning") is None else _setting(own["pruning"])  # None: the server's
+        self.protected: Spans = ()  # of the prompt, which is never dropped
+        if chat:
+            ids, self.protected = _chat_ids(llm, request, roles)
+            self.prompts = [ids]
+        else:
+            self.prompts = _prompt_ids(llm, request.get("prompt"))
+        recommended = SamplingParams.of(llm)
+        drawing = {name: request.get(name, getattr(recommended, name)) for name in SAMPLING}
+        self.sampling = SamplingParams(**drawing)
+        self.n = checked.whole(request.get("n", 1), "n", 1, MOST_ANSWERS + 1)
+        if self.n > 1 and not self.sampling.temperature:
+            raise ValueError(f"{self.n} answers to a prompt differ only with a temperature above 0")
+        text = isinstance(request.get("stop"), str)
+        self.stop = [request["stop"]] if text else _typed(request, "stop", list)
+        if len(self.stop) > MOST_STOPS:
+            raise ValueError(f"{len(self.stop)} stop texts are more than {MOST_STOPS}")
+        self.top_logprobs = _top_logprobs(request, chat)  # None: no log probabilities
+        self.most_tokens = _most_tokens(llm, request, self.prompts, chat)
 
-    @property
-    def sampling(self) -> SamplingParams:
-        sampling: SamplingParams = self.options["sampling"]
-        return sampling
-
-
-def checked_request(llm: LLM, model: str, body: bytes, chat: bool, roles: Sequence[str] = ()) -> Ask:
-    """The request in a body; ValueError or TypeError, in one sentence, for anything that cannot be done. What
-    the messages of `roles` say is protected."""
-    given = parse_object(body, "the request's body", strict=True)
-    given = {name: value for name, value in given.items() if value is not None}
-    known = (*SHARED, *SAMPLING, *WITHOUT_EFFECT, *ONLY, *(CHAT if chat else ("prompt",)))
-    checked.known_names(given, known, "a request")
-    for name, value in ONLY.items():
-        if given.get(name, value) != value:
-            raise ValueError(f"{name} is not supported; leave it out")
-    if given.get("model", model) != model:
-        raise NoSuchModel(f"there is no model {given['model']!r:.200}; this server has {model!r}")
-    stream_options, own = _typed(given, "stream_options", dict), _typed(given, "lazyllm", dict)
-    checked.known_names(stream_options, ("include_usage",), "stream_options")
-    checked.known_names(own, ("pruning", "trace"), "lazyllm")
-    ids, protected = _chat_ids(llm, given, roles) if chat else ([], ())
-    prompts = [ids] if chat else _prompt_ids(llm, given.get("prompt"))
-    n = checked.whole(given.get("n", 1), "n", 1, MOST_ANSWERS + 1)
-    sampling = SamplingParams.of(llm)
-    sampling = SamplingParams(**{name: given.get(name, getattr(sampling, name)) for name in SAMPLING})
-    if n > 1 and not sampling.temperature:
-        raise ValueError(f"{n} answers to a prompt differ only with a temperature above 0")
-    top_logprobs = _top_logprobs(given, chat)
-    options = {
-        "max_new_tokens": _most_tokens(llm, given, prompts, chat),
-        "sampling": sampling,
-        "stop": _stops(given.get("stop", ())),
-        "stop_token_ids": _typed(given, "stop_token_ids", list),
-        "logprobs": 0 if top_logprobs is None else max(1, top_logprobs),
-        "trace": checked.truth(own.get("trace", False), "trace"),
-        "progress": False,
-    }
-    return Ask(
-        prompts,
-        _setting(own["pruning"]) if own.get("pruning") is not None else None,
-        options,
-        n,
-        chat,
-        checked.truth(given.get("stream", False), "stream"),
-        checked.truth(stream_options.get("include_usage", False), "include_usage"),
-        top_logprobs,
-        protected,
-    )
+    def options(self, number: int) -> dict[str, Any]:
+        """The keywords of `LLM.generate` for the prompt of that number."""
+        return {
+            "max_new_tokens": self.most_tokens,
+            "sampling": self.sampling.for_prompt(number),
+            "stop": self.stop,
+            "logprobs": 0 if self.top_logprobs is None else max(1, self.top_logprobs),
+            "trace": self.trace,
+            "progress": False,
+        }
 
 
 def _typed(given: Mapping[str, Any], name: str, kind: type[T]) -> T:
@@ -171,25 +154,14 @@ def _most_tokens(llm: LLM, given: Mapping[str, Any], prompts: Sequence[Sequence[
     return most
 
 
-def _stops(stop: Any) -> tuple[str, ...]:
-    stops = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, list | tuple) else stop
-    if not isinstance(stops, tuple) or not all(isinstance(item, str) for item in stops):
-        raise TypeError(f"stop must be text or a list of texts, not {stop!r:.80}")
-    if len(stops) > MOST_STOPS:
-        raise ValueError(f"{len(stops)} stop texts are more than {MOST_STOPS}")
-    return stops
-
-
-def _top_logprobs(given: Mapping[str, Any], chat: bool) -> int | None:
+def _top_logprobs(request: Mapping[str, Any], chat: bool) -> int | None:
     """How many log probabilities each token of the answer shows beside its own; None for not even that."""
-    top = given.get("top_logprobs" if chat else "logprobs")
-    if top is not None:
-        top = checked.whole(top, "top_logprobs" if chat else "logprobs", 0, MOST_LOGPROBS + 1)
-    if not chat or checked.truth(given.get("logprobs", False), "logprobs"):
-        return top or 0 if chat else top
-    if top:
+    name = "top_logprobs" if chat else "logprobs"
+    top = checked.whole(request.get(name, 0), name, 0, MOST_LOGPROBS + 1)
+    asked = checked.truth(request.get("logprobs", False), "logprobs") if chat else name in request
+    if top and not asked:
         raise ValueError("top_logprobs needs logprobs to be true")
-    return None
+    return top if asked else None
 
 
 def _setting(pruning: Any) -> Method:
@@ -209,80 +181,104 @@ def _setting(pruning: Any) -> Method:
 # ---- answers -------------------------------------------------------------------------------------
 
 
-class Answered(NamedTuple):
-    """An answer at its end, and the measured speedup of its setting so far, None before there is one."""
+@dataclass(frozen=True)
+class Part:
+    """More text of the answer of that index; the last part has the whole answer as `end`, and the measured
+    speedup of its setting so far, None before there is one."""
 
-    generation: Generation
-    measured_speedup: float | None
+    index: int
+    text: str
+    end: Generation | None = None
+    measured_speedup: float | None = None
 
 
-def happened(answered: Answered) -> dict[str, Any]:
+def whole(ask: Ask, parts: Iterable[Part]) -> dict[str, Any]:
+    """The body of an answer that comes in one piece."""
+    texts, ends = defaultdict[int, str](str), list[Part]()
+    for part in parts:
+        texts[part.index] += part.text
+        if part.end:
+            ends.append(replace(part, text=texts[part.index]))
+    return {**_envelope(ask, *(_choice(ask, end) for end in ends)), "usage": _usage(ask, ends)}
+
+
+def events(ask: Ask, parts: Iterable[Part]) -> Iterator[str]:
+    """The server-sent events of a streamed answer."""
+    begun, ends = set[int](), list[Part]()
+    for part in parts:
+        choice = _choice(ask, part)
+        if ask.chat and part.index not in begun:
+            choice["delta"] = {"role": "assistant", "content": part.text}
+        begun.add(part.index)
+        ends += [part] if part.end else []
+        yield event(_envelope(ask, choice))
+    if ask.include_usage:
+        yield event({**_envelope(ask), "usage": _usage(ask, ends)})
+    yield "data: [DONE]\n\n"
+
+
+def event(body: dict[str, Any]) -> str:
+    return f"data: {json.dumps(body)}\n\n"
+
+
+def _usage(ask: Ask, ends: list[Part]) -> dict[str, int]:
+    given, new = sum(map(len, ask.prompts)), sum(len(part.end.token_ids) for part in ends if part.end)
+    return {"prompt_tokens": given, "completion_tokens": new, "total_tokens": given + new}
+
+
+def _envelope(ask: Ask, *choices: dict[str, Any]) -> dict[str, Any]:
+    kind, prefix = ("chat.completion", "chatcmpl") if ask.chat else ("text_completion", "cmpl")
+    kind += ".chunk" if ask.chat and ask.stream else ""
+    about = {"id": f"{prefix}-{ask.id}", "object": kind, "created": ask.created, "model": ask.model}
+    return {**about, "choices": [*choices]}
+
+
+def _choice(ask: Ask, part: Part) -> dict[str, Any]:
+    """The text of a part; of the last one also the reason, log probabilities, and what happened."""
+    choice: dict[str, Any] = {"index": part.index, "logprobs": None, "finish_reason": None}
+    if not ask.chat:
+        choice["text"] = part.text
+    elif ask.stream:
+        choice["delta"] = {"content": part.text} if part.text else {}
+    else:
+        choice["message"] = {"role": "assistant", "content": part.text}
+    if part.end is not None:
+        choice["finish_reason"] = part.end.finish_reason
+        choice["logprobs"] = None if ask.top_logprobs is None else _logprobs(ask, part.end)
+        choice["lazyllm"] = {**_happened(part.end), "measured_speedup": part.measured_speedup}
+    return choice
+
+
+def _happened(generation: Generation) -> dict[str, Any]:
     """What the setting did to one answer."""
-    generation, passes = answered.generation, answered.generation.passes
+    passes = generation.passes
     return {
         "pruning": json.loads(generation.pruning.to_json()),
-        "speedup": generation.speedup,
-        "measured_speedup": answered.measured_speedup,
-        "computed": generation.computed,
-        "reached_top": generation.reached_top,
         "in_play": passes["in_play"][passes["pass_"] == 0].tolist(),
         "revived": int(passes["revived"].sum()),
         "seconds_to_first_token": generation.ttft,
-        "seconds": generation.seconds,
-        "unpruned": generation.unpruned,
+        **{name: getattr(generation, name) for name in HAPPENED},
     }
 
 
-def usage(ask: Ask, new_tokens: int) -> dict[str, int]:
-    given = sum(map(len, ask.prompts))
-    return {"prompt_tokens": given, "completion_tokens": new_tokens, "total_tokens": given + new_tokens}
-
-
-def envelope(ask: Ask, model: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-    """A whole answer or a chunk of a streamed one, without its usage."""
-    kind = "chat.completion" if ask.chat else "text_completion"
-    kind += ".chunk" if ask.chat and ask.stream else ""
-    name = f"{'chatcmpl' if ask.chat else 'cmpl'}-{ask.id}"
-    return {"id": name, "object": kind, "created": ask.created, "model": model, "choices": choices}
-
-
-def choice(llm: LLM, ask: Ask, index: int, text: str, end: Answered | None = None) -> dict[str, Any]:
-    """Text of the answer of that index; at its `end` the reason, log probabilities, and what happened."""
-    made: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": None}
-    if not ask.chat:
-        made["text"] = text
-    elif ask.stream:
-        made["delta"] = {"content": text} if text else {}
-    else:
-        made["message"] = {"role": "assistant", "content": text}
-    if end is not None:
-        made |= {"finish_reason": end.generation.finish_reason, "lazyllm": happened(end)}
-        made["logprobs"] = None if ask.top_logprobs is None else _logprobs(llm, ask, end.generation)
-    return made
-
-
-def _logprobs(llm: LLM, ask: Ask, generation: Generation) -> dict[str, Any]:
+def _logprobs(ask: Ask, generation: Generation) -> dict[str, Any]:
     """The log probabilities of the tokens drawn, but for the end token."""
-    tokens: list[dict[str, Any]] = []
-    tops: list[list[dict[str, Any]]] = []
+
+    def entry(token: int, table: Mapping[int, float]) -> dict[str, Any]:
+        data = ask.llm.tokenizer.vocabulary.token_bytes(token)
+        return {"token": data.decode(errors="replace"), "logprob": table[token], "bytes": list(data)}
+
+    entries = list[dict[str, Any]]()
     for token, table in zip(generation.token_ids, generation.logprobs or (), strict=True):
-        if token in llm.eos_token_ids and len(tokens) == len(generation.token_ids) - 1:
-            break
         best = sorted(table, key=table.__getitem__, reverse=True)[: ask.top_logprobs]
-        tokens.append(_entry(llm, token, table))
-        tops.append([_entry(llm, other, table) for other in best])
+        entries.append({**entry(token, table), "top_logprobs": [entry(other, table) for other in best]})
+    if generation.token_ids[-1] in ask.llm.eos_token_ids:
+        entries.pop()
     if ask.chat:
-        return {"content": [{**entry, "top_logprobs": top} for entry, top in zip(tokens, tops, strict=True)]}
-    texts = [entry["token"] for entry in tokens]
-    return {
-        "tokens": texts,
-        "token_logprobs": [entry["logprob"] for entry in tokens],
-        # of tokens with equal texts, such as parts of characters, the likelier one counts
-        "top_logprobs": [{entry["token"]: entry["logprob"] for entry in reversed(top)} for top in tops],
-        "text_offset": [sum(map(len, texts[:i])) for i in range(len(texts))],
-    }
-
-
-def _entry(llm: LLM, token: int, table: Mapping[int, float]) -> dict[str, Any]:
-    data = llm.tokenizer.vocabulary.token_bytes(token)
-    return {"token": data.decode(errors="replace"), "logprob": table[token], "bytes": list(data)}
+        return {"content": entries}
+    texts = [entry["token"] for entry in entries]
+    # of tokens with equal texts, such as parts of characters, the likelier one counts
+    tops = [{top["token"]: top["logprob"] for top in entry["top_logprobs"][::-1]} for entry in entries]
+    offsets = [sum(map(len, texts[:i])) for i in range(len(texts))]
+    logprobs = [entry["logprob"] for entry in entries]
+    return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}

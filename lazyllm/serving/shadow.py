@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-import queue
 import random
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from statistics import fmean
 from typing import Any, TypeVar
@@ -35,13 +35,13 @@ LEAST, WINDOW = 4, 8  # comparisons that the guard needs to lower the speedup, a
 log = logging.getLogger("lazyllm.serving")
 
 
-def compared(llm: LLM, ids: Sequence[int], setting: Method, idle: Callable[[], bool]) -> dict[str, Any]:
+def compared(llm: LLM, ids: Sequence[int], setting: Method, wait: Callable[[], bool]) -> dict[str, Any]:
     """The divergence of the setting from dense, whose greedy answer it is given, and whether its own would be
-    the same; and how much longer dense takes for the prompt. Waits within a layer while not idle."""
+    the same; and how much longer dense takes for the prompt. `wait` is called before and after each layer."""
     answer = partial(greedy_answer, llm.session(progress=False), ids, TOKENS, llm.eos_token_ids)
-    dense, dense_seconds = timed(idle, answer)
+    dense, dense_seconds = timed(wait, answer)
     session = llm.session(setting, progress=False)
-    rows, seconds = timed(idle, lambda: np.array([*forced_logits(session, ids, dense.tokens)]))
+    rows, seconds = timed(wait, lambda: np.array([*forced_logits(session, ids, dense.tokens)]))
     return {
         "divergence_nats": float(kl_divergence(dense.logits, rows).mean()),
         "equal_answers": bool((rows.argmax(axis=1) == dense.tokens).all()),
@@ -49,18 +49,14 @@ def compared(llm: LLM, ids: Sequence[int], setting: Method, idle: Callable[[], b
     }
 
 
-def timed(idle: Callable[[], bool], work: Callable[[], T]) -> tuple[T, float | None]:
-    """What `work`, which begins when it is idle, gives; and the seconds of its first pass unless that had to
-    wait."""
-    while not idle():
-        time.sleep(PAUSE)
+def timed(wait: Callable[[], bool], work: Callable[[], T]) -> tuple[T, float | None]:
+    """What `work` gives, and the seconds of its first pass unless that had to wait."""
+    wait()
     started, ends, waited = time.perf_counter(), list[float](), False
 
     def watch(layers_done: int, n_layers: int) -> None:
         nonlocal waited
-        while not idle():
-            waited = waited or not ends
-            time.sleep(PAUSE)
+        waited |= wait() and not ends
         if layers_done == n_layers:
             ends.append(time.perf_counter())
 
@@ -82,11 +78,10 @@ class Guard:
         if setting != self.setting:
             return None
         self._recent.append(divergence)
-        mean, before, n = fmean(self._recent), self.setting.factor, len(self._recent)
-        after, reason = before, ""
-        if mean > self.bound and n >= LEAST:
+        mean, before, after = fmean(self._recent), self.setting.factor, self.setting.factor
+        if mean > self.bound and len(self._recent) >= LEAST:
             after, reason = max(self.low, before - STEP), "the divergence is above the bound"
-        elif mean < self.bound / 2 and n == WINDOW:
+        elif mean < self.bound / 2 and len(self._recent) == WINDOW:
             after, reason = min(self.high, before + STEP), "the divergence is below half of the bound"
         if after == before:
             return None
@@ -102,43 +97,42 @@ class Shadow:
         self, llm: LLM, turns: Turns, figures: Figures, guard: Guard | None, options: Options
     ) -> None:
         self.llm, self.turns, self.figures, self.guard, self.options = llm, turns, figures, guard, options
-        self._waiting = queue.Queue[tuple[list[int], Method, Method] | None]()
-        self._thread = threading.Thread(target=self._run, name="lazyllm-shadow", daemon=True)
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(1, "lazyllm-shadow")
+        self._places = threading.Semaphore(MOST_WAITING)
 
     def offer(self, ids: list[int], setting: Method, given: Method) -> None:
         """Takes this prompt with the probability of the share, unless many wait. `given` is the setting
         before parts of this prompt were protected."""
-        if random.random() < self.options.shadow and self._waiting.qsize() < MOST_WAITING:
-            self._waiting.put((ids, setting, given))
+        if random.random() < self.options.shadow and self._places.acquire(blocking=False):
+            self._thread.submit(self._compare, ids, setting, given)
 
     def close(self) -> None:
         """Ends after `Turns.close`, which stops its passes too."""
-        self._waiting.put(None)
-        self._thread.join()
+        self._thread.shutdown(cancel_futures=True)
 
-    def _idle(self) -> bool:
-        if self.turns.closing.is_set():
-            raise Gone
-        return self.turns.requests == 0
-
-    def _run(self) -> None:
-        while (item := self._waiting.get()) is not None:
-            try:
-                self._compare(*item)
-            except Gone:
-                return
-            except Exception:
-                log.exception("a comparison with dense failed")
+    def _wait(self) -> bool:
+        """True if requests ran; returns once none does. Gone once the server ends."""
+        waited = False
+        while not self.turns.closing.is_set():
+            if not self.turns.requests:
+                return waited
+            waited = True
+            time.sleep(PAUSE)
+        raise Gone
 
     def _compare(self, ids: list[int], setting: Method, given: Method) -> None:
-        comparison = compared(self.llm, ids, setting, self._idle)
-        self.figures.compared(given, len(ids), comparison)
-        text = {"prompt": self.llm.tokenizer.decode(ids)} if self.options.log_text else {}
-        self._write({"setting": given.label, "prompt_tokens": len(ids), **comparison, **text})
-        if self.guard and (change := self.guard.observe(given, comparison["divergence_nats"])):
-            log.warning("the speedup is now %(to)g, after %(from)g: %(reason)s", change)
-            self._write({"guard": change})
+        try:
+            comparison = compared(self.llm, ids, setting, self._wait)
+            self.figures.observe(given, len(ids), **comparison)
+            text = {"prompt": self.llm.tokenizer.decode(ids)} if self.options.log_text else {}
+            self._write({"setting": given.label, "prompt_tokens": len(ids), **comparison, **text})
+            if self.guard and (change := self.guard.observe(given, comparison["divergence_nats"])):
+                log.warning("the speedup is now %(to)g, after %(from)g: %(reason)s", change)
+                self._write({"guard": change})
+        except Exception:
+            log.exception("a comparison with dense failed")
+        finally:
+            self._places.release()
 
     def _write(self, line: dict[str, Any]) -> None:
         if self.options.log:

@@ -42,7 +42,7 @@ class Turns:
         """What `work` yields in a thread, once it is this request's turn; Busy if too many wait. Closing the
         iterator ends the pass that the thread runs within a layer."""
         if self.requests >= self.most:
-            raise Busy
+            raise Busy("too many requests wait already; try again later")
         loop, items = asyncio.get_running_loop(), asyncio.Queue[T | End]()
         gone = threading.Event()
 
