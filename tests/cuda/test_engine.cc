@@ -121,8 +121,8 @@ class checkpoint
         lazy_device where = { device, 1, nullptr, nullptr, nullptr, 0 };
         lazy_model *model;
         lazy_error err = {};
-        if (!lazy_model_open(&model, &config, &shard, 1, tensors.data(), (int)tensors.size(), "auto",
-                             &where, nullptr, &err))
+        if (!lazy_model_open(&model, &config, &shard, 1, tensors.data(), (int)tensors.size(), "auto", &where, nullptr,
+                             &err))
             return model;
         printf("%s: %s\n", device, err.message);
         exit(1);
