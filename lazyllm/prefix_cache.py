@@ -63,26 +63,26 @@ class PrefixCache:
     def read(self, session: Session, ids: list[int], n_new: int, progress: bool) -> None:
         """Reads of an empty session's prompt what may be read ahead, as far as it goes from the cache."""
         ahead = readable(session.setting, ids)
-        if fork := self._longest(session, ahead):
+        row = np.array(ahead, np.int32)
+        if fork := self._longest(session, row):
             session.core, session.room = fork, 0
             session.prompts = (PromptPlace(0, fork.length, fork.length),)
         session.reserve(len(ids) - session.length, n_new)
-        new = ahead[session.length : len(ahead) if self.eager else self._begun_before(session, ahead)]
+        new = ahead[session.length : len(ahead) if self.eager else self._begun_before(session, row)]
         if len(new) >= LEAST_READ:
             session.run_pass(session.core.read, new, len(new), progress)
             if self.grows:
                 self._keep(session)
 
-    def _begun_before(self, session: Session, ids: list[int]) -> int:
+    def _begun_before(self, session: Session, ids: np.ndarray) -> int:
         """How many of these ids an earlier prompt began with; remembers them for later ones."""
-        row = np.array(ids, np.int32)
         with self._lock:
             same = (session.llm, session.setting)
-            lengths = [shared(other, row) for earlier, other in self._remembered if earlier == same]
-            self._remembered.append((same, row))
+            lengths = [shared(other, ids) for earlier, other in self._remembered if earlier == same]
+            self._remembered.append((same, ids))
         return max(lengths, default=0)
 
-    def _longest(self, session: Session, ids: list[int]) -> _core.Session | None:
+    def _longest(self, session: Session, ids: np.ndarray) -> _core.Session | None:
         """A context that has read as much of these ids as any before; None if that is not worth a fork."""
         with self._lock:
             lengths = [shared(entry.core.ids, ids) if alike(entry, session) else 0 for entry in self._entries]
