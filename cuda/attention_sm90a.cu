@@ -1,10 +1,10 @@
 /* attention_sm90a.cu — attention with Hopper's warpgroup matrix instruction (wgmma): 16-bit operands, f32 accumulation;
  * sm_90a only, and without a cap.
  *
- * A thread block processes a tile of rows x heads that share one key head, over one chunk of keys, 128 keys at a time;
- * a warpgroup owns 64 rows of the tile. cp.async copies K and V from the cache to shared memory. The product with the
- * values of one group of keys runs concurrently with the softmax of the next group, so a stage holds the values of one
- * group and the keys of the next. */
+ * A thread block processes a tile of rows x heads that share one key head, over one chunk of keys, KEYS at a time. One
+ * warpgroup copies keys and values from the cache to a ring of slots in shared memory; each of the others computes 64
+ * rows of the tile. The product with the values of one group of keys runs concurrently with the softmax of the next
+ * group, so the slots hold, in this order: keys 0, keys 1, values 0, keys 2, values 1, … */
 #include "attention_tile.h"
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -14,11 +14,18 @@
 namespace
 {
 enum {
-    KEYS = 128, /* per step of the loop over keys */
-    WARPGROUPS = 2,
-    THREADS = 128 * WARPGROUPS,
-    TILE_ROWS = 64 * WARPGROUPS,
-    CHUNK = 8, /* values copied by one cp.async: 16 bytes */
+    KEYS = 128,      /* per step of the loop over keys */
+    WARPGROUP = 128, /* threads */
+    CHUNK = 8,       /* values copied by one cp.async: 16 bytes */
+    SLOTS = 4,       /* at least 3: a step waits for two at once */
+};
+
+/* How many warpgroups compute, and the registers of their threads and of those that copy; together no more than the
+ * 65536 that a multiprocessor has. Three warpgroups use each key that is read for more rows; with D = 128 their outputs
+ * take too many registers. */
+template <int D> struct division {
+    static constexpr int COMPUTING = D == 64 ? 3 : 2, THREADS = WARPGROUP * (1 + COMPUTING), ROWS = 64 * COMPUTING,
+                         COPYING_REGISTERS = D == 64 ? 32 : 56, COMPUTING_REGISTERS = D == 64 ? 160 : 224;
 };
 
 /* (ROWS, D) in the layout that wgmma reads: a panel of the first 64 values of each row, then one of the next 64. */
@@ -28,63 +35,125 @@ template <class T, int ROWS, int D> struct matrix {
     __device__ __forceinline__ T *chunk(int row, int i) { return panel[i / 8] + wgmma_swizzled(row, i % 8); }
 };
 
-template <class T, int D> struct stage {
-    matrix<T, KEYS, D> v, next_k; /* values of one group of KEYS keys; keys of the next group */
+template <class T, int D> struct workspace {
+    matrix<T, division<D>::ROWS, D> q;
+    matrix<T, KEYS, D> slot[SLOTS]; /* keys or values */
+    mbarrier full[SLOTS], empty[SLOTS];
+    mbarrier may_multiply[division<D>::COMPUTING]; /* of each computing warpgroup */
 };
 
-template <class T, int D> struct workspace {
-    matrix<T, TILE_ROWS, D> q;
-    stage<T, D> stages[2];
+/* A use of the ring of slots, which are used in turn. */
+struct use {
+    int slot = 0;
+    uint32_t parity = 0; /* of how many times the slot has been used before */
+
+    __device__ __forceinline__ use next() const
+    {
+        use following;
+        following.slot = slot + 1 < SLOTS ? slot + 1 : 0;
+        following.parity = slot + 1 < SLOTS ? parity : parity ^ 1;
+        return following;
+    }
 };
+
+__device__ __forceinline__ int thread_of_warpgroup() { return (int)threadIdx.x % WARPGROUP; }
+
+/* ---- the warpgroup that copies ---- */
 
 /* Starts copying the tile's rows of q; rows beyond the last are filled with zeros. */
 template <class T, int D>
-__device__ __forceinline__ void fetch_rows(matrix<T, TILE_ROWS, D> *to, const attention_task<T> &t, int g, int top)
+__device__ __forceinline__ void fetch_rows(workspace<T, D> *work, const attention_task<T> &t, int g, int top)
 {
     constexpr int CHUNKS = D / CHUNK;
-    for (int i = threadIdx.x; i < TILE_ROWS * CHUNKS; i += THREADS) {
+    for (int i = thread_of_warpgroup(); i < division<D>::ROWS * CHUNKS; i += WARPGROUP) {
         int at = top + i / CHUNKS, chunk = i % CHUNKS;
         bool valid = at < t.n * t.group;
         int row = valid ? at / t.group : 0, head = valid ? g * t.group + at % t.group : 0;
-        cp_async_16(to->chunk(i / CHUNKS, chunk), t.qkv + (int64_t)row * t.width + head * D + chunk * CHUNK, valid);
+        cp_async_16(work->q.chunk(i / CHUNKS, chunk), t.qkv + (int64_t)row * t.width + head * D + chunk * CHUNK, valid);
     }
 }
 
-/* Starts copying the keys or values at indices first … first+KEYS-1 of in_play; those at `end` and beyond are filled
- * with zeros. */
+/* Fills the next slot, once it is empty, with the keys or values at indices first … first+KEYS-1 of in_play, zeros for
+ * those at `end` and beyond. A thread copies one chunk of every STEP-th of them; it loads all of their positions before
+ * the first copy, because a load between copies would hold up the next one. */
 template <class T, int D>
-__device__ __forceinline__ void fetch(matrix<T, KEYS, D> *to, const T *k_or_v, const attention_task<T> &t, int g,
-                                      int first, int end)
+__device__ __forceinline__ void fill(workspace<T, D> *work, use *to, const T *k_or_v, const attention_task<T> &t, int g,
+                                     int first, int end)
 {
-    constexpr int CHUNKS = D / CHUNK;
-    int chunk = (int)threadIdx.x % CHUNKS;
+    constexpr int CHUNKS = D / CHUNK, STEP = WARPGROUP / CHUNKS;
+    int own = thread_of_warpgroup() / CHUNKS, chunk = thread_of_warpgroup() % CHUNKS;
+    int32_t position[KEYS / STEP]; /* -1: none */
 #pragma unroll
-    for (int j = (int)threadIdx.x / CHUNKS; j < KEYS; j += THREADS / CHUNKS) {
-        bool valid = first + j < end;
-        cp_async_16(to->chunk(j, chunk), cache_row(k_or_v, t, g, valid ? first + j : 0) + chunk * CHUNK, valid);
-    }
+    for (int i = 0; i < KEYS / STEP; i++)
+        position[i] = first + own + i * STEP < end ? t.in_play[first + own + i * STEP] : -1;
+    const T *from = k_or_v + (int64_t)g * t.capacity * D + chunk * CHUNK;
+    mbarrier_wait(&work->empty[to->slot], to->parity ^ 1);
+#pragma unroll
+    for (int i = 0; i < KEYS / STEP; i++)
+        cp_async_16(work->slot[to->slot].chunk(own + i * STEP, chunk), from + (int64_t)max(position[i], 0) * D,
+                    position[i] >= 0);
+    cp_async_arrive(&work->full[to->slot]);
+    *to = to->next();
 }
 
-/* Waits for this thread's copies, except its PENDING newest groups, makes them visible to wgmma, and waits for all
- * other threads. */
-template <int PENDING> __device__ __forceinline__ void wait_for_copies()
-{
-    cp_async_wait<PENDING>();
-    fence_proxy_async();
-    __syncthreads();
-}
-
-/* Starts s = q k^T: (64 rows of the warpgroup, KEYS). */
 template <class T, int D>
-__device__ __forceinline__ void multiply_keys(float (&s)[KEYS / 8][4], const matrix<T, TILE_ROWS, D> &q,
-                                              const matrix<T, KEYS, D> &k)
+__device__ __forceinline__ void copy_keys(workspace<T, D> *work, const attention_task<T> &t, int g, int top, int row,
+                                          int last_row, lazy_key_range keys)
 {
-    int warpgroup = (int)threadIdx.x / 128;
+    use to;
+    int first = next_key(t, keys.begin, &row, last_row);
+    fetch_rows(work, t, g, top); /* what says that keys 0 have landed says it of q too */
+    fill(work, &to, t.k, t, g, first, keys.end);
+    for (int next; (next = next_key(t, first + KEYS, &row, last_row)) < keys.end; first = next) {
+        fill(work, &to, t.k, t, g, next, keys.end);
+        fill(work, &to, t.v, t, g, first, keys.end);
+    }
+    fill(work, &to, t.v, t, g, first, keys.end);
+}
+
+/* ---- the warpgroups that compute ---- */
+
+/* wgmma may read the slot. */
+template <class T, int D> __device__ __forceinline__ void wait_for_copies(workspace<T, D> *work, use at)
+{
+    mbarrier_wait(&work->full[at.slot], at.parity);
+    fence_proxy_async();
+}
+
+/* Arrives for this warp, after all of its lanes. */
+__device__ __forceinline__ void arrive(mbarrier *barrier)
+{
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
+}
+
+/* Lets warpgroups start their products one after the other, so that one multiplies while others compute powers. */
+template <class T, int D> struct relay {
+    mbarrier *own, *following;
+    uint32_t parity;
+
+    __device__ __forceinline__ relay(workspace<T, D> *work, int self)
+        : own(&work->may_multiply[self]), following(&work->may_multiply[(self + 1) % division<D>::COMPUTING]),
+          parity(self == 0) /* the first one starts without waiting */
+    {
+    }
+    __device__ __forceinline__ void take()
+    {
+        mbarrier_wait(own, parity);
+        parity ^= 1;
+    }
+    __device__ __forceinline__ void pass_on() { arrive(following); }
+};
+
+/* Starts s = q k^T: (64 rows of warpgroup `self`, KEYS). */
+template <class T, int D>
+__device__ __forceinline__ void multiply_keys(float (&s)[KEYS / 8][4], const workspace<T, D> *work, use at, int self)
+{
 #pragma unroll
     for (int i = 0; i < D / 16; i++) {
         int panel = 16 * i / WGMMA_ROW, first = 16 * i % WGMMA_ROW;
-        wgmma_k_major(s, wgmma_descriptor(q.panel[panel] + warpgroup * 64 * WGMMA_ROW, first, 0),
-                      wgmma_descriptor(k.panel[panel], first, 0), i > 0, T{});
+        wgmma_k_major(s, wgmma_descriptor(work->q.panel[panel] + self * 64 * WGMMA_ROW, first, 0),
+                      wgmma_descriptor(work->slot[at.slot].panel[panel], first, 0), i > 0, T{});
     }
     wgmma_commit();
 }
@@ -116,64 +185,87 @@ __device__ __forceinline__ unsigned char *aligned(unsigned char *memory)
 }
 enum { SLACK = 2 * WGMMA_ATOM - 16 /* bytes that aligned() may skip */ };
 
-template <class T, int D> __global__ void __launch_bounds__(THREADS, 1) attend(attention_task<T> t)
+/* 64 rows of the tile by the computing warpgroup `self`; warp_top: the first row of this warp. */
+template <class T, int D>
+__device__ __forceinline__ void compute_rows(workspace<T, D> *work, const attention_task<T> &t, int g, int chunk,
+                                             int self, int warp_top, int row, int last_row, lazy_key_range keys)
 {
-    LAZY_DYNAMIC_SHARED(unsigned char, memory);
-    auto *work = reinterpret_cast<workspace<T, D> *>(aligned(memory));
-    int g = blockIdx.y, chunk = blockIdx.z,
-        top = (int)(gridDim.x - 1 - blockIdx.x) * TILE_ROWS; /* rows with the most keys first */
-    int warp_top = top + (int)threadIdx.x / 32 * 16, bottom = min(top + TILE_ROWS, t.n * t.group) - 1;
-    int row = top / t.group, last_row = bottom / t.group; /* row: the first that attends to keys from `next` on */
-    lazy_key_range keys = keys_of_chunk(t, row, last_row, chunk);
-    int first = next_key(t, keys.begin, &row, last_row), next = next_key(t, first + KEYS, &row, last_row);
-
-    fetch_rows(&work->q, t, g, top);
-    fetch(&work->stages[1].next_k, t.k, t, g, first, keys.end);
-    cp_async_commit();
-    fetch(&work->stages[0].v, t.v, t, g, first, keys.end);
-    fetch(&work->stages[0].next_k, t.k, t, g, next, keys.end);
-    cp_async_commit();
-
     float s[KEYS / 8][4] = {}, out[D / 8][4] = {}, rescale[2];
     uint32_t p[KEYS / 16][4];
     row_pair rows = rows_of_lane(t, warp_top, keys.end);
+    relay<T, D> turn(work, self);
+    int first = next_key(t, keys.begin, &row, last_row), next = next_key(t, first + KEYS, &row, last_row);
 
-    wait_for_copies<1>();
+    use k, v = k.next();
+    wait_for_copies(work, k);
+    turn.take();
     wgmma_fence(s);
-    multiply_keys(s, work->q, work->stages[1].next_k);
+    multiply_keys(s, work, k, self);
+    turn.pass_on();
     wgmma_wait<0>(s);
+    arrive(&work->empty[k.slot]);
     online_softmax(s, rows, rescale, first, t.scale, 0.0f);
     narrow_powers<T>(p, s);
 
-    int buffer = 0;
-    for (; next < keys.end; buffer ^= 1) {
+    for (; next < keys.end; v = v.next()) {
         first = next;
         next = next_key(t, first + KEYS, &row, last_row);
-        wait_for_copies<0>();
+        k = v;
+        v = k.next();
+        wait_for_copies(work, k);
+        wait_for_copies(work, v);
+        turn.take();
         wgmma_fence(s, p, out);
-        multiply_keys(s, work->q, work->stages[buffer].next_k);
-        multiply_values(out, p, work->stages[buffer].v);
-        /* the other stage is free: every thread waited for its products before the barrier above */
-        fetch(&work->stages[buffer ^ 1].v, t.v, t, g, first, keys.end);
-        fetch(&work->stages[buffer ^ 1].next_k, t.k, t, g, next, keys.end);
-        cp_async_commit();
+        multiply_keys(s, work, k, self);
+        multiply_values(out, p, work->slot[v.slot]);
+        turn.pass_on();
         wgmma_wait<1>(s);
+        arrive(&work->empty[k.slot]);
         online_softmax(s, rows, rescale, first, t.scale, 0.0f);
         wgmma_wait<0>(out, p);
+        arrive(&work->empty[v.slot]);
         rescale_outputs(out, rescale);
         narrow_powers<T>(p, s);
     }
-    wait_for_copies<0>();
+    wait_for_copies(work, v);
     wgmma_fence(p, out);
-    multiply_values(out, p, work->stages[buffer].v);
+    multiply_values(out, p, work->slot[v.slot]);
     wgmma_wait<0>(out, p);
     write_rows(t, out, rows, warp_top, g, chunk);
 }
 
+template <class T, int D> __global__ void __launch_bounds__(division<D>::THREADS, 1) attend(attention_task<T> t)
+{
+    using divided = division<D>;
+    LAZY_DYNAMIC_SHARED(unsigned char, memory);
+    auto *work = reinterpret_cast<workspace<T, D> *>(aligned(memory));
+    int g = blockIdx.y, chunk = blockIdx.z,
+        top = (int)(gridDim.x - 1 - blockIdx.x) * divided::ROWS; /* rows with the most keys first */
+    int bottom = min(top + divided::ROWS, t.n * t.group) - 1;
+    int row = top / t.group, last_row = bottom / t.group; /* row: the first that attends to keys not yet passed */
+    lazy_key_range keys = keys_of_chunk(t, row, last_row, chunk);
+
+    if (threadIdx.x == 0) {
+        for (mbarrier &full : work->full) mbarrier_open(&full, WARPGROUP);
+        for (mbarrier &empty : work->empty) mbarrier_open(&empty, divided::COMPUTING * WARPGROUP / 32);
+        for (mbarrier &turn : work->may_multiply) mbarrier_open(&turn, WARPGROUP / 32);
+    }
+    __syncthreads();
+    if (threadIdx.x < WARPGROUP) {
+        fewer_registers<divided::COPYING_REGISTERS>();
+        copy_keys(work, t, g, top, row, last_row, keys);
+    } else {
+        more_registers<divided::COMPUTING_REGISTERS>();
+        int self = (int)threadIdx.x / WARPGROUP - 1;
+        compute_rows(work, t, g, chunk, self, top + 64 * self + thread_of_warpgroup() / 32 * 16, row, last_row, keys);
+    }
+}
+
 template <class T, int D> cudaError_t run(const attention_task<T> &t, cudaStream_t queue)
 {
-    int tiles = (t.n * t.group + TILE_ROWS - 1) / TILE_ROWS;
-    return lazy_launch(attend<T, D>, dim3(tiles, t.n_heads / t.group, t.chunks), dim3(THREADS),
+    using divided = division<D>;
+    int tiles = (t.n * t.group + divided::ROWS - 1) / divided::ROWS;
+    return lazy_launch(attend<T, D>, dim3(tiles, t.n_heads / t.group, t.chunks), dim3(divided::THREADS),
                        sizeof(workspace<T, D>) + SLACK, queue, t);
 }
 } // namespace

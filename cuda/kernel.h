@@ -110,15 +110,65 @@ template <int N> __device__ __forceinline__ void cp_async_wait()
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
+/* ---- barriers in shared memory on which some threads wait for others (sm_90) ---- */
+
+struct mbarrier {
+    uint64_t state;
+};
+
+/* By one thread, before a barrier of the block: a phase ends when `count` threads have arrived. */
+__device__ __forceinline__ void mbarrier_open(mbarrier *barrier, int count)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"((uint32_t)__cvta_generic_to_shared(barrier)),
+                 "r"(count)
+                 : "memory");
+}
+
+/* What this thread did before is visible to threads that have waited for the phase. */
+__device__ __forceinline__ void mbarrier_arrive(mbarrier *barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"((uint32_t)__cvta_generic_to_shared(barrier))
+                 : "memory");
+}
+
+/* Waits for the end of the phase of this parity: the first phase's is 0, and 1 does not wait before the first ends. */
+__device__ __forceinline__ void mbarrier_wait(mbarrier *barrier, uint32_t parity)
+{
+    asm volatile("{.reg .pred ended;\n"
+                 "again_%=: mbarrier.try_wait.parity.shared::cta.b64 ended, [%0], %1;\n"
+                 "@!ended bra again_%=;}" ::"r"((uint32_t)__cvta_generic_to_shared(barrier)),
+                 "r"(parity)
+                 : "memory");
+}
+
+/* Arrives for this thread once all of its copies have landed; is not waited for. */
+__device__ __forceinline__ void cp_async_arrive(mbarrier *barrier)
+{
+    asm volatile(
+        "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"((uint32_t)__cvta_generic_to_shared(barrier))
+        : "memory");
+}
+
+/* By a whole warpgroup: gives registers back, or takes of those given back (sm_90a). */
+template <int EACH> __device__ __forceinline__ void fewer_registers()
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(EACH));
+}
+
+template <int EACH> __device__ __forceinline__ void more_registers()
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(EACH));
+}
+
 /* ---- asynchronous matrix products of a warpgroup (sm_90a): four consecutive warps, the first a multiple of four ----
  *
  * All 128 threads execute these together. Required order: wgmma_fence on all registers used, products, wgmma_commit,
  * wgmma_wait on the registers to be read. Between a product and its wait, its registers (d and a) must not be read or
  * written, and its shared memory must not be written. */
 
-/* The proxy fence: makes this thread's writes to shared memory by the generic proxy, its completed cp.async copies
- * among them, visible to the async proxy, by which wgmma reads. Every writing thread needs its own fence, followed by a
- * barrier. */
+/* The proxy fence: makes writes to shared memory by the generic proxy that are visible to this thread, completed
+ * cp.async copies among them, visible to the async proxy, by which wgmma reads. Either every writing thread has its own
+ * fence, followed by a barrier, or every thread that multiplies has it after it has waited for the writers. */
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 /* The 32-bit address in the shared state space, which matrix descriptors hold. */

@@ -1,4 +1,5 @@
-/* fibers.h — the threads of a block as fibers; what they wait for: __syncthreads, and the operations of a warp. */
+/* fibers.h — the threads of a block as fibers; what they wait for: __syncthreads, mbarriers, and the
+ * operations of a warp. */
 #ifndef LAZY_CUDA_FIBERS_H
 #define LAZY_CUDA_FIBERS_H
 
@@ -86,6 +87,8 @@ struct product {
     place at;
 };
 
+struct mbarrier;
+
 struct cuda_thread {
     context stack;
     bool started = false, exited;
@@ -99,6 +102,7 @@ struct cuda_thread {
     std::vector<async_copy> copies;
     int open_group;
     std::vector<const void *> landed; /* destinations of completed copies since its last fence_proxy_async */
+    mbarrier *waited_for;             /* the last one */
     std::vector<product> products;
     int open_products; /* group number of the products issued next */
     bool registers_fenced;
@@ -144,8 +148,8 @@ struct executor {
     const call *kernel;
     unsigned char *dynamic_shared;
     size_t shared_bytes;
-    /* per 16 bytes of dynamic_shared: 1 + the number of the thread whose cp.async wrote them without fence.proxy.async
-     * yet, or 0 */
+    /* per 16 bytes of dynamic_shared: 1 + the number of the thread whose cp.async wrote them, or the number of the
+     * mbarrier at which it arrived, without fence.proxy.async yet; or 0 */
     int *unfenced;
     bool reversed;
 
@@ -162,6 +166,8 @@ struct executor {
      * next */
     int barrier_token[2];
     int start_token, end_token;
+    cuda_thread *waiting[MAX_THREADS]; /* at an mbarrier */
+    int n_waiting;
 };
 
 inline executor executors[N_EXECUTORS];
@@ -317,6 +323,58 @@ UNSEEN inline void wait_for_block(place at)
     receive(token);
 }
 
+/* ---- mbarriers ---- */
+
+struct mbarrier {
+    int count, missing, phase;
+    int token[2];      /* of even and odd phases */
+    bool has_unfenced; /* copies that arrived here, and that no thread has fenced since */
+};
+
+UNSEEN inline void open_mbarrier(mbarrier &b, int count) { b = { count, count, 0, {}, false }; }
+
+UNSEEN inline void leave_unfenced(mbarrier &b) { b.has_unfenced = true; }
+
+UNSEEN inline void arrive_at(mbarrier &b)
+{
+    publish(b.token[b.phase % 2], b.missing == b.count);
+    if (--b.missing) return;
+    b.missing = b.count;
+    b.phase++;
+    executor &e = *running;
+    for (int i = 0; i < e.n_waiting; i++) make_ready(*e.waiting[i]);
+    e.n_waiting = 0;
+}
+
+UNSEEN inline void wait_for(mbarrier &b, uint32_t parity, place at)
+{
+    executor &e = *running;
+    while ((uint32_t)b.phase % 2 == parity) {
+        e.waiting[e.n_waiting++] = current;
+        wait_in("mbarrier_wait", at);
+    }
+    receive(b.token[parity]);
+    current->waited_for = &b;
+}
+
+/* Other than those of threads. */
+UNSEEN inline int number_of(const mbarrier &b)
+{
+    return -1 - (int)((const unsigned char *)&b - running->dynamic_shared);
+}
+
+/* Fences what arrived at the mbarrier that the thread waited for last; what other threads of the same product leave
+ * unfenced after that shows no more. */
+UNSEEN inline void fence_arrived()
+{
+    executor &e = *running;
+    mbarrier *b = current->waited_for;
+    if (!b || !b->has_unfenced) return;
+    for (size_t i = 0; i < e.shared_bytes / 16; i++)
+        if (e.unfenced[i] == number_of(*b)) e.unfenced[i] = 0;
+    b->has_unfenced = false;
+}
+
 /* ---- operations of a warp ---- */
 
 UNSEEN inline warp &own_warp() { return running->warps[current->number / WARP]; }
@@ -387,6 +445,7 @@ __attribute__((noinline)) inline void run_thread()
     receive(running->start_token);
     current->copies.clear();
     current->landed.clear();
+    current->waited_for = NULL;
     (*running->kernel)();
     if (!current->products.empty())
         fail("returned without waiting for wgmma, at %s:%d", current->products[0].at.file,

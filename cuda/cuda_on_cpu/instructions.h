@@ -185,6 +185,25 @@ template <int N> void cp_async_wait()
     copies.erase(copies.begin(), under_way);
 }
 
+using cuda_on_cpu::mbarrier;
+inline void mbarrier_open(mbarrier *barrier, int count) { open_mbarrier(*barrier, count); }
+inline void mbarrier_arrive(mbarrier *barrier) { arrive_at(*barrier); }
+inline void mbarrier_wait(mbarrier *barrier, uint32_t parity, place at = here()) { wait_for(*barrier, parity, at); }
+
+/* The copies land at once. */
+inline void cp_async_arrive(mbarrier *barrier)
+{
+    cp_async_commit();
+    cp_async_wait<0>();
+    for (const void *shared : current->landed) note_writer(shared, number_of(*barrier));
+    current->landed.clear();
+    leave_unfenced(*barrier);
+    arrive_at(*barrier);
+}
+
+template <int EACH> void fewer_registers() {}
+template <int EACH> void more_registers() {}
+
 } // namespace names
 } // namespace cuda_on_cpu
 

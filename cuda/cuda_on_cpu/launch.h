@@ -65,6 +65,7 @@ UNSEEN inline void run_block(executor &e, size_t shared_bytes)
 {
     e.live = e.n_threads = (int)(e.block.x * e.block.y * e.block.z);
     e.arrived = e.n_ready = 0;
+    e.n_waiting = 0;
     for (int w = 0; w * WARP < e.n_threads; w++) {
         e.warps[w].live = ~0u >> std::max(0, (w + 1) * WARP - e.n_threads);
         e.warps[w].steps[0].step = e.warps[w].steps[1].step = -1;
@@ -145,8 +146,7 @@ inline cudaError_t check(const launch &l)
     bool is_grid = g.x && g.y && g.z && g.x <= 0x7fffffff && g.y <= 65535 && g.z <= 65535;
     bool is_block =
         b.x && b.y && b.z && b.x <= MAX_THREADS && b.y <= MAX_THREADS && b.z <= 64 && b.x * b.y * b.z <= MAX_THREADS;
-    if (!is_grid || !is_block) return cudaErrorInvalidConfiguration;
-    return l.shared_bytes <= MAX_SHARED_BYTES ? cudaSuccess : cudaErrorInvalidValue;
+    return is_grid && is_block && l.shared_bytes <= MAX_SHARED_BYTES ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 /* In fake_cudart.cc; all device work goes through it. `work` runs when the host waits for the stream, one piece of work

@@ -28,8 +28,7 @@ UNSEEN inline const value16 *value_at(uint64_t matrix, int across, int down, pla
     uint64_t byte = address - FIRST_SHARED_ADDRESS;
     if (byte >= e.shared_bytes) fail("wgmma reads beyond shared memory, at %s:%d", at.file, at.line);
     if (e.unfenced[byte / 16])
-        fail("wgmma reads what thread %d's cp.async wrote without fence.proxy.async, at %s:%d",
-             e.unfenced[byte / 16] - 1, at.file, at.line);
+        fail("wgmma reads what cp.async wrote without fence.proxy.async, at %s:%d", at.file, at.line);
     return (const value16 *)(e.dynamic_shared + byte);
 }
 
@@ -154,6 +153,7 @@ inline void fence_proxy_async()
 {
     for (const void *shared : current->landed) note_writer(shared, 0);
     current->landed.clear();
+    fence_arrived();
 }
 
 template <class... R> void wgmma_fence(R &...) { current->registers_fenced = true; }

@@ -302,7 +302,7 @@ static void test_runtime()
     CHECK(!strcmp(cudaGetErrorString(cudaErrorInvalidDevice), "invalid device ordinal"));
 
     on_device<int> x(std::vector<int>(10, 0));
-    CHECK(launch_twice_and(x.at, 10, 0, 2000, NULL) == cudaErrorInvalidConfiguration);
+    CHECK(launch_twice_and(x.at, 10, 0, 2000, NULL) == cudaErrorInvalidValue);
     CHECK_OK(cudaGetLastError());
 
     int *pinned;
