@@ -1,7 +1,7 @@
 /* hopper.cu — decides whether attention uses the wgmma kernel: LAZYLLM_CUDA_HOPPER must be 1, the device must have
  * compute capability 9.0, and the kernel's results on it must agree with the portable kernel's, before the first pass.
- * Until a device has passed, the kernel is not used by default: one that hangs or destroys the context would not
- * survive the comparison either. */
+ * One H200 has passed; until more devices have, the kernel is not used by default, because the comparison would not
+ * survive a kernel that hangs or destroys the context. */
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
