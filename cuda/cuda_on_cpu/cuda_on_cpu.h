@@ -7,8 +7,9 @@
  *
  * It detects, beyond wrong results:
  * - Data races, by TSan, even if the result is right: each fiber is a thread to TSan, and memory is ordered only by
- *   what orders it on a GPU: __syncthreads and __syncwarp. Shuffles, votes, atomics and ldmatrix order nothing. Under
- *   TSan, two blocks are ordered with each other only if the sums of their coordinates are both even or both odd.
+ *   what orders it on a GPU: __syncthreads, __syncwarp and mbarriers. Shuffles, votes, atomics and ldmatrix order
+ *   nothing. Under TSan, two blocks are ordered with each other only if the sums of their coordinates are both even or
+ * both odd.
  * - Accesses out of bounds, by ASan: dynamic shared memory and device memory are allocations of exactly their size.
  * - Reads of unwritten memory: shared memory starts as NaNs (except __shared__ under a sanitizer), and so does the
  *   destination of cp.async until its wait.
@@ -16,7 +17,7 @@
  *   a message and calls abort().
  * - wgmma without the required fences; registers read (they hold NaNs) or written, or shared memory written, while a
  *   product is pending. Products are computed in the wait. It does not check that all four warps of a warpgroup take
- *   part.
+ *   part, nor that each of them has fenced the copies that arrived at an mbarrier: one is enough.
  *
  * It cannot detect: weak memory ordering beyond that, the accuracy of approximate instructions, limits on registers and
  * static shared memory, and host memory used by a kernel. Of races with the host and between streams it shows those

@@ -81,9 +81,11 @@ int32_t *random_positions(int n, int length)
     return positions;
 }
 
-double error_of(const float *got, const float *want, size_t n)
+double error_of(const float *got, const float *want, size_t n) { return error_above(1e-30, got, want, n); }
+
+double error_above(double min_scale, const float *got, const float *want, size_t n)
 {
-    double worst = 0, largest = 1e-30;
+    double worst = 0, largest = min_scale;
     for (size_t i = 0; i < n; i++) {
         if (isnan(got[i]) || isnan(want[i])) return INFINITY;
         worst = fmax(worst, fabs((double)got[i] - want[i]));

@@ -40,6 +40,8 @@ bool all_freed(void);
 
 /* Largest difference as a share of the largest value; NaN anywhere gives infinity. */
 double error_of(const float *got, const float *want, size_t n);
+/* Divided by min_scale where the largest is below it. */
+double error_above(double min_scale, const float *got, const float *want, size_t n);
 
 static const double TOLERANCE = 3e-6; /* of f32 sums against sums in double */
 static const double FIXED =
