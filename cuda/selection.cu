@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(SCAN_THREADS)
     if (threadIdx.x == 0) {
         __threadfence(); /* the last block sees what was written before the others' fences */
         h.is_last = atomicAdd(&choice->arrived, 1u) == gridDim.x - 1;
-        __threadfence();
+        if (h.is_last) __threadfence();
     }
     __syncthreads();
     if (!h.is_last) return;
