@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(SCAN_THREADS)
     });
     if (BY_MASS) all = lazy_block_sum(all, (unsigned long long *)h.scratch);
     if (threadIdx.x) return;
-    choice->arrived = 0;
+    atomicMin(&choice->arrived, 0u); /* not a plain write: no fence follows the other blocks' additions */
     if (BY_MASS) {
         W each = missing ? weight_of<W>(score_of(prefix)) : 0, ties = each ? (missing + each - 1) / each : 0;
         *n_free = (int)(unsigned)all + (int)min(ties, (W)(all >> 32));
