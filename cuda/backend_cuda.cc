@@ -102,17 +102,20 @@ struct scratch {
 };
 
 /* All buffers, for passes of up to n_rows rows over up to n_tokens tokens. */
-std::array<scratch, 13> scratch_of(lazy_cuda_stream *s, int n_rows, int n_tokens)
+std::array<scratch, 15> scratch_of(lazy_cuda_stream *s, int n_rows, int n_tokens)
 {
     const lazy_config *c = s->base.config;
     const lazy_cuda *cuda = lazy_cuda_of(&s->base);
     size_t rows = (size_t)n_rows, chunk = std::min<size_t>(rows, ROW_CHUNK), d = (size_t)c->head_dim,
-           width = lazy_float_bytes(cuda->type), k = (size_t)c->experts_per_token, ffn = (size_t)c->expert_ffn;
+           width = lazy_float_bytes(cuda->type), k = (size_t)c->experts_per_token, ffn = (size_t)c->expert_ffn,
+           blocks = (size_t)n_tokens / LAZY_TOKEN_BLOCK + 1;
     return { { { (void **)&s->full.of_row, rows * sizeof *s->full.of_row },
                { (void **)&s->local.of_row, rows * sizeof *s->local.of_row },
                { (void **)&s->partial, lazy_cuda_max_partials(c, cuda, n_rows) * (d + 2) * sizeof *s->partial },
                { &s->gate_up, chunk * 2 * std::max((size_t)c->ffn, ffn) * width },
                { (void **)&s->probabilities, (size_t)c->n_heads * (size_t)n_tokens * sizeof *s->probabilities },
+               { (void **)&s->orders, blocks * LAZY_TOKEN_BLOCK * sizeof *s->orders },
+               { &s->of_blocks, blocks * 8 },
                { (void **)&s->router_logits, chunk * (size_t)c->n_experts * sizeof *s->router_logits },
                { (void **)&s->weights, chunk * k * sizeof *s->weights },
                { (void **)&s->chosen, chunk * k * sizeof *s->chosen },
@@ -132,6 +135,7 @@ void close_stream(lazy_stream *stream)
         lazy_gemm_close(s->gemm);
         lazy_staging_close(&s->staging);
         for (const scratch &part : scratch_of(s, 0, 0)) release(stream->backend, *part.memory);
+        release(stream->backend, s->choice);
         release(stream->backend, s->count);
         release(stream->backend, s->bad_score);
         cudaFreeHost(s->host);
@@ -158,6 +162,9 @@ int open_stream(lazy_backend *backend, const lazy_config *config, lazy_stream **
         code = lazy_cuda_check(cudaStreamCreateWithFlags(&s->queue, cudaStreamNonBlocking), "opening a stream", err);
     if (!code) code = lazy_staging_open(&s->staging, err);
     if (!code) code = lazy_cuda_check(cudaMallocHost((void **)&s->host, sizeof *s->host), "pinned memory", err);
+    if (!code) code = allocate(backend, (void **)&s->choice, sizeof *s->choice, "a choice", err);
+    if (!code)
+        code = lazy_cuda_check(cudaMemsetAsync(s->choice, 0, sizeof *s->choice, s->queue), "clearing the choice", err);
     if (!code) code = allocate(backend, (void **)&s->count, sizeof *s->count, "a count", err);
     if (!code) code = allocate(backend, (void **)&s->bad_score, sizeof *s->bad_score, "the bad score", err);
     if (!code) code = clear_bad_score(s, err);
@@ -168,7 +175,7 @@ int open_stream(lazy_backend *backend, const lazy_config *config, lazy_stream **
 
 uint64_t scratch_bytes(const lazy_stream *stream, int n_rows, int n_tokens)
 {
-    uint64_t sum = LAZY_GEMM_WORKSPACE;
+    uint64_t sum = LAZY_GEMM_WORKSPACE + sizeof(lazy_choice);
     for (const scratch &part : scratch_of(lazy_cuda_scratch(const_cast<lazy_stream *>(stream)), n_rows, n_tokens))
         sum += part.bytes;
     return sum;

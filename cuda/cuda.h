@@ -13,7 +13,11 @@ extern "C" {
 #include "gemm.h"
 #include "staging.h"
 
-enum { LAZY_GEMV_ROWS = 4 }; /* up to which products are by GEMV: their time is that of reading the weights */
+enum {
+    LAZY_GEMV_ROWS = 4,     /* up to which products are by GEMV: their time is that of reading the weights */
+    LAZY_TOKEN_BLOCK = 512, /* tokens of one block of threads where tokens are chosen */
+    LAZY_BUCKETS = 2048,    /* of a histogram of scores */
+};
 
 /* A score that is not a number: its layer in the upper 32 bits and its position in the lower ones. The minimum is the
  * first. */
@@ -31,6 +35,14 @@ struct lazy_ranges {
     lazy_key_range *of_row; /* (stream's rows,) */
     const int32_t *rows, *in_play;
     int n, m, window; /* n == 0: not computed */
+};
+
+/* What the blocks of a selection pass on. */
+struct lazy_choice {
+    unsigned long long weight[LAZY_BUCKETS]; /* of their tokens, 0 between two ops */
+    unsigned arrived;                        /* blocks that have added theirs, 0 between two ops */
+    uint32_t threshold;                      /* the order of the lowest scores that are kept, without `shift` bits */
+    int shift, ties;                         /* ties: how many of the tokens at the threshold are kept */
 };
 
 struct lazy_cuda {
@@ -63,6 +75,9 @@ struct lazy_cuda_stream {
     int32_t *sorted_rows;      /* (row_chunk k,) rows by expert */
     void *expert_rows;         /* (row_chunk, F) of one expert, or (LAZY_GEMV_ROWS k, F) of all */
     void *expert_states;       /* (row_chunk k, d) rows by expert, then the experts' outputs */
+    uint32_t *orders;          /* (tokens,) their scores' order, see selection.cu; whole blocks of tokens */
+    void *of_blocks;           /* (blocks of tokens,) 8 bytes: a block's sum, or how many of its tokens are chosen */
+    lazy_choice *choice;       /* of the op that runs */
     int32_t *count;            /* result of `filter` or `mass` before its download */
     lazy_bad_score *bad_score; /* device memory; written by selection, checked by download */
     lazy_bad_score *host;      /* pinned host memory; download copies bad_score here */

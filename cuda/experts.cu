@@ -77,14 +77,13 @@ __global__ void __launch_bounds__(SCAN_THREADS)
     sort_pairs(int32_t *sorted_rows, int32_t *places, const int32_t *counts, const int32_t *chosen, int n_pairs, int k)
 {
     __shared__ int scratch[32];
-    __shared__ scan_scratch ranks;
     int before = 0, expert = blockIdx.x;
     for (int e = threadIdx.x; e < expert; e += SCAN_THREADS) before += counts[e];
     int at = lazy_block_sum(before, scratch);
     for (int first = 0; first < n_pairs; first += SCAN_THREADS) {
         int i = first + threadIdx.x, here;
         bool yes = i < n_pairs && chosen[i] == expert;
-        int place = at + rank_in_block(yes, &here, &ranks);
+        int place = at + sum_before((int)yes, &here, scratch);
         if (yes) {
             sorted_rows[place] = i / k;
             places[i] = place;

@@ -10,7 +10,8 @@
  * - Shared memory is read and written by assignment (of uint4, for example): TSan does not see the code that g++
  *   generates for memcpy and memset.
  * - PTX is written only in this file, with its emulation in cuda_on_cpu.h.
- * - A block must not wait for another block: on the CPU, blocks run one after the other.
+ * - A block must not wait for another block: on the CPU, blocks run one after the other. The last one to finish, which
+ *   counts arrivals between two __threadfence, may go on with what all have written.
  *
  * Pointers into shared memory are generic addresses. Instructions need sm_80; those of warpgroups need sm_90a. */
 #ifndef LAZY_KERNEL_H

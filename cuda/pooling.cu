@@ -5,19 +5,18 @@ namespace
 {
 enum { THREADS = 256 };
 
-dim3 blocks_of(int n) { return dim3((n + THREADS - 1) / THREADS); }
-
-/* share: by position. Launched with one block, so that the sum has one order. */
-__global__ void __launch_bounds__(THREADS)
-    share_scores(float *share, const float *scores, const int32_t *in_play, int m, const uint8_t *flags)
+/* Without `share`, which is by position, writes the sums of blocks of tokens, so that the sum of all has one order. */
+__global__ void __launch_bounds__(LAZY_TOKEN_BLOCK)
+    share_scores(float *share, double *sums, const float *scores, const int32_t *in_play, int m, const uint8_t *flags)
 {
     __shared__ double scratch[32];
-    double sum = 0.0;
-    for (int j = threadIdx.x; j < m; j += THREADS)
-        if (flags[in_play[j]] == LAZY_PRUNABLE) sum += scores[j];
+    int j = blockIdx.x * LAZY_TOKEN_BLOCK + threadIdx.x;
+    bool is_free = j < m && flags[in_play[j]] == LAZY_PRUNABLE;
+    double sum = !share && is_free ? scores[j] : 0.0;
+    for (int b = threadIdx.x; share && b < (int)gridDim.x; b += LAZY_TOKEN_BLOCK) sum += sums[b];
     sum = lazy_block_sum(sum, scratch);
-    for (int j = threadIdx.x; j < m; j += THREADS)
-        share[in_play[j]] = flags[in_play[j]] == LAZY_PRUNABLE && sum != 0.0 ? (float)(scores[j] / sum) : 0.0f;
+    if (!share && threadIdx.x == 0) sums[blockIdx.x] = sum;
+    if (share && j < m) share[in_play[j]] = is_free && sum != 0.0 ? (float)(scores[j] / sum) : 0.0f;
 }
 
 /* shares: (n, capacity) by position */
@@ -31,15 +30,15 @@ __global__ void __launch_bounds__(THREADS)
     scores[j] = largest;
 }
 
-__global__ void __launch_bounds__(THREADS) fade(float *remembered, int n_old, int length, float factor)
+/* A block fades the positions from its first token in play up to the next block's, then recalls its tokens. */
+__global__ void __launch_bounds__(THREADS)
+    recall(float *scores, float *remembered, int n_old, int length, float factor, const int32_t *in_play, int m)
 {
-    int i = blockIdx.x * THREADS + threadIdx.x;
-    if (i < length) remembered[i] = i < n_old ? factor * remembered[i] : 0.0f;
-}
-
-__global__ void __launch_bounds__(THREADS) recall(float *scores, float *remembered, const int32_t *in_play, int m)
-{
-    int j = blockIdx.x * THREADS + threadIdx.x;
+    int first = blockIdx.x * THREADS, next = first + THREADS, j = first + threadIdx.x;
+    int begin = first ? in_play[first] : 0, end = next < m ? in_play[next] : length;
+    for (int i = begin + (int)threadIdx.x; i < end; i += THREADS)
+        remembered[i] = i < n_old ? factor * remembered[i] : 0.0f;
+    __syncthreads();
     if (j < m) scores[j] = remembered[in_play[j]] = lazy_larger(remembered[in_play[j]], scores[j]);
 }
 } // namespace
@@ -48,7 +47,12 @@ int lazy_cuda_share(lazy_stream *stream, float *share, const float *scores, cons
                     const uint8_t *flags, lazy_error *err)
 {
     return lazy_cuda_op(stream, "shares of a layer", err, [&](cudaStream_t queue) {
-        return lazy_launch(share_scores, dim3(1), dim3(THREADS), 0, queue, share, scores, in_play, m, flags);
+        cudaError_t failed = cudaSuccess;
+        for (float *out : { (float *)nullptr, share })
+            if (!failed)
+                failed = lazy_launch(share_scores, lazy_blocks(m, LAZY_TOKEN_BLOCK), dim3(LAZY_TOKEN_BLOCK), 0, queue,
+                                     out, (double *)lazy_cuda_scratch(stream)->of_blocks, scores, in_play, m, flags);
+        return failed;
     });
 }
 
@@ -56,8 +60,8 @@ int lazy_cuda_largest(lazy_stream *stream, float *scores, const float *shares, i
                       const int32_t *in_play, int m, bool also, lazy_error *err)
 {
     return lazy_cuda_op(stream, "scores over layers", err, [&](cudaStream_t queue) {
-        return lazy_launch(find_largest, blocks_of(m), dim3(THREADS), 0, queue, scores, shares, n, capacity, in_play, m,
-                           also);
+        return lazy_launch(find_largest, lazy_blocks(m, THREADS), dim3(THREADS), 0, queue, scores, shares, n, capacity,
+                           in_play, m, also);
     });
 }
 
@@ -65,10 +69,7 @@ int lazy_cuda_remember(lazy_stream *stream, float *scores, float *remembered, in
                        const int32_t *in_play, int m, lazy_error *err)
 {
     return lazy_cuda_op(stream, "remembered scores", err, [&](cudaStream_t queue) {
-        cudaError_t failed =
-            lazy_launch(fade, blocks_of(length), dim3(THREADS), 0, queue, remembered, n_old, length, factor);
-        return failed != cudaSuccess
-                   ? failed
-                   : lazy_launch(recall, blocks_of(m), dim3(THREADS), 0, queue, scores, remembered, in_play, m);
+        return lazy_launch(recall, lazy_blocks(m, THREADS), dim3(THREADS), 0, queue, scores, remembered, n_old, length,
+                           factor, in_play, m);
     });
 }

@@ -1,24 +1,23 @@
-/* selection.cu — selects the tokens to keep by their scores. A single block does it, so that order and ties are
- * deterministic. */
+/* selection.cu — selects the tokens to keep by their scores. Each block of threads orders a block of tokens; the last
+ * to finish finds the threshold, and a second kernel writes. Sums are of integers, so that no order of threads shows.
+ */
+#include <type_traits>
+
 #include "scan.h"
 
 namespace
 {
-enum {
-    THREADS = 256,
-    DIGIT_BITS = 8,
-    DIGITS = 4, /* in a score's 32 bits */
-    BUCKETS = 1 << DIGIT_BITS,
-};
+enum { THREADS = 256, DIGIT_BITS = 11 /* of the three digits of 32 bits */, IN_LANE = SCAN_THREADS / 32 };
+static_assert(LAZY_BUCKETS == 1 << DIGIT_BITS, "one bucket for each value of a digit");
 
-/* The bits of a score; those of scores that are not negative have the order of the scores. */
-__device__ __forceinline__ uint32_t bits_of(float score) { return __float_as_uint(score + 0.0f); /* -0 becomes 0 */ }
+/* The order of a token that is kept whatever its score, and the highest of others: their first digits differ. */
+const uint32_t KEPT = UINT32_MAX, HIGHEST = KEPT - (1u << (32 - DIGIT_BITS));
 
-/* A number with the order of the scores, of either sign: negative scores have bits in the opposite order. */
+/* A number above 0 with the order of the scores, of either sign: negative scores have bits in the opposite order. */
 __device__ __forceinline__ uint32_t order_of(float score)
 {
-    uint32_t bits = bits_of(score), sign = 1u << 31;
-    return bits & sign ? ~bits : bits | sign;
+    uint32_t bits = __float_as_uint(score + 0.0f), sign = 1u << 31; /* -0 becomes 0 */
+    return min(max(bits & sign ? ~bits : bits | sign, 1u), HIGHEST);
 }
 
 __global__ void __launch_bounds__(THREADS) average_scores(float *mean, const float *scores, int m, int n)
@@ -46,158 +45,215 @@ struct tokens {
     int m;
     int layer;           /* that computed the scores */
     lazy_bad_score *bad; /* minimum over scores that are not numbers; see lazy_bad_score */
+    uint32_t *orders;    /* (m,), then 0 up to the end of the last block */
 };
 
-__device__ __forceinline__ bool is_free(const tokens &t, int j) { return t.flags[t.in_play[j]] == LAZY_PRUNABLE; }
-
-__device__ __forceinline__ void note_bad_scores(const tokens &t, float lowest)
+/* The weight of a free token: 1 for `select`; for `mass` the score in units of 2^-60, far below f32's rounding. */
+template <class W> __device__ __forceinline__ W weight_of(float score)
 {
-    for (int j = threadIdx.x; j < t.m; j += SCAN_THREADS)
-        if (!(t.scores[j] >= lowest)) atomicMin(t.bad, (lazy_bad_score)t.layer << 32 | (unsigned)t.in_play[j]);
+    return sizeof(W) == sizeof(unsigned) ? 1 : (W)((double)score * 0x1p60);
 }
 
-/* The score in units of 2^-60. Integer sums do not depend on the order of addition; the unit is far below f32's
- * rounding. */
-__device__ __forceinline__ unsigned long long units_of(float score)
-{
-    return (unsigned long long)((double)score * 0x1p60);
-}
+/* The score, which must not be negative. */
+__device__ __forceinline__ float score_of(uint32_t order) { return __uint_as_float(order & INT32_MAX); }
 
-struct histogram { /* in shared memory */
-    unsigned long long weight[BUCKETS];
-    unsigned prefix;                  /* the threshold's digits found so far */
-    unsigned long long above;         /* weight of the scores above the threshold's bucket */
-    unsigned long long total, forced; /* count_mass: units of all prunable tokens, and of the forced ones among them */
+template <class W> struct histogram { /* in shared memory */
+    W weight[LAZY_BUCKETS], scratch[32];
+    uint32_t bucket; /* that the threshold is in */
+    W above, inside; /* weight of the buckets above it, and its own */
+    bool is_last;
 };
 
-/* Radix select: the highest score such that the free tokens with at least that score weigh `wanted` or more in total. A
- * token weighs units_of(score), and the result is bits_of(score); or a token weighs 1, and it is order_of(score).
- * Afterwards h->above is the weight of the tokens with higher scores. */
-template <bool BY_SCORE> __device__ uint32_t threshold_of(const tokens &t, unsigned long long wanted, histogram *h)
+template <class W> __device__ __forceinline__ void clear(histogram<W> *h)
 {
-    if (threadIdx.x == 0) {
-        h->prefix = 0;
-        h->above = 0;
-    }
-    for (int digit = 0; digit < DIGITS; digit++) {
-        int shift = 32 - DIGIT_BITS * (digit + 1);
-        for (int b = threadIdx.x; b < BUCKETS; b += SCAN_THREADS) h->weight[b] = 0;
-        __syncthreads();
-        for (int j = threadIdx.x; j < t.m; j += SCAN_THREADS) {
-            uint32_t bits = BY_SCORE ? bits_of(t.scores[j]) : order_of(t.scores[j]);
-            if (!is_free(t, j) || (digit && (bits ^ h->prefix) >> (shift + DIGIT_BITS))) continue;
-            atomicAdd(&h->weight[bits >> shift & (BUCKETS - 1)], BY_SCORE ? units_of(t.scores[j]) : 1ull);
-        }
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            int b = BUCKETS - 1;
-            while (b > 0 && h->above + h->weight[b] < wanted) h->above += h->weight[b--];
-            h->prefix |= (unsigned)b << shift;
-        }
-        __syncthreads();
-    }
-    return h->prefix;
+    for (int b = threadIdx.x; b < LAZY_BUCKETS; b += SCAN_THREADS) h->weight[b] = 0;
+    __syncthreads();
 }
 
-/* kept = tokens that are not free, and the n_free free tokens with the highest scores, the first ones among equal
- * scores; ascending. */
-__global__ void __launch_bounds__(SCAN_THREADS) select_tokens(int32_t *kept, tokens t, int n_free)
+/* Adds the weights of a warp's lanes. Most may be for one bucket: those for the first lane's are added up before. */
+template <class W> __device__ __forceinline__ void add_weights(histogram<W> *h, uint32_t bucket, W weight)
 {
-    __shared__ histogram h;
-    __shared__ scan_scratch scratch;
-    note_bad_scores(t, -INFINITY);
-    uint32_t threshold = UINT32_MAX;
-    int ties = 0; /* tokens with exactly the threshold score still to be kept */
-    if (n_free) {
-        threshold = threshold_of<false>(t, (unsigned long long)n_free, &h);
-        ties = n_free - (int)h.above;
+    uint32_t common = __shfl_sync(~0u, bucket, 0);
+    W sum = lazy_warp_sum(bucket == common ? weight : W(0));
+    if (threadIdx.x % 32 == 0) atomicAdd(&h->weight[common], sum);
+    if (bucket != common && weight) atomicAdd(&h->weight[bucket], weight);
+}
+
+/* Finds the highest bucket that weighs `wanted` or more together with those above it. wanted: at least 1 */
+template <class W> __device__ void find_bucket(histogram<W> *h, W wanted)
+{
+    constexpr int EACH = LAZY_BUCKETS / SCAN_THREADS;
+    int b = LAZY_BUCKETS - 1 - EACH * (int)threadIdx.x;
+    W own = 0, total;
+    for (int i = 0; i < EACH; i++) own += h->weight[b - i];
+    W above = sum_before(own, &total, h->scratch);
+    if (above < wanted && wanted <= above + own) {
+        while (above + h->weight[b] < wanted) above += h->weight[b--];
+        h->bucket = b;
+        h->above = above;
+        h->inside = h->weight[b];
     }
-    int out = 0;
-    for (int first = 0; first < t.m; first += SCAN_THREADS) {
-        int j = first + (int)threadIdx.x, total = 0;
-        uint32_t order = j < t.m ? order_of(t.scores[j]) : 0;
-        bool stays = j < t.m && (!is_free(t, j) || order > threshold);
-        bool tied = j < t.m && !stays && order == threshold;
-        int rank = rank_in_block(tied, &total, &scratch);
-        stays = stays || (tied && rank < ties);
-        ties = ties > total ? ties - total : 0;
-        int place = out + rank_in_block(stays, &total, &scratch);
-        if (stays) kept[place] = t.in_play[j];
-        out += total;
+    __syncthreads();
+}
+
+/* Calls f(block, orders) for each block of tokens; a warp reads whole blocks, and `orders` are the lane's. */
+template <class F> __device__ __forceinline__ void for_blocks(const tokens &t, F f)
+{
+    for (int block = threadIdx.x / 32; block < (int)gridDim.x; block += SCAN_WARPS) {
+        uint32_t orders[IN_LANE];
+#pragma unroll
+        for (int i = 0; i < IN_LANE; i++) orders[i] = t.orders[block * SCAN_THREADS + 32 * i + threadIdx.x % 32];
+        f(block, orders);
     }
 }
 
-/* *n_free = how many of the highest-scoring free tokens are needed so that they and the forced prunable tokens together
- * have `mass` of the prunable tokens' scores. */
-__global__ void __launch_bounds__(SCAN_THREADS) count_mass(int32_t *n_free, tokens t, double mass)
+/* The histogram of the digit at bit `low`, of the orders that agree with `prefix` from bit `shift` on. */
+template <class W> __device__ void count_digit(histogram<W> *h, const tokens &t, uint32_t prefix, int shift, int low)
 {
-    __shared__ histogram h;
-    __shared__ int above_threshold, at_threshold;
-    note_bad_scores(t, 0.0f);
+    clear(h);
+    uint32_t bucket = 0; /* of this thread's last orders, whose weight is not added yet */
+    W weight = 0;
+    for_blocks(t, [&](int, const uint32_t(&orders)[IN_LANE]) {
+#pragma unroll
+        for (uint32_t order : orders) {
+            if ((order ^ prefix) >> shift) continue;
+            uint32_t next = order >> low & (LAZY_BUCKETS - 1);
+            if (next != bucket && weight) atomicAdd(&h->weight[bucket], weight);
+            weight = (next == bucket ? weight : 0) + weight_of<W>(score_of(order));
+            bucket = next;
+        }
+    });
+    add_weights(h, bucket, weight);
+    __syncthreads();
+}
+
+/* 1 for an order above the threshold, 2^32 for one at it. */
+__device__ __forceinline__ unsigned long long count_of(uint32_t order, uint32_t threshold, int shift)
+{
+    return order >> shift > threshold ? 1 : order >> shift == threshold ? 1ull << 32 : 0;
+}
+
+/* Orders the tokens. For `select`, finds the lowest order of the `wanted` highest-scoring free tokens, and counts[b] =
+ * sum of count_of over block b. For `mass`, *n_free = how many of the highest-scoring free tokens are needed so that
+ * they and the forced prunable ones have the share `wanted` of the scores of all prunable tokens. */
+template <bool BY_MASS>
+__global__ void __launch_bounds__(SCAN_THREADS)
+    find_threshold(tokens t, double wanted, lazy_choice *choice, unsigned long long *counts, int32_t *n_free)
+{
+    using W = std::conditional_t<BY_MASS, unsigned long long, unsigned>;
+    __shared__ histogram<W> h;
+    clear(&h);
+    int j = blockIdx.x * SCAN_THREADS + threadIdx.x, position = j < t.m ? t.in_play[j] : 0;
+    float score = j < t.m ? t.scores[j] : 0.0f;
+    uint8_t flags = j < t.m ? t.flags[position] : 0;
+    bool is_free = flags == LAZY_PRUNABLE;
+    uint32_t order = is_free ? order_of(score) : BY_MASS || j >= t.m ? 0 : KEPT;
+    t.orders[j] = order;
+    if (!(score >= (BY_MASS ? 0.0f : -INFINITY))) atomicMin(t.bad, (lazy_bad_score)t.layer << 32 | (unsigned)position);
+    /* forced tokens' weight goes to bucket 0, which is below all scores that are not negative */
+    add_weights(&h, order >> (32 - DIGIT_BITS),
+                is_free || (BY_MASS && flags & LAZY_PRUNABLE) ? weight_of<W>(score) : 0);
+    __syncthreads();
+    W *weight = (W *)choice->weight, total = 0;
+    for (int b = threadIdx.x; b < LAZY_BUCKETS; b += SCAN_THREADS)
+        if (h.weight[b]) atomicAdd(&weight[b], h.weight[b]);
+    __syncthreads();
     if (threadIdx.x == 0) {
-        h.total = 0;
-        h.forced = 0;
-        above_threshold = 0;
-        at_threshold = 0;
+        __threadfence(); /* the last block sees what was written before the others' fences */
+        h.is_last = atomicAdd(&choice->arrived, 1u) == gridDim.x - 1;
+        if (h.is_last) __threadfence();
     }
     __syncthreads();
-    for (int j = threadIdx.x; j < t.m; j += SCAN_THREADS) {
-        if (!(t.flags[t.in_play[j]] & LAZY_PRUNABLE)) continue;
-        atomicAdd(&h.total, units_of(t.scores[j]));
-        if (!is_free(t, j)) atomicAdd(&h.forced, units_of(t.scores[j]));
+    if (!h.is_last) return;
+
+    for (int b = threadIdx.x; b < LAZY_BUCKETS; b += SCAN_THREADS) {
+        total += h.weight[b] = weight[b];
+        weight[b] = 0;
     }
-    __syncthreads();
-    double target = ceil(mass * (double)h.total);
-    unsigned long long wanted = target > (double)h.forced ? (unsigned long long)target - h.forced : 0;
-    if (!wanted) {
-        if (threadIdx.x == 0) *n_free = 0;
-        return;
+    total = lazy_block_sum(total, h.scratch);
+    W missing = (W)wanted;
+    if (BY_MASS) {
+        W forced = h.weight[0], target = (W)ceil(wanted * (double)total);
+        missing = target > forced ? min(target, total) - forced : 0;
     }
-    uint32_t threshold = threshold_of<true>(t, wanted, &h);
-    for (int j = threadIdx.x; j < t.m; j += SCAN_THREADS) {
-        if (!is_free(t, j)) continue;
-        uint32_t bits = bits_of(t.scores[j]);
-        if (bits > threshold) atomicAdd(&above_threshold, 1);
-        if (bits == threshold) atomicAdd(&at_threshold, 1);
+    uint32_t prefix = missing ? 0 : HIGHEST; /* the threshold's bits from bit `shift` on */
+    int shift = missing ? 32 : 0;
+    while (shift) {
+        int low = max(shift - DIGIT_BITS, 0);
+        if (shift < 32) count_digit(&h, t, prefix, shift, low);
+        find_bucket(&h, missing);
+        missing -= h.above;
+        prefix |= h.bucket << low;
+        shift = low;
+        if (!BY_MASS && h.inside == missing) break; /* the rest of the digits does not matter */
     }
-    __syncthreads();
+
+    uint32_t threshold = prefix >> shift;
+    unsigned long long all = 0;
+    for_blocks(t, [&](int block, const uint32_t(&orders)[IN_LANE]) {
+        unsigned long long count = 0;
+#pragma unroll
+        for (uint32_t order : orders) count += count_of(order, threshold, shift);
+        all += count;
+        if (BY_MASS) return;
+        count = lazy_warp_sum(count);
+        if (threadIdx.x % 32 == 0) counts[block] = count;
+    });
+    if (BY_MASS) all = lazy_block_sum(all, (unsigned long long *)h.scratch);
     if (threadIdx.x) return;
-    unsigned long long each = at_threshold ? units_of(__uint_as_float(threshold)) : 0,
-                       ties = each ? (wanted - h.above + each - 1) / each : 0;
-    *n_free = above_threshold + (ties < (unsigned long long)at_threshold ? (int)ties : at_threshold);
+    atomicMin(&choice->arrived, 0u); /* not a plain write: no fence follows the other blocks' additions */
+    if (BY_MASS) {
+        W each = missing ? weight_of<W>(score_of(prefix)) : 0, ties = each ? (missing + each - 1) / each : 0;
+        *n_free = (int)(unsigned)all + (int)min(ties, (W)(all >> 32));
+    } else {
+        choice->threshold = threshold;
+        choice->shift = shift;
+        choice->ties = (int)missing;
+    }
+}
+
+/* kept = the tokens above the threshold and the first ones at it, ascending. */
+__global__ void __launch_bounds__(SCAN_THREADS)
+    write_kept(int32_t *kept, tokens t, const lazy_choice *choice, const unsigned long long *counts)
+{
+    __shared__ unsigned long long scratch[32];
+    int j = blockIdx.x * SCAN_THREADS + threadIdx.x, ties = choice->ties;
+    unsigned long long own = count_of(t.orders[j], choice->threshold, choice->shift),
+                       before = sum_before_in_grid(own, counts, scratch);
+    int above = (int)(unsigned)before, tied = (int)(before >> 32);
+    if (j < t.m && (own == 1 || (own && tied < ties))) kept[above + min(tied, ties)] = t.in_play[j];
 }
 } // namespace
 
 int lazy_cuda_average(lazy_stream *stream, float *mean, const float *scores, int m, int n, lazy_error *err)
 {
     return lazy_cuda_op(stream, "averaging over layers", err, [&](cudaStream_t queue) {
-        return lazy_launch(average_scores, dim3((m + THREADS - 1) / THREADS), dim3(THREADS), 0, queue, mean, scores, m,
-                           n);
+        return lazy_launch(average_scores, lazy_blocks(m, THREADS), dim3(THREADS), 0, queue, mean, scores, m, n);
     });
 }
 
 int lazy_cuda_smooth(lazy_stream *stream, float *out, const float *scores, int m, int width, lazy_error *err)
 {
     return lazy_cuda_op(stream, "smoothing", err, [&](cudaStream_t queue) {
-        return lazy_launch(smooth_scores, dim3((m + THREADS - 1) / THREADS), dim3(THREADS), 0, queue, out, scores, m,
-                           width);
+        return lazy_launch(smooth_scores, lazy_blocks(m, THREADS), dim3(THREADS), 0, queue, out, scores, m, width);
     });
 }
 
 static tokens tokens_of(lazy_stream *stream, const int32_t *in_play, const float *scores, int m, const uint8_t *flags)
 {
-    return { in_play, scores, flags, m, stream->layers_done - 1, lazy_cuda_scratch(stream)->bad_score };
+    const lazy_cuda_stream *s = lazy_cuda_scratch(stream);
+    return { in_play, scores, flags, m, stream->layers_done - 1, s->bad_score, s->orders };
 }
 
 int lazy_cuda_mass(lazy_stream *stream, int *n_free, const int32_t *in_play, const float *scores, int m,
                    const uint8_t *flags, double mass, lazy_error *err)
 {
-    int32_t *count = lazy_cuda_scratch(stream)->count;
+    const lazy_cuda_stream *s = lazy_cuda_scratch(stream);
     int code = lazy_cuda_op(stream, "counting by mass", err, [&](cudaStream_t queue) {
-        return lazy_launch(count_mass, dim3(1), dim3(SCAN_THREADS), 0, queue, count,
-                           tokens_of(stream, in_play, scores, m, flags), mass);
+        return lazy_launch(find_threshold<true>, lazy_blocks(m, SCAN_THREADS), dim3(SCAN_THREADS), 0, queue,
+                           tokens_of(stream, in_play, scores, m, flags), mass, s->choice, nullptr, s->count);
     });
-    return code ? code : stream->backend->ops->download(stream, n_free, count, sizeof *n_free, err);
+    return code ? code : stream->backend->ops->download(stream, n_free, s->count, sizeof *n_free, err);
 }
 
 int lazy_cuda_select(lazy_stream *stream, int32_t *kept, const int32_t *in_play, const float *scores, int m,
@@ -205,7 +261,12 @@ int lazy_cuda_select(lazy_stream *stream, int32_t *kept, const int32_t *in_play,
 {
     lazy_cuda_forget_ranges(stream);
     return lazy_cuda_op(stream, "selection", err, [&](cudaStream_t queue) {
-        return lazy_launch(select_tokens, dim3(1), dim3(SCAN_THREADS), 0, queue, kept,
-                           tokens_of(stream, in_play, scores, m, flags), n_free);
+        const lazy_cuda_stream *s = lazy_cuda_scratch(stream);
+        const tokens t = tokens_of(stream, in_play, scores, m, flags);
+        const dim3 blocks = lazy_blocks(m, SCAN_THREADS), threads(SCAN_THREADS);
+        auto *counts = (unsigned long long *)s->of_blocks;
+        cudaError_t failed =
+            lazy_launch(find_threshold<false>, blocks, threads, 0, queue, t, n_free, s->choice, counts, nullptr);
+        return failed ? failed : lazy_launch(write_kept, blocks, threads, 0, queue, kept, t, s->choice, counts);
     });
 }

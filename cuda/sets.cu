@@ -11,20 +11,19 @@ __global__ void __launch_bounds__(THREADS) mark_rows(int32_t *depth, const int32
     if (r < n) depth[rows[r]] = value;
 }
 
-/* Launched with one block, so that the order is preserved. */
-__global__ void __launch_bounds__(SCAN_THREADS) filter_positions(int32_t *out, int32_t *n_out, const int32_t *positions,
-                                                                 int n, const int32_t *depth, int low, int high)
+/* Without `out`, writes how many positions of each block are wanted. */
+__global__ void __launch_bounds__(SCAN_THREADS)
+    filter_positions(int32_t *out, int32_t *n_out, int *counts, const int32_t *positions, int n, const int32_t *depth,
+                     int low, int high)
 {
-    __shared__ scan_scratch scratch;
-    int found = 0;
-    for (int first = 0; first < n; first += SCAN_THREADS) {
-        int i = first + (int)threadIdx.x, position = i < n ? positions[i] : -1;
-        bool wanted = i < n && depth[position] >= low && depth[position] <= high;
-        int total, place = found + rank_in_block(wanted, &total, &scratch);
-        if (wanted) out[place] = position;
-        found += total;
-    }
-    if (threadIdx.x == 0) *n_out = found;
+    __shared__ int scratch[32];
+    int i = blockIdx.x * SCAN_THREADS + threadIdx.x, position = i < n ? positions[i] : 0;
+    bool wanted = i < n && depth[position] >= low && depth[position] <= high;
+    int before = sum_before_in_grid((int)wanted, out ? counts : nullptr, scratch);
+    if (out && wanted) out[before] = position;
+    if (threadIdx.x < SCAN_THREADS - 1) return;
+    if (!out) counts[blockIdx.x] = before + wanted;
+    else if (blockIdx.x == gridDim.x - 1) *n_out = before + wanted;
 }
 
 /* Index of `value` in the ascending list of n; -1 if absent. Binary search. */
@@ -77,8 +76,13 @@ int lazy_cuda_filter(lazy_stream *stream, int32_t *out, int *n_out, const int32_
     lazy_cuda_forget_ranges(stream);
     int32_t *count = lazy_cuda_scratch(stream)->count;
     int code = lazy_cuda_op(stream, "filtering positions", err, [&](cudaStream_t queue) {
-        return lazy_launch(filter_positions, dim3(1), dim3(SCAN_THREADS), 0, queue, out, count, positions, n, depth,
-                           low, high);
+        cudaError_t failed = cudaSuccess;
+        for (int32_t *to : { (int32_t *)nullptr, out })
+            if (!failed)
+                failed =
+                    lazy_launch(filter_positions, dim3(n / SCAN_THREADS + 1), dim3(SCAN_THREADS), 0, queue, to, count,
+                                (int *)lazy_cuda_scratch(stream)->of_blocks, positions, n, depth, low, high);
+        return failed;
     });
     return code ? code : stream->backend->ops->download(stream, n_out, count, sizeof *n_out, err);
 }

@@ -28,6 +28,9 @@ template <class T> struct alignas(16) lazy_pack {
     T value[16 / sizeof(T)];
 };
 
+/* The grid of a thread for each of n. */
+static inline dim3 lazy_blocks(int n, int threads) { return dim3((n + threads - 1) / threads); }
+
 /* Runs an op: calls launch(queue) with the stream's device current. */
 template <class F> int lazy_cuda_op(lazy_stream *stream, const char *what, lazy_error *err, F launch)
 {

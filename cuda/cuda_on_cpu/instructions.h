@@ -100,10 +100,22 @@ UNSEEN inline void __syncwarp(unsigned mask = ~0u, place at = here())
     receive(e.token);
 }
 
-template <class T> UNSEEN T __shfl_xor_sync(unsigned mask, T value, int lane_mask, place at = here())
+template <class T> UNSEEN T __shfl_sync(unsigned mask, T value, int lane, place at = here())
 {
     static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8, "no shuffle takes this type");
-    return value_of_lane<T>(exchange_values(value, "__shfl_xor_sync", at, mask), current->lane() ^ lane_mask);
+    return value_of_lane<T>(exchange_values(value, "__shfl_sync", at, mask), lane & (WARP - 1));
+}
+
+template <class T> UNSEEN T __shfl_xor_sync(unsigned mask, T value, int lane_mask, place at = here())
+{
+    return __shfl_sync(mask, value, current->lane() ^ lane_mask, at);
+}
+
+/* Orders memory with the fences of all blocks that have run before. */
+inline void __threadfence()
+{
+    static int token;
+    (void)__atomic_fetch_add(&token, 1, __ATOMIC_ACQ_REL);
 }
 
 UNSEEN inline unsigned __ballot_sync(unsigned mask, int predicate, place at = here())

@@ -1231,6 +1231,21 @@ static void test_choice(const rig &r, const ints &in_play, const floats &scores,
     check(ints_of(kept.read()) == want, "other tokens than the reference's");
 }
 
+/* Scores whose sums are exact. */
+static void test_mass(const rig &r, const ints &in_play, const floats &scores, const std::vector<uint8_t> &flags)
+{
+    int m = (int)in_play.size();
+    input positions(r.gpu, in_play), on_gpu(r.gpu, scores), allowed(r.gpu, flags);
+    for (double mass : { random_bits() / 4294967296.0, 0.9, 1.0 }) {
+        int got = -1, want = -1;
+        did(r.gpu, "mass",
+            r.gpu.ops->mass(r.gpu.stream, &got, positions.as<int32_t>(), on_gpu.as<float>(), m, allowed.as<uint8_t>(),
+                            mass, &r.gpu.err));
+        r.plain.ops->mass(r.plain.stream, &want, in_play.data(), scores.data(), m, flags.data(), mass, nullptr);
+        check(got == want, "mass %g: %d tokens, not %d", mass, got, want);
+    }
+}
+
 static void test_select(const rig &r, int m, flagging how, int levels)
 {
     int length = m + random_int(0, m), n_free = 0;
@@ -1247,17 +1262,8 @@ static void test_select(const rig &r, int m, flagging how, int levels)
     float middle = lowered[(size_t)m / 2];
     std::transform(scores.begin(), scores.end(), lowered.begin(), [&](float score) { return score - middle; });
     test_choice(r, in_play, lowered, flags, n_free / 2);
-    if (!levels) return;
-    input positions(r.gpu, in_play), on_gpu(r.gpu, scores), allowed(r.gpu, flags);
-    for (double mass : { random_bits() / 4294967296.0, 0.9, 1.0 }) {
-        now("%s mass %g of m %d, flags %d, levels %d", r.name(), mass, m, how, levels);
-        int got = -1, want = -1;
-        did(r.gpu, "mass",
-            r.gpu.ops->mass(r.gpu.stream, &got, positions.as<int32_t>(), on_gpu.as<float>(), m, allowed.as<uint8_t>(),
-                            mass, &r.gpu.err));
-        r.plain.ops->mass(r.plain.stream, &want, in_play.data(), scores.data(), m, flags.data(), mass, nullptr);
-        check(got == want, "%d tokens, not %d", got, want);
-    }
+    now("%s mass of m %d, flags %d, levels %d", r.name(), m, how, levels);
+    if (levels) test_mass(r, in_play, scores, flags);
 }
 
 /* NaN among the scores: the next op that waits for the device reports the first one, once. */
@@ -1378,6 +1384,38 @@ static void test_depths(const rig &r, int n)
                         marked.as<int32_t>(), low, high, &gpu.err));
     check(n_got == n_want, "%d found, not %d", n_got, n_want);
     check(ints_of(found.read()) == want, "other positions than the reference's");
+}
+
+/* Tens of thousands of tokens, in many blocks: most scores in one bucket of a histogram or in few, all equal, or below
+ * 0; none, one, all but one or all are to be kept. Scores are multiples of 2^-30, so that sums are exact. */
+static void test_many_tokens()
+{
+    const int MOST = quick ? 5000 : 70000;
+    rig r(LAZY_F32, config_of(1, 1, 16), 1, MOST);
+    enum { IN_ONE_EXPONENT, EQUAL, TWO_LEVELS, BELOW_0, ONE_AMONG_EQUALS, KINDS };
+    for (int kind = 0; kind < KINDS; kind++) {
+        int m = random_int(MOST / 2, MOST), length = m + random_int(0, m), level = random_int(1, 1 << 13);
+        ints in_play = random_positions(m, length);
+        floats scores((size_t)m);
+        for (float &score : scores)
+            score = (float)(kind == IN_ONE_EXPONENT ? random_int(1 << 13, (1 << 14) - 1)
+                            : kind == TWO_LEVELS    ? level + random_int(0, 1)
+                            : kind == BELOW_0       ? -random_int(0, 1 << 14)
+                                                    : level) *
+                    0x1p-30f;
+        if (kind == ONE_AMONG_EQUALS) scores[(size_t)random_int(0, m - 1)] *= 1.5f;
+        std::vector<uint8_t> flags = random_flags(kind % 2 ? ANY_FLAGS : ALL_FREE, length);
+        int n_free = 0;
+        for (int32_t position : in_play) n_free += flags[(size_t)position] == LAZY_PRUNABLE;
+        for (int budget : { 0, 1, random_int(0, n_free), n_free - 1, n_free }) {
+            now("select m %d, kind %d, %d of %d free", m, kind, budget, n_free);
+            test_choice(r, in_play, scores, flags, budget);
+        }
+        now("mass of m %d, kind %d", m, kind);
+        if (kind != BELOW_0) test_mass(r, in_play, scores, flags);
+    }
+    test_pooling(r, random_int(MOST / 2, MOST - 1), ANY_FLAGS);
+    test_depths(r, random_int(MOST / 4, MOST / 2));
 }
 
 static void test_regroup(const rig &r, int n, int n_new, int length, int d)
@@ -1574,6 +1612,7 @@ static void test_portable(lazy_dtype type)
         test_read(r);
         test_other_positions(r);
     }
+    if (type == LAZY_F32) test_many_tokens();
     test_all_heads(type);
     test_long_context(type, 16, quick ? 1000 : 8200);
     test_long_context(type, 64, quick ? 400 : 4200);
