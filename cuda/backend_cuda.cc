@@ -102,7 +102,7 @@ struct scratch {
 };
 
 /* All buffers, for passes of up to n_rows rows over up to n_tokens tokens. */
-std::array<scratch, 13> scratch_of(lazy_cuda_stream *s, int n_rows, int n_tokens)
+std::array<scratch, 14> scratch_of(lazy_cuda_stream *s, int n_rows, int n_tokens)
 {
     const lazy_config *c = s->base.config;
     const lazy_cuda *cuda = lazy_cuda_of(&s->base);
@@ -112,7 +112,8 @@ std::array<scratch, 13> scratch_of(lazy_cuda_stream *s, int n_rows, int n_tokens
                { (void **)&s->local.of_row, rows * sizeof *s->local.of_row },
                { (void **)&s->partial, lazy_cuda_max_partials(c, cuda, n_rows) * (d + 2) * sizeof *s->partial },
                { &s->gate_up, chunk * 2 * std::max((size_t)c->ffn, ffn) * width },
-               { (void **)&s->probabilities, (size_t)c->n_heads * (size_t)n_tokens * sizeof *s->probabilities },
+               { (void **)&s->softmaxes, lazy_cuda_max_softmaxes(c, n_rows, n_tokens) * sizeof *s->softmaxes },
+               { (void **)&s->products, (size_t)c->n_heads * (size_t)n_tokens * sizeof *s->products },
                { (void **)&s->router_logits, chunk * (size_t)c->n_experts * sizeof *s->router_logits },
                { (void **)&s->weights, chunk * k * sizeof *s->weights },
                { (void **)&s->chosen, chunk * k * sizeof *s->chosen },
