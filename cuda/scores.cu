@@ -106,16 +106,12 @@ __device__ __forceinline__ lazy_softmax joined_lanes(lazy_softmax a, int lanes)
 }
 
 /* 16 bytes of a row of q or K, from element `at` on; 0 beyond its end. */
-template <class T> __device__ __forceinline__ lazy_pack<T> part_of(const T *row, int at, int d)
+template <class T> __device__ __forceinline__ lazy_pack<T> part_of(const T *row, int at, int d, bool aligned)
 {
-    constexpr int WIDE = 16 / sizeof(T);
     lazy_pack<T> part = {};
-    if (d % WIDE == 0) {
-        if (at < d) part = *reinterpret_cast<const lazy_pack<T> *>(row + at);
-        return part;
-    }
+    if (aligned && at < d) part = *reinterpret_cast<const lazy_pack<T> *>(row + at);
 #pragma unroll
-    for (int e = 0; e < WIDE; e++)
+    for (int e = 0; e < (int)(16 / sizeof(T)) && !aligned; e++)
         if (at + e < d) part.value[e] = row[at + e];
     return part;
 }
@@ -171,21 +167,28 @@ __device__ __forceinline__ void multiply(tile &s, const scoring<T> &t, int head,
         int key = first_key + (ON_TENSOR_CORES ? 8 * i + lane / 4 : 8 * (i / 2) + lane % 4 * 2 + i % 2);
         k[i] = t.k + ((int64_t)(head / t.group) * t.capacity + t.in_play[min(key, t.m - 1)]) * t.d;
     }
-#pragma unroll 2
-    for (int first = 0; first < t.d; first += PARTS * WIDE) {
+    auto add = [&](int first, bool aligned) {
         int at = first + lane % PARTS * WIDE;
         lazy_pack<T> q_parts[ROWS / 8], k_parts[OWN_KEYS];
 #pragma unroll
-        for (int i = 0; i < OWN_KEYS; i++) k_parts[i] = part_of(k[i], at, t.d);
+        for (int i = 0; i < OWN_KEYS; i++) k_parts[i] = part_of(k[i], at, t.d, aligned);
 #pragma unroll
-        for (int i = 0; i < ROWS / 8; i++) q_parts[i] = part_of(q[i], at, t.d);
+        for (int i = 0; i < ROWS / 8; i++) q_parts[i] = part_of(q[i], at, t.d, aligned);
         add_products(s, q_parts, k_parts);
+    };
+    if (t.d % WIDE == 0) {
+#pragma unroll 2
+        for (int first = 0; first < t.d; first += PARTS * WIDE) add(first, true);
+    } else {
+#pragma unroll 1
+        for (int first = 0; first < t.d; first += PARTS * WIDE) add(first, false);
     }
-    for_each([&](int, int, float &x) { x = lazy_capped(x * t.scale, t.cap); }, s);
+    for_each([&](int, int, float &x) { x *= t.scale; }, s);
+    if (t.cap != 0.0f) for_each([&](int, int, float &x) { x = lazy_capped(x, t.cap); }, s);
 }
 
 /* A warp computes all rows of one head over one chunk. Grid: (chunks, blocks of heads). */
-template <class T> __global__ void __launch_bounds__(THREADS, 2) sum_chunks(scoring<T> t)
+template <class T> __global__ void __launch_bounds__(THREADS) sum_chunks(scoring<T> t)
 {
     int head = blockIdx.y * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32, begin = first_query(t),
         first_key = blockIdx.x * t.length, end_key = min(first_key + t.length, t.m);
@@ -200,17 +203,22 @@ template <class T> __global__ void __launch_bounds__(THREADS, 2) sum_chunks(scor
             lazy_softmax of_tile[ROWS / 8] = { EMPTY, EMPTY, EMPTY, EMPTY };
             multiply(s, t, head, first, key);
             for_each(
-                [&](int i, int j, float x) {
-                    if (!contains(seen[i], key + j)) return;
-                    of_tile[i].max = fmaxf(of_tile[i].max, x); /* ignores NaN; the sum keeps it */
-                    if (t.n - begin == 1) t.products[(int64_t)head * t.m + key + j] = x;
+                [&](int i, int j, float x) { /* fmaxf ignores NaN; the sum keeps it */
+                                             of_tile[i].max =
+                                                 fmaxf(of_tile[i].max, contains(seen[i], key + j) ? x : -INFINITY);
                 },
                 s);
             for_each(
                 [&](int i, int j, float x) {
-                    if (contains(seen[i], key + j)) of_tile[i].sum += exp2f(x - base_of(of_tile[i].max));
+                    of_tile[i].sum += contains(seen[i], key + j) ? exp2f(x - base_of(of_tile[i].max)) : 0.0f;
                 },
                 s);
+            if (t.n - begin == 1)
+                for_each(
+                    [&](int i, int j, float x) {
+                        if (contains(seen[i], key + j)) t.products[(int64_t)head * t.m + key + j] = x;
+                    },
+                    s);
             for (int i = 0; i < ROWS / 8; i++) so_far[i] = joined(so_far[i], of_tile[i]);
         }
         for (int i = 0; i < ROWS / 8; i++) {
@@ -235,7 +243,7 @@ template <class T> __global__ void __launch_bounds__(THREADS) merge_chunks(scori
 
 /* A block pools the tile of all heads and rows for 32 keys; each of its warps adds a share of the heads, in ascending
  * order. */
-template <class T> __global__ void __launch_bounds__(THREADS, 2) pool_rows(scoring<T> t)
+template <class T> __global__ void __launch_bounds__(THREADS) pool_rows(scoring<T> t)
 {
     __shared__ float sums[WARPS][ROWS][KEYS + PAD]; /* over the warp's heads */
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, begin = first_query(t), first_key = blockIdx.x * KEYS,
@@ -260,7 +268,7 @@ template <class T> __global__ void __launch_bounds__(THREADS, 2) pool_rows(scori
                     p);
             for_each(
                 [&](int i, int j, float &total, float x) {
-                    if (contains(seen[i], first_key + j)) total += exp2f(x - of_row[i].max) * of_row[i].sum;
+                    total += contains(seen[i], first_key + j) ? exp2f(x - of_row[i].max) * of_row[i].sum : 0.0f;
                 },
                 sum, p);
         }
