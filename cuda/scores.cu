@@ -5,8 +5,8 @@
  * The query rows are those of the last `queries` rows whose tokens are new. Only the device knows the rows' positions,
  * so grids are for all of the last `queries` rows.
  *
- * A warp multiplies a tile of 32 rows of one head with 32 keys. A lane loads 16 bytes of a row or key at a time, from
- * global memory to registers: each key of a tile is needed by one warp alone. */
+ * A warp multiplies a tile of 32 rows of one head with 32 keys. Its lanes load 16 bytes of a row or key at a time from
+ * global memory to registers, since no other warp of the block needs this key of this head. */
 #include <algorithm>
 
 #include "ranges.h"
@@ -14,65 +14,56 @@
 namespace
 {
 enum {
-    WARPS = 8,
-    THREADS = 32 * WARPS,
     ROWS = 32, /* of a tile */
     KEYS = 32,
+    SUM_WARPS = 4, /* per block */
+    POOL_WARPS = 8,
     KEY_UNIT = 2 * KEYS, /* lengths of chunks are multiples of this */
     SPLIT_ROWS = 64,     /* of more rows the chunks are longer, so that there are not more results */
     PAD = 8              /* between rows in shared memory, so that the rows of a store lie in different banks */
 };
 
-template <class T> struct scoring {
-    float *scores;                                /* (m,) */
-    lazy_softmax *softmaxes;                      /* (query rows, H, chunks); merge_chunks changes the first chunk's */
-    float *products;                              /* (H, m) of a single query row, scaled and capped */
-    const T *qkv, *k;                             /* (n, width), (G, capacity, D) */
-    const int32_t *rows, *in_play;                /* (n,), (m,) positions */
-    const lazy_key_range *ranges;                 /* (n,) what each row attends to; both ends ascend with the rows */
-    int n, m, n_heads, group, d, width, capacity; /* group: H / G */
-    int first, first_asking;                      /* rows r >= first with rows[r] >= first_asking are query rows */
-    int chunks, length;                           /* length: in keys */
+constexpr lazy_softmax EMPTY = { -INFINITY, 0.0f };
+
+struct scoring {
+    float *scores;                /* (m,) */
+    lazy_softmax *softmaxes;      /* (query rows, H, chunks); merge_chunks changes the first chunk's */
+    float *products;              /* (H, m) of a single query row, scaled and capped */
+    lazy_attending a;             /* its rows r >= first with positions of at least first_asking are query rows */
+    const lazy_key_range *ranges; /* (n,) what each row attends to; both ends ascend with the rows */
+    int first, first_asking, chunks, length; /* length: of chunks, in keys */
+    int n_heads, group, d, width;            /* group: H / G */
     float scale, cap;
     lazy_pooling pooling;
 };
 
-/* s[u][j][e] of a lane is of row 16u + 8 (e / 2) + lane / 4 and key 8j + 2 (lane % 4) + e % 2, as mma_m16n8k16 has it.
- * Of the lane's four rows, row i is 8i + lane / 4. */
-typedef float tile[ROWS / 16][KEYS / 8][4];
+/* A lane's elements, in the layout of mma_m16n8k16: s[4u + j] is of rows 16u … 16u + 15 and keys 8j … 8j + 7. */
+typedef float tile[8][4];
 
-/* Calls f(i, key of the tile, element of each of the tiles) for the lane's elements. */
-template <class F, class... Tiles> __device__ __forceinline__ void for_each(F f, Tiles &...s)
+__device__ __forceinline__ float &at(tile &s, int e) { return s[e / 4][e % 4]; }
+
+/* Calls f(e, i, j) for the lane's elements: e is of row 8i + lane / 4 and key j. */
+template <class F> __device__ __forceinline__ void for_each(F f)
 {
 #pragma unroll
-    for (int u = 0; u < ROWS / 16; u++)
-#pragma unroll
-        for (int j = 0; j < KEYS / 8; j++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) f(2 * u + e / 2, 8 * j + (int)threadIdx.x % 4 * 2 + e % 2, s[u][j][e]...);
+    for (int e = 0; e < 32; e++) f(e, e / 16 * 2 + e % 4 / 2, e / 4 % 4 * 8 + (int)threadIdx.x % 4 * 2 + e % 2);
 }
 
 /* The first query row; rows ascend, so that all later ones are query rows too. */
-template <class T> __device__ __forceinline__ int first_query(const scoring<T> &t)
+__device__ __forceinline__ int first_query(const scoring &t)
 {
-    int low = t.first, high = t.n - 1; /* the last row is a new token always */
+    int low = t.first, high = t.a.n - 1; /* the last row is a new token always */
     while (low < high) {
         int middle = (low + high) / 2;
-        if (t.rows[middle] < t.first_asking) low = middle + 1;
+        if (t.a.rows[middle] < t.first_asking) low = middle + 1;
         else high = middle;
     }
     return low;
 }
 
-template <class T> __device__ __forceinline__ lazy_softmax *softmaxes_of(const scoring<T> &t, int query, int head)
+__device__ __forceinline__ lazy_softmax *softmaxes_of(const scoring &t, int query, int head)
 {
     return t.softmaxes + ((int64_t)query * t.n_heads + head) * t.chunks;
-}
-
-/* The keys that a row attends to; none beyond the last row. */
-template <class T> __device__ __forceinline__ lazy_key_range seen_by(const scoring<T> &t, int row)
-{
-    return row < t.n ? t.ranges[row] : lazy_key_range{ 0, 0 };
 }
 
 __device__ __forceinline__ bool contains(lazy_key_range range, int key)
@@ -80,13 +71,20 @@ __device__ __forceinline__ bool contains(lazy_key_range range, int key)
     return key >= range.begin && key < range.end;
 }
 
-/* True if a row of the tile attends to one of its keys. */
-template <class T> __device__ __forceinline__ bool is_seen(const scoring<T> &t, int first_row, int first_key)
+/* What each of the lane's rows attends to; nothing beyond the last row. */
+__device__ __forceinline__ void find_seen(lazy_key_range (&seen)[4], const scoring &t, int first_row)
 {
-    return t.ranges[first_row].begin < first_key + KEYS && t.ranges[min(first_row + ROWS, t.n) - 1].end > first_key;
+    for (int i = 0; i < 4; i++) {
+        int row = first_row + 8 * i + (int)threadIdx.x % 32 / 4;
+        seen[i] = row < t.a.n ? t.ranges[row] : lazy_key_range{ 0, 0 };
+    }
 }
 
-constexpr lazy_softmax EMPTY = { -INFINITY, 0.0f };
+/* True if a row of the tile attends to one of its keys. */
+__device__ __forceinline__ bool is_seen(const scoring &t, int first_row, int first_key)
+{
+    return t.ranges[first_row].begin < first_key + KEYS && t.ranges[min(first_row + ROWS, t.a.n) - 1].end > first_key;
+}
 
 /* What powers are relative to. A maximum of -Inf may be that of no products, or of NaNs, which the sum shows. */
 __device__ __forceinline__ float base_of(float max) { return max == -INFINITY ? 0.0f : max; }
@@ -97,7 +95,7 @@ __device__ __forceinline__ lazy_softmax joined(lazy_softmax a, lazy_softmax b)
     return { max, a.sum * exp2f(a.max - base) + b.sum * exp2f(b.max - base) };
 }
 
-/* Joins the softmaxes of groups of `lanes` lanes; only the first lane's result is used. */
+/* Joins those of `lanes` lanes; only the result of the first is used. */
 __device__ __forceinline__ lazy_softmax joined_lanes(lazy_softmax a, int lanes)
 {
     for (int step = lanes / 2; step; step /= 2)
@@ -105,205 +103,182 @@ __device__ __forceinline__ lazy_softmax joined_lanes(lazy_softmax a, int lanes)
     return a;
 }
 
-/* 16 bytes of a row of q or K, from element `at` on; 0 beyond its end. */
-template <class T> __device__ __forceinline__ lazy_pack<T> part_of(const T *row, int at, int d, bool aligned)
+/* 16 bytes of a row of q or K, from element `first` on; 0 beyond its end. */
+template <class T> __device__ __forceinline__ lazy_pack<T> part_of(const T *row, int first, int d, bool aligned)
 {
     lazy_pack<T> part = {};
-    if (aligned && at < d) part = *reinterpret_cast<const lazy_pack<T> *>(row + at);
+    if (aligned && first < d) part = *reinterpret_cast<const lazy_pack<T> *>(row + first);
 #pragma unroll
     for (int e = 0; e < (int)(16 / sizeof(T)) && !aligned; e++)
-        if (at + e < d) part.value[e] = row[at + e];
+        if (first + e < d) part.value[e] = row[first + e];
     return part;
 }
 
 /* s += q k^T over one part. k: the lane's keys; k[2j + e] is 8j + 2 (lane % 4) + e. */
-__device__ __forceinline__ void add_products(tile &s, const lazy_pack<float> (&q)[ROWS / 8],
-                                             const lazy_pack<float> (&k)[KEYS / 4])
+__device__ __forceinline__ void add_products(tile &s, const lazy_pack<float> (&q)[4], const lazy_pack<float> (&k)[8])
 {
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-#pragma unroll
-        for (int u = 0; u < ROWS / 16; u++)
-#pragma unroll
-            for (int j = 0; j < KEYS / 8; j++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) s[u][j][e] += q[2 * u + e / 2].value[i] * k[2 * j + e % 2].value[i];
+    for (int part = 0; part < 4; part++)
+        for_each([&](int e, int i, int) { at(s, e) += q[i].value[part] * k[e / 4 % 4 * 2 + e % 2].value[part]; });
 }
 
-/* The same over the parts of four lanes, 32 elements. k[j]: key 8j + lane / 4. Each operand has two of a lane's four
- * pairs of elements: sums may be in any order of the elements, if it is the same on both sides. */
+/* The same over the parts of four lanes, 32 elements. k[j]: key 8j + lane / 4. An operand has two of each lane's four
+ * pairs of elements: the order of the elements in a product does not matter, if it is the same on both sides. */
 template <class T>
-__device__ __forceinline__ void add_products(tile &s, const lazy_pack<T> (&q)[ROWS / 8],
-                                             const lazy_pack<T> (&k)[KEYS / 8])
+__device__ __forceinline__ void add_products(tile &s, const lazy_pack<T> (&q)[4], const lazy_pack<T> (&k)[4])
 {
     auto pair = [](const lazy_pack<T> &part, int i) { return reinterpret_cast<const uint32_t *>(part.value)[i]; };
 #pragma unroll
     for (int i = 0; i < 4; i += 2)
 #pragma unroll
-        for (int u = 0; u < ROWS / 16; u++)
-#pragma unroll
-            for (int j = 0; j < KEYS / 8; j++)
-                mma_m16n8k16(
-                    s[u][j],
-                    { pair(q[2 * u], i), pair(q[2 * u + 1], i), pair(q[2 * u], i + 1), pair(q[2 * u + 1], i + 1) },
-                    { pair(k[j], i), pair(k[j], i + 1) }, T{});
+        for (int f = 0; f < 8; f++) {
+            const lazy_pack<T> &upper = q[f / 4 * 2], &lower = q[f / 4 * 2 + 1], &key = k[f % 4];
+            mma_m16n8k16(s[f], { pair(upper, i), pair(lower, i), pair(upper, i + 1), pair(lower, i + 1) },
+                         { pair(key, i), pair(key, i + 1) }, T{});
+        }
 }
 
 /* s = the scaled and capped products of a tile, whose elements are 0 before; rows and keys beyond the last are the last
  * again. */
 template <class T>
-__device__ __forceinline__ void multiply(tile &s, const scoring<T> &t, int head, int first_row, int first_key)
+__device__ __forceinline__ void multiply(tile &s, const scoring &t, int head, int first_row, int first_key)
 {
-    constexpr bool ON_TENSOR_CORES = sizeof(T) == 2;
-    constexpr int WIDE = 16 / sizeof(T), PARTS = ON_TENSOR_CORES ? 4 : 1 /* of a row that its lanes load at a time */,
-                  OWN_KEYS = KEYS / (ON_TENSOR_CORES ? 8 : 4);
+    constexpr int WIDE = 16 / sizeof(T), LANES = WIDE == 8 ? 4 : 1 /* that load different parts of a row */,
+                  OWN_KEYS = WIDE == 8 ? 4 : 8;
     int lane = threadIdx.x % 32;
-    const T *q[ROWS / 8], *k[OWN_KEYS];
+    const T *q[4], *k[OWN_KEYS];
 #pragma unroll
-    for (int i = 0; i < ROWS / 8; i++)
-        q[i] = t.qkv + (int64_t)min(first_row + 8 * i + lane / 4, t.n - 1) * t.width + head * t.d;
+    for (int i = 0; i < 4; i++)
+        q[i] = (const T *)t.a.qkv + (int64_t)min(first_row + 8 * i + lane / 4, t.a.n - 1) * t.width + head * t.d;
 #pragma unroll
     for (int i = 0; i < OWN_KEYS; i++) {
-        int key = first_key + (ON_TENSOR_CORES ? 8 * i + lane / 4 : 8 * (i / 2) + lane % 4 * 2 + i % 2);
-        k[i] = t.k + ((int64_t)(head / t.group) * t.capacity + t.in_play[min(key, t.m - 1)]) * t.d;
+        int key = first_key + (WIDE == 8 ? 8 * i + lane / 4 : i / 2 * 8 + lane % 4 * 2 + i % 2);
+        k[i] = (const T *)t.a.kv.k +
+               ((int64_t)(head / t.group) * t.a.kv.capacity + t.a.in_play[min(key, t.a.m - 1)]) * t.d;
     }
     auto add = [&](int first, bool aligned) {
-        int at = first + lane % PARTS * WIDE;
-        lazy_pack<T> q_parts[ROWS / 8], k_parts[OWN_KEYS];
+        lazy_pack<T> q_parts[4], k_parts[OWN_KEYS];
 #pragma unroll
-        for (int i = 0; i < OWN_KEYS; i++) k_parts[i] = part_of(k[i], at, t.d, aligned);
+        for (int i = 0; i < OWN_KEYS; i++) k_parts[i] = part_of(k[i], first + lane % LANES * WIDE, t.d, aligned);
 #pragma unroll
-        for (int i = 0; i < ROWS / 8; i++) q_parts[i] = part_of(q[i], at, t.d, aligned);
+        for (int i = 0; i < 4; i++) q_parts[i] = part_of(q[i], first + lane % LANES * WIDE, t.d, aligned);
         add_products(s, q_parts, k_parts);
     };
     if (t.d % WIDE == 0) {
 #pragma unroll 2
-        for (int first = 0; first < t.d; first += PARTS * WIDE) add(first, true);
+        for (int first = 0; first < t.d; first += LANES * WIDE) add(first, true);
     } else {
 #pragma unroll 1
-        for (int first = 0; first < t.d; first += PARTS * WIDE) add(first, false);
+        for (int first = 0; first < t.d; first += LANES * WIDE) add(first, false);
     }
-    for_each([&](int, int, float &x) { x *= t.scale; }, s);
-    if (t.cap != 0.0f) for_each([&](int, int, float &x) { x = lazy_capped(x, t.cap); }, s);
+    for_each([&](int e, int, int) { at(s, e) *= t.scale; });
+    if (t.cap != 0.0f) for_each([&](int e, int, int) { at(s, e) = lazy_capped(at(s, e), t.cap); });
 }
 
 /* A warp computes all rows of one head over one chunk. Grid: (chunks, blocks of heads). */
-template <class T> __global__ void __launch_bounds__(THREADS) sum_chunks(scoring<T> t)
+template <class T> __global__ void __launch_bounds__(32 * SUM_WARPS) sum_chunks(scoring t)
 {
-    int head = blockIdx.y * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32, begin = first_query(t),
-        first_key = blockIdx.x * t.length, end_key = min(first_key + t.length, t.m);
+    int head = blockIdx.y * SUM_WARPS + threadIdx.x / 32, lane = threadIdx.x % 32, begin = first_query(t),
+        first_key = blockIdx.x * t.length, end_key = min(first_key + t.length, t.a.m);
     if (head >= t.n_heads) return;
-    for (int first = begin; first < t.n; first += ROWS) {
-        lazy_key_range seen[ROWS / 8];
-        lazy_softmax so_far[ROWS / 8] = { EMPTY, EMPTY, EMPTY, EMPTY }; /* of the lane's own elements */
-        for (int i = 0; i < ROWS / 8; i++) seen[i] = seen_by(t, first + 8 * i + lane / 4);
+    for (int first = begin; first < t.a.n; first += ROWS) {
+        lazy_key_range seen[4];
+        lazy_softmax so_far[4] = { EMPTY, EMPTY, EMPTY, EMPTY }; /* of the lane's own elements */
+        find_seen(seen, t, first);
         for (int key = first_key; key < end_key; key += KEYS) {
             if (!is_seen(t, first, key)) continue;
             tile s = {};
-            lazy_softmax of_tile[ROWS / 8] = { EMPTY, EMPTY, EMPTY, EMPTY };
-            multiply(s, t, head, first, key);
-            for_each(
-                [&](int i, int j, float x) { /* fmaxf ignores NaN; the sum keeps it */
-                                             of_tile[i].max =
-                                                 fmaxf(of_tile[i].max, contains(seen[i], key + j) ? x : -INFINITY);
-                },
-                s);
-            for_each(
-                [&](int i, int j, float x) {
-                    of_tile[i].sum += contains(seen[i], key + j) ? exp2f(x - base_of(of_tile[i].max)) : 0.0f;
-                },
-                s);
-            if (t.n - begin == 1)
-                for_each(
-                    [&](int i, int j, float x) {
-                        if (contains(seen[i], key + j)) t.products[(int64_t)head * t.m + key + j] = x;
-                    },
-                    s);
-            for (int i = 0; i < ROWS / 8; i++) so_far[i] = joined(so_far[i], of_tile[i]);
+            lazy_softmax more[4] = { EMPTY, EMPTY, EMPTY, EMPTY };
+            multiply<T>(s, t, head, first, key);
+            for_each([&](int e, int i, int j) { /* fmaxf ignores NaN; the sum keeps it */
+                                                more[i].max = fmaxf(more[i].max,
+                                                                    contains(seen[i], key + j) ? at(s, e) : -INFINITY);
+            });
+            for_each([&](int e, int i, int j) {
+                more[i].sum += contains(seen[i], key + j) ? exp2f(at(s, e) - base_of(more[i].max)) : 0.0f;
+            });
+            for (int i = 0; i < 4; i++) so_far[i] = joined(so_far[i], more[i]);
+            if (t.a.n - begin > 1) continue;
+            for_each([&](int e, int i, int j) {
+                if (contains(seen[i], key + j)) t.products[(int64_t)head * t.a.m + key + j] = at(s, e);
+            });
         }
-        for (int i = 0; i < ROWS / 8; i++) {
+        for (int i = 0; i < 4; i++) {
             int row = first + 8 * i + lane / 4;
             lazy_softmax of_row = joined_lanes(so_far[i], 4);
-            if (lane % 4 == 0 && row < t.n) softmaxes_of(t, row - begin, head)[blockIdx.x] = of_row;
+            if (lane % 4 == 0 && row < t.a.n) softmaxes_of(t, row - begin, head)[blockIdx.x] = of_row;
         }
     }
 }
 
-/* Replaces the first chunk's softmax by that of all keys, its maximum by the base and its sum by the inverse. A warp
- * joins one row and head. */
-template <class T> __global__ void __launch_bounds__(THREADS) merge_chunks(scoring<T> t)
+/* Replaces the first chunk's softmax of each row and head by that of all keys: its maximum by the base, and its sum by
+ * the inverse. A warp joins one row and head. */
+__global__ void __launch_bounds__(32 * SUM_WARPS) merge_chunks(scoring t)
 {
-    int at = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (at >= (t.n - first_query(t)) * t.n_heads) return;
-    lazy_softmax *chunks = softmaxes_of(t, 0, at), all = EMPTY;
+    int pair = blockIdx.x * SUM_WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (pair >= (t.a.n - first_query(t)) * t.n_heads) return;
+    lazy_softmax *chunks = softmaxes_of(t, 0, pair), all = EMPTY;
     for (int c = lane; c < t.chunks; c += 32) all = joined(all, chunks[c]);
     all = joined_lanes(all, 32);
     if (lane == 0) chunks[0] = { base_of(all.max), 1.0f / all.sum };
 }
 
-/* A block pools the tile of all heads and rows for 32 keys; each of its warps adds a share of the heads, in ascending
- * order. */
-template <class T> __global__ void __launch_bounds__(THREADS) pool_rows(scoring<T> t)
+/* A block pools 32 keys over all heads and rows; each of its warps adds a share of the heads, in ascending order. */
+template <class T> __global__ void __launch_bounds__(32 * POOL_WARPS) pool_rows(scoring t)
 {
-    __shared__ float sums[WARPS][ROWS][KEYS + PAD]; /* over the warp's heads */
+    __shared__ float sums[POOL_WARPS][ROWS][KEYS + PAD]; /* over the warp's heads */
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, begin = first_query(t), first_key = blockIdx.x * KEYS,
-        heads = (t.n_heads + WARPS - 1) / WARPS, end_head = min((warp + 1) * heads, t.n_heads);
-    bool largest = t.pooling == LAZY_POOLING_MAX;
-    float pooled = 0.0f; /* of key `lane` over rows warp, warp + WARPS … of each tile, at the end over all */
-    for (int first = begin; first < t.n; first += ROWS) {
-        lazy_key_range seen[ROWS / 8];
+        heads = (t.n_heads + POOL_WARPS - 1) / POOL_WARPS, end_head = min((warp + 1) * heads, t.n_heads);
+    auto pool = [&](float a, float b) { return t.pooling == LAZY_POOLING_MAX ? lazy_larger(a, b) : a + b; };
+    float pooled = 0.0f; /* of key `lane` over rows warp, warp + POOL_WARPS … of each tile, then over all */
+    for (int first = begin; first < t.a.n; first += ROWS) {
+        lazy_key_range seen[4];
         tile sum = {};
-        for (int i = 0; i < ROWS / 8; i++) seen[i] = seen_by(t, first + 8 * i + lane / 4);
+        find_seen(seen, t, first);
         for (int head = warp * heads; head < end_head && is_seen(t, first, first_key); head++) {
             tile p = {};
-            lazy_softmax of_row[ROWS / 8];
-            for (int i = 0; i < ROWS / 8; i++)
-                of_row[i] = *softmaxes_of(t, min(first + 8 * i + lane / 4, t.n - 1) - begin, head);
-            if (t.n - begin > 1) multiply(p, t, head, first, first_key);
+            lazy_softmax of_row[4];
+            for (int i = 0; i < 4; i++)
+                of_row[i] = *softmaxes_of(t, min(first + 8 * i + lane / 4, t.a.n - 1) - begin, head);
+            if (t.a.n - begin > 1) multiply<T>(p, t, head, first, first_key);
             else
-                for_each(
-                    [&](int i, int j, float &x) {
-                        if (contains(seen[i], first_key + j)) x = t.products[(int64_t)head * t.m + first_key + j];
-                    },
-                    p);
-            for_each(
-                [&](int i, int j, float &total, float x) {
-                    total += contains(seen[i], first_key + j) ? exp2f(x - of_row[i].max) * of_row[i].sum : 0.0f;
-                },
-                sum, p);
+                for_each([&](int e, int i, int j) {
+                    if (contains(seen[i], first_key + j)) at(p, e) = t.products[(int64_t)head * t.a.m + first_key + j];
+                });
+            for_each([&](int e, int i, int j) {
+                at(sum, e) += contains(seen[i], first_key + j) ? exp2f(at(p, e) - of_row[i].max) * of_row[i].sum : 0.0f;
+            });
         }
-        for_each([&](int i, int j, float x) { sums[warp][8 * i + lane / 4][j] = x; }, sum);
+        for_each([&](int e, int i, int j) { sums[warp][8 * i + lane / 4][j] = at(sum, e); });
         __syncthreads();
-        for (int row = warp; row < ROWS; row += WARPS) {
+        for (int row = warp; row < ROWS; row += POOL_WARPS) {
             double total = 0.0;
-            for (int w = 0; w < WARPS; w++) total += sums[w][row][lane];
-            float mean = (float)(total / t.n_heads);
-            pooled = largest ? lazy_larger(pooled, mean) : pooled + mean;
+            for (int w = 0; w < POOL_WARPS; w++) total += sums[w][row][lane];
+            pooled = pool(pooled, (float)(total / t.n_heads));
         }
         __syncthreads();
     }
     sums[warp][0][lane] = pooled;
     __syncthreads();
-    if (warp || first_key + lane >= t.m) return;
-    for (int w = 1; w < WARPS; w++)
-        pooled = largest ? lazy_larger(pooled, sums[w][0][lane]) : pooled + sums[w][0][lane];
-    t.scores[first_key + lane] = largest ? pooled : pooled / (float)(t.n - begin);
+    if (warp || first_key + lane >= t.a.m) return;
+    for (int w = 1; w < POOL_WARPS; w++) pooled = pool(pooled, sums[w][0][lane]);
+    t.scores[first_key + lane] = t.pooling == LAZY_POOLING_MAX ? pooled : pooled / (float)(t.a.n - begin);
 }
 
 int blocks(int n, int size) { return (n + size - 1) / size; }
 
-/* The length of chunks that are at most as many for each row as their scratch has room for. */
+/* The length of chunks, which are at most as many for each row as the scratch has room for. */
 int length_of(int rows, int m)
 {
-    int64_t units = blocks(m, KEY_UNIT), most = std::max<int64_t>(std::min(units, SPLIT_ROWS * units / rows), 1);
-    return blocks((int)units, (int)most) * KEY_UNIT;
+    int64_t units = blocks(m, KEY_UNIT), chunks = std::clamp<int64_t>(SPLIT_ROWS * units / rows, 1, units);
+    return blocks((int)units, (int)chunks) * KEY_UNIT;
 }
 } // namespace
 
 size_t lazy_cuda_max_softmaxes(const lazy_config *config, int n_rows, int n_tokens)
 {
-    size_t rows = (size_t)n_rows, split = std::min<size_t>(rows, SPLIT_ROWS);
-    return (size_t)config->n_heads * std::max(rows, split * (((size_t)n_tokens + KEY_UNIT - 1) / KEY_UNIT));
+    size_t rows = (size_t)n_rows, units = ((size_t)n_tokens + KEY_UNIT - 1) / KEY_UNIT;
+    return (size_t)config->n_heads * std::max(rows, std::min<size_t>(rows, SPLIT_ROWS) * units);
 }
 
 int lazy_cuda_scores(lazy_stream *stream, float *scores, const lazy_attending *a, int queries, lazy_pooling pooling,
@@ -311,41 +286,35 @@ int lazy_cuda_scores(lazy_stream *stream, float *scores, const lazy_attending *a
 {
     const lazy_config *c = stream->config;
     lazy_cuda_stream *s = lazy_cuda_scratch(stream);
-    int n = a->n, m = a->m, heads = c->n_heads, rows = std::min(queries, n);
+    int rows = std::min(queries, a->n), heads = c->n_heads, length = length_of(rows, a->m);
     const lazy_key_range *ranges;
     int code = lazy_cuda_find_ranges(stream, a, &ranges, err);
     if (code) return code;
+    const scoring t = { scores,
+                        s->softmaxes,
+                        s->products,
+                        *a,
+                        ranges,
+                        a->n - rows,
+                        first_asking,
+                        blocks(a->m, length),
+                        length,
+                        heads,
+                        heads / c->n_kv_heads,
+                        c->head_dim,
+                        lazy_qkv_width(c),
+                        lazy_cuda_scale(c),
+                        lazy_cuda_cap(c),
+                        pooling };
     return lazy_cuda_typed_op(stream, "scores", err, [&](auto type, cudaStream_t queue) {
         using T = decltype(type);
-        scoring<T> t = {};
-        t.scores = scores;
-        t.softmaxes = s->softmaxes;
-        t.products = s->products;
-        t.qkv = (const T *)a->qkv;
-        t.k = (const T *)a->kv.k;
-        t.rows = a->rows;
-        t.in_play = a->in_play;
-        t.ranges = ranges;
-        t.n = n;
-        t.m = m;
-        t.n_heads = heads;
-        t.group = heads / c->n_kv_heads;
-        t.d = c->head_dim;
-        t.width = lazy_qkv_width(c);
-        t.capacity = a->kv.capacity;
-        t.first = n - rows;
-        t.first_asking = first_asking;
-        t.length = length_of(rows, m);
-        t.chunks = blocks(m, t.length);
-        t.scale = lazy_cuda_scale(c);
-        t.cap = lazy_cuda_cap(c);
-        t.pooling = pooling;
+        dim3 sum_block(32 * SUM_WARPS), pool_block(32 * POOL_WARPS);
         cudaError_t failed =
-            lazy_launch(sum_chunks<T>, dim3(t.chunks, blocks(heads, WARPS)), dim3(THREADS), 0, queue, t);
+            lazy_launch(sum_chunks<T>, dim3(t.chunks, blocks(heads, SUM_WARPS)), sum_block, 0, queue, t);
         if (failed == cudaSuccess)
-            failed = lazy_launch(merge_chunks<T>, dim3(blocks(rows * heads, WARPS)), dim3(THREADS), 0, queue, t);
+            failed = lazy_launch(merge_chunks, dim3(blocks(rows * heads, SUM_WARPS)), sum_block, 0, queue, t);
         if (failed == cudaSuccess)
-            failed = lazy_launch(pool_rows<T>, dim3(blocks(m, KEYS)), dim3(THREADS), 0, queue, t);
+            failed = lazy_launch(pool_rows<T>, dim3(blocks(a->m, KEYS)), pool_block, 0, queue, t);
         return failed;
     });
 }
