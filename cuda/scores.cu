@@ -5,8 +5,8 @@
  * The query rows are those of the last `queries` rows whose tokens are new. Only the device knows the rows' positions,
  * so grids are for all of the last `queries` rows.
  *
- * A warp multiplies a tile of 32 rows of one head with 32 keys. Its lanes load 16 bytes of a row or key at a time from
- * global memory to registers, since no other warp of the block needs this key of this head. */
+ * A warp multiplies a tile of 32 rows of one head with 32 keys. Its lanes load 16 bytes of a row or key at a time, from
+ * global memory to registers: no other warp of the block needs these rows and keys of this head. */
 #include <algorithm>
 
 #include "ranges.h"
