@@ -102,7 +102,7 @@ struct scratch {
 };
 
 /* All buffers, for passes of up to n_rows rows over up to n_tokens tokens. */
-std::array<scratch, 15> scratch_of(lazy_cuda_stream *s, int n_rows, int n_tokens)
+std::array<scratch, 16> scratch_of(lazy_cuda_stream *s, int n_rows, int n_tokens)
 {
     const lazy_config *c = s->base.config;
     const lazy_cuda *cuda = lazy_cuda_of(&s->base);
@@ -113,7 +113,8 @@ std::array<scratch, 15> scratch_of(lazy_cuda_stream *s, int n_rows, int n_tokens
                { (void **)&s->local.of_row, rows * sizeof *s->local.of_row },
                { (void **)&s->partial, lazy_cuda_max_partials(c, cuda, n_rows) * (d + 2) * sizeof *s->partial },
                { &s->gate_up, chunk * 2 * std::max((size_t)c->ffn, ffn) * width },
-               { (void **)&s->probabilities, (size_t)c->n_heads * (size_t)n_tokens * sizeof *s->probabilities },
+               { (void **)&s->softmaxes, lazy_cuda_max_softmaxes(c, n_rows, n_tokens) * sizeof *s->softmaxes },
+               { (void **)&s->products, (size_t)c->n_heads * (size_t)n_tokens * sizeof *s->products },
                { (void **)&s->orders, blocks * LAZY_TOKEN_BLOCK * sizeof *s->orders },
                { &s->of_blocks, blocks * 8 },
                { (void **)&s->router_logits, chunk * (size_t)c->n_experts * sizeof *s->router_logits },

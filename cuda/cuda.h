@@ -30,6 +30,11 @@ struct lazy_key_range {
     int32_t begin, end;
 };
 
+/* Of products scaled for powers of 2: the maximum, and the sum of the powers relative to it, or to 0 if it is -Inf. */
+struct lazy_softmax {
+    float max, sum;
+};
+
 /* The ranges of n rows, and what they were computed from. */
 struct lazy_ranges {
     lazy_key_range *of_row; /* (stream's rows,) */
@@ -67,7 +72,8 @@ struct lazy_cuda_stream {
     lazy_ranges full, local;   /* of layers without a window, and with one */
     float *partial;            /* (lazy_cuda_max_partials, D + 2): see attention_task */
     void *gate_up;             /* (row_chunk, 2 F), of the larger F where there are experts */
-    float *probabilities;      /* (H, tokens) softmax of one query row */
+    lazy_softmax *softmaxes;   /* (lazy_cuda_max_softmaxes,) of the query rows */
+    float *products;           /* (H, tokens) of a single query row and the keys */
     float *router_logits;      /* (row_chunk, n_experts); these and those below of models with experts, k of each row */
     float *weights;            /* (row_chunk, k) */
     int32_t *chosen, *places;  /* (row_chunk, k) a row's experts, and where its rows by expert are */
@@ -139,6 +145,8 @@ int lazy_cuda_attention(lazy_stream *, void *, const lazy_attending *, lazy_erro
 /* Maximum number of partial results (row, head, chunk of keys) in passes of up to n_rows rows. */
 size_t lazy_cuda_max_partials(const lazy_config *, const lazy_cuda *, int n_rows);
 /* scores.cu */
+/* Maximum number of softmaxes (query row, head, chunk of keys) in passes of up to n_rows rows over n_tokens tokens. */
+size_t lazy_cuda_max_softmaxes(const lazy_config *, int n_rows, int n_tokens);
 int lazy_cuda_scores(lazy_stream *, float *, const lazy_attending *, int, lazy_pooling, int, lazy_error *);
 /* pooling.cu */
 int lazy_cuda_share(lazy_stream *, float *, const float *, const int32_t *, int, const uint8_t *, lazy_error *);
