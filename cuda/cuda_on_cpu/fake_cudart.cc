@@ -165,15 +165,12 @@ bool is_pinned(const void *address)
            (uintptr_t)address - std::prev(after)->first < std::prev(after)->second.bytes;
 }
 
-/* The host waits for a copy to memory that is not pinned, even if it is asynchronous. */
 void count_copy(const void *to, const void *from)
 {
     bool up = !allocation_of(from), down = !allocation_of(to);
-    bool pageable = (up && !is_pinned(from)) || (down && !is_pinned(to));
     cuda_on_cpu_uploads += up;
     cuda_on_cpu_downloads += down;
-    cuda_on_cpu_pageable += pageable;
-    cuda_on_cpu_waits += down && pageable;
+    cuda_on_cpu_pageable += (up && !is_pinned(from)) || (down && !is_pinned(to));
 }
 
 bool may_copy(const void *to, const void *from, size_t bytes, cudaMemcpyKind kind)
