@@ -16,16 +16,21 @@
 #ifdef LAZY_CUDA_ON_CPU
 namespace cuda_on_cpu
 {
-cudaError_t submit(cudaStream_t stream, const std::function<void()> &work); /* in fake_cudart.cc */
+cudaError_t submit(cudaStream_t stream, const std::function<void()> &work,
+                   unsigned long long blocks); /* in fake_cudart.cc */
 }
 using cuda_on_cpu::submit;
 #else /* compiled alone: there are no streams */
-static cudaError_t submit(cudaStream_t, const std::function<void()> &work)
+static cudaError_t submit(cudaStream_t, const std::function<void()> &work, unsigned long long)
 {
     work();
     return cudaSuccess;
 }
 #endif
+
+extern "C" {
+unsigned long long cuda_on_cpu_searches; /* how often the heuristic was asked */
+}
 
 struct cublasLtContext {
     int device;
@@ -211,6 +216,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
                                               cublasLtMatmulPreference_t preference, int max_found,
                                               cublasLtMatmulHeuristicResult_t *found, int *n_found)
 {
+    __atomic_fetch_add(&cuda_on_cpu_searches, 1, __ATOMIC_RELAXED);
     cublasStatus_t status = check_support(handle, product, a, b, c, d);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     if (!preference || max_found < 1 || !found || !n_found) return CUBLAS_STATUS_INVALID_VALUE;
@@ -354,5 +360,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t prod
               id == SPLIT ? workspace_bytes : 0 };
     memcpy(&p.alpha, alpha, sizeof p.alpha);
     memcpy(&p.beta, beta, sizeof p.beta);
-    return submit(stream, [p] { multiply(p); }) == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
+    return submit(
+               stream, [p] { multiply(p); }, 0) == cudaSuccess
+               ? CUBLAS_STATUS_SUCCESS
+               : CUBLAS_STATUS_EXECUTION_FAILED;
 }

@@ -4,10 +4,11 @@
  * copy reads host memory as late as a GPU may, and work that reads another stream's results without waiting for them
  * gets wrong ones. Only cudaMemcpy to the device reads its source before it returns. Device memory is heap memory: each
  * allocation has exactly the requested size and is filled with NaNs; under ASan, host accesses to it outside these
- * calls are reported. The device is an sm_80 with two multiprocessors.
+ * calls are reported. The device is an sm_80.
  *
  * Environment variables (with defaults):
  *   LAZYLLM_CUDA_FAKE_CAPABILITY   compute capability (80)
+ *   LAZYLLM_CUDA_FAKE_PROCESSORS   multiprocessors (2)
  *   LAZYLLM_CUDA_FAKE_DEVICES      number of devices (1)
  *   LAZYLLM_CUDA_FAKE_MEMORY       bytes of memory of each device (8 GiB)
  *   LAZYLLM_CUDA_FAKE_DRIVER       CUDA version of the driver, as 1000 major + 10 minor (the headers')
@@ -39,6 +40,12 @@
 
 extern "C" {
 unsigned long long cuda_on_cpu_launches; /* kernels and products launched */
+unsigned long long cuda_on_cpu_widest;   /* blocks of the widest launch since a test last set it */
+unsigned long long cuda_on_cpu_memsets;
+unsigned long long cuda_on_cpu_uploads; /* copies from the host, and to it */
+unsigned long long cuda_on_cpu_downloads;
+unsigned long long cuda_on_cpu_pageable; /* those of them that use memory which is not pinned */
+unsigned long long cuda_on_cpu_waits;    /* calls in which the host waits for the device */
 int cuda_on_cpu_refuse;                  /* n: the n-th launch from now fails; 0: none */
 unsigned long long cuda_on_cpu_bytes;    /* of device memory that is allocated */
 unsigned long long cuda_on_cpu_peak;     /* the most of them since a test last set it */
@@ -151,6 +158,21 @@ bool is_located(const void *address, size_t bytes, bool on_device)
     return on_device ? is_device_range(address, bytes) : address && !allocation_of(address);
 }
 
+bool is_pinned(const void *address)
+{
+    auto after = pinned_memory.upper_bound((uintptr_t)address);
+    return after != pinned_memory.begin() &&
+           (uintptr_t)address - std::prev(after)->first < std::prev(after)->second.bytes;
+}
+
+void count_copy(const void *to, const void *from)
+{
+    bool up = !allocation_of(from), down = !allocation_of(to);
+    cuda_on_cpu_uploads += up;
+    cuda_on_cpu_downloads += down;
+    cuda_on_cpu_pageable += (up && !is_pinned(from)) || (down && !is_pinned(to));
+}
+
 bool may_copy(const void *to, const void *from, size_t bytes, cudaMemcpyKind kind)
 {
     bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
@@ -187,6 +209,7 @@ cudaError_t copy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, 
 {
     if (!may_copy(to, from, bytes, kind)) return cudaErrorInvalidValue;
     if (bytes == 0) return cudaSuccess;
+    count_copy(to, from);
     return enqueue(stream, [=] { memmove(to, from, bytes); });
 }
 
@@ -194,6 +217,7 @@ cudaError_t fill(void *memory, int value, size_t bytes, cudaStream_t stream)
 {
     if (bytes == 0) return cudaSuccess;
     if (!is_device_range(memory, bytes)) return cudaErrorInvalidValue;
+    cuda_on_cpu_memsets++;
     return enqueue(stream, [=] { memset(memory, value, bytes); });
 }
 
@@ -211,11 +235,12 @@ cudaError_t allocate(void **out, size_t bytes, size_t alignment)
 /* True for the launch that cuda_on_cpu_refuse selects. */
 static bool refuses() { return cuda_on_cpu_refuse && --cuda_on_cpu_refuse == 0; }
 
-cudaError_t cuda_on_cpu::submit(cudaStream_t stream, const std::function<void()> &step)
+cudaError_t cuda_on_cpu::submit(cudaStream_t stream, const std::function<void()> &step, unsigned long long blocks)
 {
     std::lock_guard hold(device_mutex);
     if (refuses()) return result(cudaErrorLaunchOutOfResources);
     cuda_on_cpu_launches++;
+    cuda_on_cpu_widest = std::max(cuda_on_cpu_widest, blocks);
     if (!is_device(current_device)) return result(cudaErrorNoDevice);
     if (stream && stream->device != current_device) return result(cudaErrorInvalidResourceHandle);
     return result(enqueue(stream, step));
@@ -250,13 +275,14 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int device)
     prop->minor = (int)setting("LAZYLLM_CUDA_FAKE_CAPABILITY", 80) % 10;
     prop->totalGlobalMem = total_memory();
     prop->sharedMemPerMultiprocessor = cuda_on_cpu::MAX_SHARED_BYTES + 1024;
-    prop->multiProcessorCount = 2;
+    prop->multiProcessorCount = (int)setting("LAZYLLM_CUDA_FAKE_PROCESSORS", 2);
     return cudaSuccess;
 }
 
 cudaError_t cudaDeviceSynchronize()
 {
     std::lock_guard hold(device_mutex);
+    cuda_on_cpu_waits++;
     finish_all();
     return cudaSuccess;
 }
@@ -382,12 +408,14 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind)
 {
     std::lock_guard hold(device_mutex);
+    cuda_on_cpu_waits++;
     if (kind != cudaMemcpyHostToDevice || bytes == 0) {
         cudaError_t code = copy(to, from, bytes, kind, NULL);
         finish(*default_queue);
         return result(code);
     }
     if (!may_copy(to, from, bytes, kind)) return result(cudaErrorInvalidValue);
+    count_copy(to, from);
     const char *first = static_cast<const char *>(from);
     return enqueue(
         NULL, [to, source = std::vector<char>(first, first + bytes)] { memcpy(to, source.data(), source.size()); });
@@ -431,6 +459,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
 cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
     std::lock_guard hold(device_mutex);
+    cuda_on_cpu_waits++;
     finish(*queue_of(stream));
     return cudaSuccess;
 }
@@ -465,6 +494,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
     std::lock_guard hold(device_mutex);
+    cuda_on_cpu_waits += event->queue->n_done < event->n;
     finish(*event->queue, event->n);
     return cudaSuccess;
 }

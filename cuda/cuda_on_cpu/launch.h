@@ -150,8 +150,8 @@ inline cudaError_t check(const launch &l)
 }
 
 /* In fake_cudart.cc; all device work goes through it. `work` runs when the host waits for the stream, one piece of work
- * at a time. Only `work` may touch device memory. */
-cudaError_t submit(cudaStream_t stream, const std::function<void()> &work);
+ * at a time. Only `work` may touch device memory. blocks: of a kernel, to be counted. */
+cudaError_t submit(cudaStream_t stream, const std::function<void()> &work, unsigned long long blocks);
 
 } // namespace cuda_on_cpu
 
@@ -163,7 +163,8 @@ cudaError_t lazy_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shar
     auto call = std::make_shared<const cuda_on_cpu::call_of<P...>>(kernel, std::forward<A>(args)...);
     cuda_on_cpu::launch l = { (const void *)kernel, grid, block, shared_bytes, call };
     cudaError_t code = cuda_on_cpu::check(l);
-    return code != cudaSuccess ? code : cuda_on_cpu::submit(stream, [l] { cuda_on_cpu::run(l); });
+    unsigned long long blocks = (unsigned long long)grid.x * grid.y * grid.z;
+    return code != cudaSuccess ? code : cuda_on_cpu::submit(stream, [l] { cuda_on_cpu::run(l); }, blocks);
 }
 
 #define LAZY_DYNAMIC_SHARED(T, name) T *name = reinterpret_cast<T *>(cuda_on_cpu::running->dynamic_shared)

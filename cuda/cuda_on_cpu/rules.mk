@@ -42,7 +42,7 @@ $(eval $(call on_cpu_build,on_cpu_tsan,_tsan,$(FLAGS_tsan)))
 # memory; and the plain build with threads and blocks in reverse, results that depend on the order, which a sanitizer would not change.
 
 SANITIZED_KINDS := on_cpu_tsan on_cpu_asan
-ON_CPU_RUNS     := $(foreach run,ops engine gemm,$(SANITIZED_KINDS:%=$(run)/%)) ops/on_cpu ops-reversed/on_cpu engine-reversed/on_cpu harness/planted
+ON_CPU_RUNS     := $(foreach run,ops engine gemm,$(SANITIZED_KINDS:%=$(run)/%)) ops/on_cpu ops-reversed/on_cpu engine-reversed/on_cpu counts/on_cpu harness/planted
 .PHONY: $(ON_CPU_RUNS)
 runs_of = $(filter $(1)/%,$(ON_CPU_RUNS))
 quickly = $(if $(filter on_cpu,$*),,quick) # sanitizers are slow
@@ -61,6 +61,11 @@ $(call runs_of,engine-reversed): engine-reversed/%: build/%/test_engine build/%/
 
 $(call runs_of,gemm): gemm/%: build/%/test_gemm
 	$<
+
+# on as many multiprocessors as an H100 has, which decide how many blocks share a row's keys
+counts/on_cpu: build/on_cpu/test_blocks build/on_cpu/liblazyllm_cuda.so $(VENV)/test.stamp
+	$<
+	LAZYLLM_CUDA_FAKE_PROCESSORS=132 LAZYLLM_TEST_DEVICE=cuda LAZYLLM_CUDA_LIBRARY=$(CURDIR)/build/on_cpu/liblazyllm_cuda.so PYTHONPATH=$(CURDIR) $(BIN)/python tests/count_passes.py
 
 harness/planted:
 	tests/cuda/test_harness.sh

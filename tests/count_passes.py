@@ -1,0 +1,104 @@
+"""What passes of a model with 7B's layers ask of a GPU: kernels launched, waits of the host, copies.
+Prints docs/cuda.md's table, and fails where a number is above the one that is recorded here.
+
+    LAZYLLM_TEST_DEVICE=cuda LAZYLLM_CUDA_LIBRARY=build/on_cpu/liblazyllm_cuda.so python tests/count_passes.py
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tiny import Shape, Tiny, build
+
+from lazyllm import Pruning, Scoring
+from lazyllm._core import Sampler, Session
+
+SHAPE = Shape(n_layers=32, dtype="BF16")  # narrow: widths and heads change no count
+PROMPT = 256  # every stage keeps more than the 64 tokens that a step revives
+RULE = Pruning(  # twice as fast by count at 4096 prompt tokens
+    {7: 0.40385, 16: 0.34327, 20: 0.29077}, scoring=Scoring.recommended(), sink=4
+)
+COUNTERS = ("launches", "searches", "memsets", "waits", "uploads", "downloads", "pageable")
+RECORDED = {
+    "prefill, dense": (295, 4, 0, 2, 4, 4, 2),
+    "prefill, pruned": (1700, 16, 3, 2, 5, 4, 2),
+    "one more scored layer": (97, 0, 0, 0, 0, 0, 0),
+    "decode, dense": (294, 0, 0, 2, 5, 4, 2),
+    "decode, pruned, none revived": (377, 0, 3, 5, 6, 10, 5),
+    "decode, pruned, 1 revived": (405, 0, 3, 5, 6, 10, 5),
+    "decode, pruned, 8 revived": (617, 4, 3, 5, 6, 10, 5),
+    "decode, pruned, 64 revived": (1238, 4, 3, 5, 6, 10, 5),
+}
+
+
+def counted(work: Callable[[], Any]) -> tuple[int, ...]:
+    library = ctypes.CDLL(os.environ["LAZYLLM_CUDA_LIBRARY"])
+    counters = [ctypes.c_ulonglong.in_dll(library, f"cuda_on_cpu_{name}") for name in COUNTERS]
+    before = [counter.value for counter in counters]
+    work()
+    return tuple(counter.value - start for counter, start in zip(counters, before, strict=True))
+
+
+def prefill(tiny: Tiny, rule: Pruning | None) -> tuple[int, ...]:
+    session = tiny.load().session(rule and rule.core())
+    session.reserve(PROMPT)
+    return counted(lambda: step(session, tiny.ids(PROMPT), False))
+
+
+def step(session: Session, ids: list[int], generated: bool) -> int:
+    return session.advance(ids, Sampler(0.0, 1.0, 0, 0), generated)
+
+
+def decode(tiny: Tiny, n_revived: int | None) -> tuple[int, ...]:
+    """A step after a prompt of which so many tokens wait for the first stage; None: of a dense session.
+
+    The prompt drops all tokens that are not protected; the step protects them.
+    """
+    end = PROMPT - 1  # the query token never waits
+    first = end - (n_revived or 0)
+    least = Pruning(dict.fromkeys(dict(RULE.stages), 0.01), scoring=RULE.scoring, sink=RULE.sink)
+    session = tiny.load().session(None if n_revived is None else least.protecting([(0, first)]).core())
+    step(session, tiny.ids(PROMPT), False)
+    if n_revived is not None:
+        session.reschedule(RULE.protecting([(first, end)] if n_revived else []).core())
+    counts = counted(lambda: step(session, [5], True))
+    assert session.last_pass[:, 2].sum() == (n_revived or 0)
+    return counts
+
+
+def main() -> int:
+    with TemporaryDirectory() as folder:
+        tiny = build(SHAPE, Path(folder))
+        fewer, more = (
+            prefill(tiny, Pruning({16: 0.4}, scoring=replace(RULE.scoring, layers=layers)))
+            for layers in (2, 3)
+        )
+        dense, pruned = prefill(tiny, None), prefill(tiny, RULE)
+        seen = {
+            "prefill, dense": dense,
+            "prefill, pruned": pruned,
+            "one more scored layer": tuple(b - a for a, b in zip(fewer, more, strict=True)),
+            "decode, dense": decode(tiny, None),
+            "decode, pruned, none revived": decode(tiny, 0),
+            **{f"decode, pruned, {n} revived": decode(tiny, n) for n in (1, 8, 64)},
+        }
+    print("| a pass |", " | ".join(COUNTERS), "|")
+    print("|---|", "---|" * len(COUNTERS), sep="")
+    above = 0
+    for name, counts in seen.items():
+        print(f"| {name} |", " | ".join(map(str, counts)), "|")
+        if any(count > limit for count, limit in zip(counts, RECORDED[name], strict=True)):
+            above += 1
+            print(f"FAILED: {name}: {RECORDED[name]} are recorded")
+    return above
+
+
+if __name__ == "__main__":
+    sys.exit(main())
