@@ -54,6 +54,7 @@ struct lazy_cuda_stream {
     int rows, tokens;          /* that the scratch below has room for */
     lazy_ranges full, local;   /* of layers without a window, and with one */
     float *partial;            /* (lazy_cuda_max_partials, D + 2): see attention_task */
+    unsigned *tickets;         /* (lazy_cuda_max_partials,) zeros */
     void *gate_up;             /* (row_chunk, 2 F), of the larger F where there are experts */
     float *probabilities;      /* (H, tokens) softmax of one query row */
     float *router_logits;      /* (row_chunk, n_experts); these and those below of models with experts, k of each row */

@@ -206,6 +206,16 @@ LAZY_WGMMA(__half, "f16")
 #undef LAZY_D64
 #undef LAZY_D32
 
+/* ---- between blocks ---- */
+
+/* Counts the callers: true for the last of n, which sees what the others had written, and resets the count to 0. */
+__device__ __forceinline__ bool take_ticket(unsigned *taken, unsigned n)
+{
+    unsigned before;
+    asm volatile("atom.acq_rel.gpu.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(taken), "r"(n - 1) : "memory");
+    return before == n - 1;
+}
+
 /* ---- arithmetic ---- */
 
 /* 2^x within 2 ulp; subnormal results are flushed to 0 */

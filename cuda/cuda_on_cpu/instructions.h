@@ -124,6 +124,14 @@ template <class T> T atomicMin(T *address, same<T> b)
 {
     return update(address, [b](T a) { return a < b ? a : b; });
 }
+/* The only atomic that orders memory. */
+inline bool take_ticket(unsigned *taken, unsigned n)
+{
+    unsigned before = __atomic_load_n(taken, __ATOMIC_RELAXED);
+    while (!__atomic_compare_exchange_n(taken, &before, before >= n - 1 ? 0 : before + 1, false, __ATOMIC_ACQ_REL,
+                                        __ATOMIC_RELAXED));
+    return before == n - 1;
+}
 inline unsigned __float_as_uint(float x) { return bits_as<unsigned>(x); }
 inline float __uint_as_float(unsigned x) { return bits_as<float>(x); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
