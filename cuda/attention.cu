@@ -1,7 +1,6 @@
-/* attention.cu — softmax(q k^T) v: chooses the kernel, splits the keys into chunks where the rows alone do not fill the
- * device, and merges the chunks' partial results. */
+/* attention.cu — softmax(q k^T) v: chooses the kernel, and splits the keys into chunks where the rows alone do not fill
+ * the device. */
 #include <algorithm>
-#include <cstdlib>
 #include <type_traits>
 
 #include "attention.h"
@@ -9,31 +8,17 @@
 namespace
 {
 enum {
-    THREADS = 128,
     MAX_CHUNKS = 64,
-    MAX_SPLIT_ROWS = 128,        /* keys are split only for passes of up to this many rows */
+    WGMMA_ROWS = 128,            /* rows x heads of a block of attention_sm90a.cu, of which a multiprocessor runs one */
     PLAIN_BLOCKS = 8,            /* of attention_plain.cu that a multiprocessor runs at once */
     RESERVED_SHARED_BYTES = 1024 /* of each block, by CUDA */
 };
 
-/* Combines the chunks of one row and head per block. partial: (n, H, chunks, D + 2); accumulates in f32. */
-template <class T> __global__ void __launch_bounds__(THREADS) merge_chunks(attention_task<T> t)
+/* rows: rows x heads of one key head; cap: 0 for none */
+bool by_mma(const lazy_cuda *cuda, int head_dim) { return cuda->type != LAZY_F32 && lazy_cuda_mma_supports(head_dim); }
+bool by_wgmma(const lazy_cuda *cuda, int head_dim, float cap, int rows)
 {
-    int row = blockIdx.x, head = blockIdx.y;
-    float max_score = -INFINITY, sum = 0.0f;
-    for (int c = 0; c < t.chunks; c++) max_score = fmaxf(max_score, partial_of(t, row, head, c)[t.d]);
-    for (int c = 0; c < t.chunks; c++) {
-        const float *part = partial_of(t, row, head, c);
-        sum += part[t.d + 1] * exp2f(part[t.d] - max_score);
-    }
-    for (int i = threadIdx.x; i < t.d; i += THREADS) {
-        float total = 0.0f;
-        for (int c = 0; c < t.chunks; c++) {
-            const float *part = partial_of(t, row, head, c);
-            total += part[i] * exp2f(part[t.d] - max_score);
-        }
-        lazy_narrow(&t.y[((int64_t)row * t.n_heads + head) * t.d + i], total / sum);
-    }
+    return cuda->wgmma && cap == 0.0f && rows > WGMMA_ROWS / 2 && lazy_cuda_wgmma_supports(head_dim);
 }
 
 /* How many blocks of a kernel the device runs at once, and the rows x heads of one key head that each computes. */
@@ -41,45 +26,34 @@ struct capacity {
     int rows, blocks;
 };
 
-capacity capacity_of(const lazy_cuda *cuda, int head_dim, int rows)
+capacity capacity_of(const lazy_cuda *cuda, int head_dim, float cap, int rows)
 {
-    if (cuda->type == LAZY_F32 || !lazy_cuda_mma_supports(head_dim)) return { 1, cuda->processors * PLAIN_BLOCKS };
+    if (by_wgmma(cuda, head_dim, cap, rows)) return { WGMMA_ROWS, cuda->processors };
+    if (!by_mma(cuda, head_dim)) return { 1, cuda->processors * PLAIN_BLOCKS };
     lazy_tiling tiling = lazy_cuda_mma_tiling(head_dim, rows);
-    int per_processor = (int)(cuda->shared_bytes / (tiling.shared_bytes + RESERVED_SHARED_BYTES));
-    return { tiling.rows, cuda->processors * std::max(per_processor, 1) };
+    int that_fit = (int)(cuda->shared_bytes / (tiling.shared_bytes + RESERVED_SHARED_BYTES));
+    return { tiling.rows, cuda->processors * std::clamp(that_fit, 1, tiling.at_once) };
 }
 
-/* Chooses t->chunks, so that all blocks run at once. Depends only on the shapes and the device, so results are
- * reproducible. A single row attends to no more than `window` keys; of several, only the device knows how far apart
- * their windows lie. */
-template <class T> void split_keys(attention_task<T> *t, int window, const lazy_cuda *cuda)
+/* Into how many chunks the keys are split, so that all blocks run at once. Depends only on the shapes and the device,
+ * so results are reproducible. A single row attends to no more than `window` keys; of several, only the device knows
+ * how far apart their windows lie. */
+template <class T> int chunks_of(const attention_task<T> &t, int window, const lazy_cuda *cuda)
 {
-    t->chunks = 1;
-    if (t->n > MAX_SPLIT_ROWS) return;
-    capacity device = capacity_of(cuda, t->d, t->n * t->group);
-    int tiles = (t->n * t->group + device.rows - 1) / device.rows;
-    int blocks = tiles * (t->n_heads / t->group);
-    int keys = t->n == 1 ? std::min(t->m, window) : t->m, units = (keys + KEY_UNIT - 1) / KEY_UNIT;
-    t->chunks = std::clamp(device.blocks / blocks, 1, std::min(units, (int)MAX_CHUNKS));
+    constexpr int SHORTEST = 64; /* keys of a chunk */
+    int rows = t.n * t.group, keys = t.n == 1 ? std::min(t.m, window) : t.m;
+    capacity device = capacity_of(cuda, t.d, t.cap, rows);
+    int blocks = (rows + device.rows - 1) / device.rows * (t.n_heads / t.group);
+    return std::clamp(device.blocks / blocks, 1, std::min((keys + SHORTEST - 1) / SHORTEST, (int)MAX_CHUNKS));
 }
 
-template <class T>
-cudaError_t attend_in_chunks(const attention_task<T> &t, [[maybe_unused]] bool wgmma, cudaStream_t queue)
+template <class T> cudaError_t attend(const attention_task<T> &t, const lazy_cuda *cuda, cudaStream_t queue)
 {
     if constexpr (!std::is_same_v<T, float>) {
-        if (wgmma && t.cap == 0.0f && t.n > MAX_SPLIT_ROWS && lazy_cuda_wgmma_supports(t.d))
-            return lazy_cuda_attend_wgmma(t, queue);
-        if (lazy_cuda_mma_supports(t.d)) return lazy_cuda_attend_mma(t, queue);
+        if (by_wgmma(cuda, t.d, t.cap, t.n * t.group)) return lazy_cuda_attend_wgmma(t, queue);
+        if (by_mma(cuda, t.d)) return lazy_cuda_attend_mma(t, queue);
     }
     return lazy_cuda_attend_plain(t, queue);
-}
-
-template <class T> cudaError_t attend(attention_task<T> &t, int window, const lazy_cuda *cuda, cudaStream_t queue)
-{
-    split_keys(&t, window, cuda);
-    cudaError_t code = attend_in_chunks(t, cuda->wgmma, queue);
-    if (code != cudaSuccess || t.chunks == 1) return code;
-    return lazy_launch(merge_chunks<T>, dim3(t.n, t.n_heads), dim3(THREADS), 0, queue, t);
 }
 } // namespace
 
@@ -87,12 +61,12 @@ template <class T> cudaError_t attend(attention_task<T> &t, int window, const la
  * at once, whether their tiles are for one row or for many. */
 size_t lazy_cuda_max_partials(const lazy_config *config, const lazy_cuda *cuda, int n_rows)
 {
-    size_t rows = (size_t)std::min(n_rows, (int)MAX_SPLIT_ROWS) * (size_t)config->n_heads, at_once = 0;
-    for (int tile : { 1, (int)MAX_SPLIT_ROWS }) {
-        capacity device = capacity_of(cuda, config->head_dim, tile);
+    size_t at_once = 0;
+    for (int rows : { 1, WGMMA_ROWS / 2, (int)WGMMA_ROWS }) {
+        capacity device = capacity_of(cuda, config->head_dim, config->attention_cap, rows);
         at_once = std::max(at_once, (size_t)device.rows * (size_t)device.blocks);
     }
-    return std::min(rows * MAX_CHUNKS, at_once);
+    return std::min((size_t)n_rows * (size_t)config->n_heads * MAX_CHUNKS, at_once);
 }
 
 int lazy_cuda_attention(lazy_stream *stream, void *y, const lazy_attending *a, lazy_error *err)
@@ -112,6 +86,7 @@ int lazy_cuda_attention(lazy_stream *stream, void *y, const lazy_attending *a, l
         t.in_play = a->in_play;
         t.ranges = ranges;
         t.partial = s->partial;
+        t.tickets = s->tickets;
         t.n = a->n;
         t.m = a->m;
         t.n_heads = c->n_heads;
@@ -121,6 +96,7 @@ int lazy_cuda_attention(lazy_stream *stream, void *y, const lazy_attending *a, l
         t.capacity = a->kv.capacity;
         t.scale = lazy_cuda_scale(c);
         t.cap = lazy_cuda_cap(c);
-        return attend(t, a->window, lazy_cuda_of(stream), queue);
+        t.chunks = chunks_of(t, a->window, lazy_cuda_of(stream));
+        return attend(t, lazy_cuda_of(stream), queue);
     });
 }

@@ -60,17 +60,22 @@ template <class T> __global__ void __launch_bounds__(THREADS) attend(attention_t
         }
         __syncthreads();
     }
+    int at = row * t.group + head % t.group;
+    float *partial = partial_of(t, g, at, chunk);
 #pragma unroll
     for (int e = 0; e < PER_THREAD; e++) {
-        int at = threadIdx.x + e * THREADS;
-        if (at >= t.d) break;
-        if (t.chunks == 1) lazy_narrow(&t.y[((int64_t)row * t.n_heads + head) * t.d + at], out[e] / sum);
-        else partial_of(t, row, head, chunk)[at] = out[e];
+        int i = threadIdx.x + e * THREADS;
+        if (i >= t.d) break;
+        if (t.chunks == 1) lazy_narrow(&output_of(t, g, at)[i], out[e] / sum);
+        else partial[i] = out[e];
     }
-    if (t.chunks > 1 && threadIdx.x == 0) {
-        partial_of(t, row, head, chunk)[t.d] = max_score;
-        partial_of(t, row, head, chunk)[t.d + 1] = sum;
+    if (t.chunks == 1) return;
+    if (threadIdx.x == 0) {
+        partial[t.d] = max_score;
+        partial[t.d + 1] = sum;
     }
+    __syncthreads();
+    if (threadIdx.x < 32) merge_if_last<MAX_D>(t, g, at, at + 1);
 }
 } // namespace
 

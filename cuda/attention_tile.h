@@ -122,35 +122,45 @@ template <int N> __device__ __forceinline__ void rescale_outputs(float (&out)[N]
         for (int e = 0; e < 4; e++) out[i][e] *= rescale[e / 2];
 }
 
-/* Writes normalised outputs to y (one chunk), or unnormalised outputs, maximum and sum to `partial` (several). */
+/* Writes unnormalised outputs, maximum and sum of the warp's row i to partial(i); NULL: not written. */
+template <int N, class F>
+__device__ __forceinline__ void write_partials(const float (&out)[N][4], const row_pair &rows, float scale, F partial)
+{
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float *to = partial(lane / 4 + 8 * half), total = sum_of_row(rows.sum[half]);
+        if (!to) continue;
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            *reinterpret_cast<float2 *>(to + 8 * i + lane % 4 * 2) = { out[i][2 * half], out[i][2 * half + 1] };
+        if (lane % 4 == 0) *reinterpret_cast<float2 *>(to + 8 * N) = { rows.max_score[half] * scale, total };
+    }
+}
+
+/* Writes y; if there are several chunks, what belongs to this one first. */
 template <class T, int N>
 __device__ __forceinline__ void write_rows(const attention_task<T> &t, const float (&out)[N][4], const row_pair &rows,
                                            int warp_top, int g, int chunk)
 {
-    constexpr int D = 8 * N;
-    int lane = threadIdx.x % 32;
+    int lane = threadIdx.x % 32, end = min(warp_top + 16, t.n * t.group);
+    if (warp_top >= end) return;
+    if (t.chunks > 1) {
+        write_partials(out, rows, t.scale,
+                       [&](int i) { return warp_top + i < end ? partial_of(t, g, warp_top + i, chunk) : nullptr; });
+        merge_if_last<8 * N>(t, g, warp_top, end);
+        return;
+    }
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        int at = warp_top + lane / 4 + 8 * half, row = at / t.group, head = g * t.group + at % t.group;
+        int at = warp_top + lane / 4 + 8 * half;
         float total = sum_of_row(rows.sum[half]);
-        if (at >= t.n * t.group) continue;
-        T *y = t.y + ((int64_t)row * t.n_heads + head) * D;
-        float *partial = partial_of(t, row, head, chunk);
+        if (at >= end) continue;
+        T *y = output_of(t, g, at);
 #pragma unroll
-        for (int i = 0; i < N; i++) {
-            int element = 8 * i + lane % 4 * 2;
-            float a = out[i][2 * half], b = out[i][2 * half + 1];
-            if (t.chunks == 1) {
-                *reinterpret_cast<uint32_t *>(y + element) = pair_of<T>(a / total, b / total);
-            } else {
-                partial[element] = a;
-                partial[element + 1] = b;
-            }
-        }
-        if (t.chunks > 1 && lane % 4 == 0) {
-            partial[D] = rows.max_score[half] * t.scale;
-            partial[D + 1] = total;
-        }
+        for (int i = 0; i < N; i++)
+            *reinterpret_cast<uint32_t *>(y + 8 * i + lane % 4 * 2) =
+                pair_of<T>(out[i][2 * half] / total, out[i][2 * half + 1] / total);
     }
 }
 

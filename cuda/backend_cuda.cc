@@ -102,16 +102,17 @@ struct scratch {
 };
 
 /* All buffers, for passes of up to n_rows rows over up to n_tokens tokens. */
-std::array<scratch, 16> scratch_of(lazy_cuda_stream *s, int n_rows, int n_tokens)
+std::array<scratch, 17> scratch_of(lazy_cuda_stream *s, int n_rows, int n_tokens)
 {
     const lazy_config *c = s->base.config;
     const lazy_cuda *cuda = lazy_cuda_of(&s->base);
     size_t rows = (size_t)n_rows, chunk = std::min<size_t>(rows, ROW_CHUNK), d = (size_t)c->head_dim,
            width = lazy_float_bytes(cuda->type), k = (size_t)c->experts_per_token, ffn = (size_t)c->expert_ffn,
-           blocks = (size_t)n_tokens / LAZY_TOKEN_BLOCK + 1;
+           blocks = (size_t)n_tokens / LAZY_TOKEN_BLOCK + 1, partials = lazy_cuda_max_partials(c, cuda, n_rows);
     return { { { (void **)&s->full.of_row, rows * sizeof *s->full.of_row },
                { (void **)&s->local.of_row, rows * sizeof *s->local.of_row },
-               { (void **)&s->partial, lazy_cuda_max_partials(c, cuda, n_rows) * (d + 2) * sizeof *s->partial },
+               { (void **)&s->partial, partials * (d + 2) * sizeof *s->partial },
+               { (void **)&s->tickets, partials * sizeof *s->tickets },
                { &s->gate_up, chunk * 2 * std::max((size_t)c->ffn, ffn) * width },
                { (void **)&s->softmaxes, lazy_cuda_max_softmaxes(c, n_rows, n_tokens) * sizeof *s->softmaxes },
                { (void **)&s->products, (size_t)c->n_heads * (size_t)n_tokens * sizeof *s->products },
@@ -199,6 +200,9 @@ int reserve(lazy_stream *stream, int n_rows, int n_tokens, lazy_error *err)
         if ((code = allocate(stream->backend, &larger, part.bytes, "a stream's scratch", err))) return code;
         release(stream->backend, *part.memory);
         *part.memory = larger;
+        if (larger != s->tickets) continue;
+        code = lazy_cuda_check(cudaMemsetAsync(larger, 0, part.bytes, s->queue), "clearing a stream's scratch", err);
+        if (code) return code;
     }
     s->rows = n_rows;
     s->tokens = n_tokens;

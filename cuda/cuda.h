@@ -45,7 +45,7 @@ struct lazy_ranges {
 /* What the blocks of a selection pass on. */
 struct lazy_choice {
     unsigned long long weight[LAZY_BUCKETS]; /* of their tokens, 0 between two ops */
-    unsigned arrived;                        /* blocks that have added theirs, 0 between two ops */
+    unsigned tickets;                        /* taken by blocks that have added theirs, 0 between two ops */
     uint32_t threshold;                      /* the order of the lowest scores that are kept, without `shift` bits */
     int shift, ties;                         /* ties: how many of the tokens at the threshold are kept */
 };
@@ -71,6 +71,7 @@ struct lazy_cuda_stream {
     int rows, tokens;          /* that the scratch below has room for */
     lazy_ranges full, local;   /* of layers without a window, and with one */
     float *partial;            /* (lazy_cuda_max_partials, D + 2): see attention_task */
+    unsigned *tickets;         /* (lazy_cuda_max_partials,) zeros */
     void *gate_up;             /* (row_chunk, 2 F), of the larger F where there are experts */
     lazy_softmax *softmaxes;   /* (lazy_cuda_max_softmaxes,) of the query rows */
     float *products;           /* (H, tokens) of a single query row and the keys */

@@ -10,8 +10,8 @@
  * - Shared memory is read and written by assignment (of uint4, for example): TSan does not see the code that g++
  *   generates for memcpy and memset.
  * - PTX is written only in this file, with its emulation in cuda_on_cpu.h.
- * - A block must not wait for another block: on the CPU, blocks run one after the other. The last one to finish, which
- *   counts arrivals between two __threadfence, may go on with what all have written.
+ * - A block must not wait for another block: on the CPU, blocks run one after the other. The last one to call
+ * take_ticket may go on with what all have written.
  *
  * Pointers into shared memory are generic addresses. Instructions need sm_80; those of warpgroups need sm_90a. */
 #ifndef LAZY_KERNEL_H
@@ -256,6 +256,16 @@ LAZY_WGMMA(__half, "f16")
 #undef LAZY_F1
 #undef LAZY_D64
 #undef LAZY_D32
+
+/* ---- between blocks ---- */
+
+/* Counts the callers: true for the last of n, which sees what the others had written, and resets the count to 0. */
+__device__ __forceinline__ bool take_ticket(unsigned *taken, unsigned n)
+{
+    unsigned before;
+    asm volatile("atom.acq_rel.gpu.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(taken), "r"(n - 1) : "memory");
+    return before == n - 1;
+}
 
 /* ---- arithmetic ---- */
 

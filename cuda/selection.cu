@@ -158,11 +158,7 @@ __global__ void __launch_bounds__(SCAN_THREADS)
     for (int b = threadIdx.x; b < LAZY_BUCKETS; b += SCAN_THREADS)
         if (h.weight[b]) atomicAdd(&weight[b], h.weight[b]);
     __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence(); /* the last block sees what was written before the others' fences */
-        h.is_last = atomicAdd(&choice->arrived, 1u) == gridDim.x - 1;
-        if (h.is_last) __threadfence();
-    }
+    if (threadIdx.x == 0) h.is_last = take_ticket(&choice->tickets, gridDim.x);
     __syncthreads();
     if (!h.is_last) return;
 
@@ -201,7 +197,6 @@ __global__ void __launch_bounds__(SCAN_THREADS)
     });
     if (BY_MASS) all = lazy_block_sum(all, (unsigned long long *)h.scratch);
     if (threadIdx.x) return;
-    atomicMin(&choice->arrived, 0u); /* not a plain write: no fence follows the other blocks' additions */
     if (BY_MASS) {
         W each = missing ? weight_of<W>(score_of(prefix)) : 0, ties = each ? (missing + each - 1) / each : 0;
         *n_free = (int)(unsigned)all + (int)min(ties, (W)(all >> 32));

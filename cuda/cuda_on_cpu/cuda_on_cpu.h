@@ -7,9 +7,9 @@
  *
  * It detects, beyond wrong results:
  * - Data races, by TSan, even if the result is right: each fiber is a thread to TSan, and memory is ordered only by
- *   what orders it on a GPU: __syncthreads, __syncwarp and mbarriers. Shuffles, votes, atomics and ldmatrix order
- *   nothing. Under TSan, two blocks are ordered with each other only if the sums of their coordinates are both even or
- * both odd.
+ *   what orders it on a GPU: __syncthreads, __syncwarp, mbarriers and take_ticket. Shuffles, votes, other atomics and
+ *   ldmatrix order nothing. Under TSan, two blocks are ordered with each other only if the sums of their coordinates
+ *   are both even or both odd.
  * - Accesses out of bounds, by ASan: dynamic shared memory and device memory are allocations of exactly their size.
  * - Reads of unwritten memory: shared memory starts as NaNs (except __shared__ under a sanitizer), and so does the
  *   destination of cp.async until its wait.

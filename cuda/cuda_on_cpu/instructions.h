@@ -111,13 +111,6 @@ template <class T> UNSEEN T __shfl_xor_sync(unsigned mask, T value, int lane_mas
     return __shfl_sync(mask, value, current->lane() ^ lane_mask, at);
 }
 
-/* Orders memory with the fences of all blocks that have run before. */
-inline void __threadfence()
-{
-    static int token;
-    (void)__atomic_fetch_add(&token, 1, __ATOMIC_ACQ_REL);
-}
-
 UNSEEN inline unsigned __ballot_sync(unsigned mask, int predicate, place at = here())
 {
     const exchange &e = exchange_values(predicate != 0, "__ballot_sync", at, mask);
@@ -135,6 +128,14 @@ template <class T> T atomicAdd(T *address, same<T> b)
 template <class T> T atomicMin(T *address, same<T> b)
 {
     return update(address, [b](T a) { return a < b ? a : b; });
+}
+/* The only atomic that orders memory. */
+inline bool take_ticket(unsigned *taken, unsigned n)
+{
+    unsigned before = __atomic_load_n(taken, __ATOMIC_RELAXED);
+    while (!__atomic_compare_exchange_n(taken, &before, before >= n - 1 ? 0 : before + 1, false, __ATOMIC_ACQ_REL,
+                                        __ATOMIC_RELAXED));
+    return before == n - 1;
 }
 inline unsigned __float_as_uint(float x) { return bits_as<unsigned>(x); }
 inline float __uint_as_float(unsigned x) { return bits_as<float>(x); }
