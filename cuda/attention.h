@@ -78,7 +78,7 @@ template <int MAX_D> __device__ __forceinline__ merged_row<MAX_D> merge(const fl
     for (int step = 16; step; step /= 2)
         row.max_score = fmaxf(row.max_score, __shfl_xor_sync(~0u, row.max_score, step));
     float base = row.max_score == -INFINITY ? 0.0f : row.max_score;
-#pragma unroll 4
+#pragma unroll(MAX_D <= 256 ? 4 : 1)
     for (int i = 0; i < n; i++, partial += d + 2) {
         float factor = exp2f(partial[d] - base);
         row.sum += partial[d + 1] * factor;
