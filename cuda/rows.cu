@@ -8,8 +8,8 @@ namespace
 {
 enum {
     THREADS = 256,
-    PACKS = 4 /* of 16 bytes, in one thread's registers */,
-    HEAD_WARPS = 4 /* per block */,
+    NORM_THREADS = 512,
+    PACKS = 2 /* of 16 bytes, in one thread's registers */,
     LOGIT_THREADS = 1024
 };
 
@@ -76,93 +76,50 @@ __global__ void __launch_bounds__(THREADS) norm_rows(T *y, const T *x, int d, in
 }
 
 /* The same for rows of whole packs, up to PACKS for each thread. All of a row is loaded into registers before the
- * reduction: in a decode step there is one row, whose time is that of its loads one after the other. */
+ * reduction: in a decode step there is one row, whose time is that of its loads one after the other. In a prefill, a
+ * block has several rows, and loads the weights once. */
 template <class T>
-__global__ void __launch_bounds__(THREADS) norm_in_registers(T *y, const T *x, int d, int stride, const float *weight,
-                                                             float eps, bool accumulate, layer_check check)
+__global__ void __launch_bounds__(NORM_THREADS, 2)
+    norm_in_registers(T *y, const T *x, int n, int d, int stride, const float *weight, float eps, bool accumulate,
+                      layer_check check)
 {
     constexpr int WIDE = 16 / sizeof(T);
     struct alignas(16) factors {
         float value[WIDE];
     };
-    auto *from = reinterpret_cast<const lazy_pack<T> *>(x + (int64_t)blockIdx.x * stride);
-    auto *to = reinterpret_cast<lazy_pack<T> *>(y + (int64_t)blockIdx.x * stride);
-    lazy_pack<T> values[PACKS] = {}, sums[PACKS] = {};
     factors weights[PACKS] = {};
+    auto for_packs = [&](auto f) {
 #pragma unroll
-    for (int p = 0; p < PACKS; p++) {
-        int at = threadIdx.x + p * blockDim.x;
-        if (at >= d / WIDE) break;
-        values[p] = from[at];
-        weights[p] = reinterpret_cast<const factors *>(weight)[at];
-        if (accumulate) sums[p] = to[at];
-    }
-    auto add_squares = [&](auto sum) {
+        for (int p = 0, at = threadIdx.x; p < PACKS; p++, at += blockDim.x)
+            if (at < d / WIDE) f(p, at);
+    };
+    for_packs([&](int p, int at) { weights[p] = reinterpret_cast<const factors *>(weight)[at]; });
+    for (int row = blockIdx.x; row < n; row += gridDim.x) {
+        auto *from = reinterpret_cast<const lazy_pack<T> *>(x + (int64_t)row * stride);
+        auto *to = reinterpret_cast<lazy_pack<T> *>(y + (int64_t)row * stride);
+        lazy_pack<T> values[PACKS] = {};
+        for_packs([&](int p, int at) { values[p] = from[at]; });
+        auto add_squares = [&](auto sum) {
 #pragma unroll
-        for (int p = 0; p < PACKS; p++)
+            for (int p = 0; p < PACKS; p++)
+#pragma unroll
+                for (int i = 0; i < WIDE; i++) {
+                    decltype(sum) value = lazy_wide(values[p].value[i]);
+                    sum += value * value;
+                }
+            return sum;
+        };
+        float factor = norm_factor(add_squares(0.0f), d, eps, [&] { return add_squares(0.0); });
+        note(check, factor);
+        for_packs([&](int p, int at) {
+            lazy_pack<T> sum = accumulate ? to[at] : lazy_pack<T>{};
 #pragma unroll
             for (int i = 0; i < WIDE; i++) {
-                decltype(sum) value = lazy_wide(values[p].value[i]);
-                sum += value * value;
+                float value = lazy_wide(values[p].value[i]) * factor * weights[p].value[i];
+                lazy_narrow(&sum.value[i], accumulate ? lazy_wide(sum.value[i]) + value : value);
             }
-        return sum;
-    };
-    float factor = norm_factor(add_squares(0.0f), d, eps, [&] { return add_squares(0.0); });
-    note(check, factor);
-#pragma unroll
-    for (int p = 0; p < PACKS; p++) {
-        int at = threadIdx.x + p * blockDim.x;
-        if (at >= d / WIDE) break;
-#pragma unroll
-        for (int i = 0; i < WIDE; i++) {
-            float value = lazy_wide(values[p].value[i]) * factor * weights[p].value[i];
-            lazy_narrow(&sums[p].value[i], accumulate ? lazy_wide(sums[p].value[i]) + value : value);
-        }
-        to[at] = sums[p];
-    }
-}
-
-/* The factor of a head's norm, of the values value(0) … value(d-1), in all lanes of a warp. */
-template <class F> __device__ __forceinline__ float head_factor(F value, int d, float eps)
-{
-    float sum = 0.0f;
-    for (int i = threadIdx.x % 32; i < d; i += 32) sum += value(i) * value(i);
-    float factor = 1.0f / sqrtf(lazy_warp_sum(sum) / (float)d + eps);
-    if (factor != 0.0f) return factor;
-    double wide = 0.0; /* the squares overflowed */
-    for (int i = threadIdx.x % 32; i < d; i += 32) wide += (double)value(i) * value(i);
-    return (float)(1.0 / sqrt(lazy_warp_sum(wide) / d + eps));
-}
-
-/* RMSNorm of one head (unless weight is NULL), then RoPE on its pairs (i, i + D/2); `late`: RoPE first. One warp per
- * head; `to` may be `from`. rope: (D,) cosines, then sines, of the row's position. */
-template <class T>
-__device__ __forceinline__ void rotate_head(T *to, const T *from, const float *rope, const float *weight, int d,
-                                            float eps, bool late, bool layer_norm)
-{
-    int half = d / 2;
-    float mean = 0.0f;
-    if (layer_norm && weight) {
-        for (int i = threadIdx.x % 32; i < d; i += 32) mean += lazy_wide(from[i]);
-        mean = lazy_warp_sum(mean) / (float)d;
-    }
-    auto at = [&](int i) { return lazy_wide(from[i]) - mean; };
-    auto turned = [&](int i) {
-        return i < half ? at(i) * rope[i] - at(half + i) * rope[half + i]
-                        : at(i) * rope[i - half] + at(i - half) * rope[i];
-    };
-    float factor = !weight ? 1.0f : late ? head_factor(turned, d, eps) : head_factor(at, d, eps);
-    if (weight) __syncwarp(); /* every lane has read the head; the loop below may overwrite it */
-    for (int i = threadIdx.x % 32; i < half; i += 32) {
-        float a = at(i) * factor, b = at(half + i) * factor, c = rope[i], s = rope[half + i];
-        float u = weight ? weight[i] : 1.0f, v = weight ? weight[half + i] : 1.0f;
-        if (!late) {
-            a *= u;
-            b *= v;
-        }
-        float first = a * c - b * s, second = b * c + a * s;
-        lazy_narrow(&to[i], late ? first * u : first);
-        lazy_narrow(&to[half + i], late ? second * v : second);
+            to[at] = sum;
+        });
     }
 }
 
@@ -173,23 +130,98 @@ struct rotation {
     float eps;
     bool late;       /* the norms follow RoPE */
     bool layer_norm; /* they subtract the mean, and have weights for each head */
+    int lanes;       /* a power of 2 that a head is divided among */
 };
 
-/* qkv: (n, (H + 2G) D); k, v: (G, capacity, D); one warp per head of a row. Grid: (n, blocks of heads). */
-template <class T> __global__ void __launch_bounds__(32 * HEAD_WARPS) rotate_rows(T *qkv, T *k, T *v, rotation t)
+/* W values next to each other, loaded and stored at once. */
+template <class T, int W> struct alignas(sizeof(T) * W < 16 ? sizeof(T) * W : 16) values_of {
+    T value[W];
+};
+
+/* The sum over the t.lanes lanes of a head, in all of them. */
+template <class V> __device__ __forceinline__ V head_sum(V value, const rotation &t)
 {
-    int d = t.d, position = t.rows[blockIdx.x], h = blockIdx.y * HEAD_WARPS + threadIdx.x / 32,
-        g = (h - t.n_heads) % t.n_kv_heads;
-    if (h >= t.n_heads + 2 * t.n_kv_heads) return;
-    T *from = qkv + ((int64_t)blockIdx.x * (t.n_heads + 2 * t.n_kv_heads) + h) * d;
-    int64_t slot = ((int64_t)g * t.capacity + position) * d, at = (int64_t)position * d;
-    const float *q_norm = t.q_norm && t.layer_norm ? t.q_norm + h * d : t.q_norm,
-                *k_norm = t.k_norm && t.layer_norm ? t.k_norm + g * d : t.k_norm;
-    if (h < t.n_heads) rotate_head(from, from, t.q_rope + at, q_norm, d, t.eps, t.late, t.layer_norm);
-    else if (h < t.n_heads + t.n_kv_heads)
-        rotate_head(k + slot, from, t.k_rope + at, k_norm, d, t.eps, t.late, t.layer_norm);
-    else
-        for (int i = threadIdx.x % 32; i < d; i += 32) v[slot + i] = from[i];
+    for (int step = t.lanes / 2; step; step /= 2) value += __shfl_xor_sync(~0u, value, step);
+    return value;
+}
+
+/* RMSNorm of one head (unless weight is NULL), then RoPE on its pairs (i, i + D/2); t.late: RoPE first. `to` may be
+ * `from`, and is NULL in lanes that have no head and only take part in the sums. rope: (D,) cosines, then sines, of the
+ * row's position. A lane has W pairs of every W t.lanes. */
+template <int W, class T>
+__device__ __forceinline__ void rotate_head(T *to, const T *from, const float *rope, const float *weight,
+                                            const rotation &t)
+{
+    using pack = values_of<T, W>;
+    using factors = values_of<float, W>;
+    int half = t.d / 2, first = threadIdx.x % t.lanes * W, step = t.lanes * W;
+    float mean = 0.0f, factor = 1.0f;
+    auto for_pairs = [&](auto f) { /* calls f(i, a, b, cosine, sine) */
+                                   for (int i = first; i < half; i += step) {
+                                       pack a = *(const pack *)(from + i), b = *(const pack *)(from + half + i);
+                                       factors c = *(const factors *)(rope + i),
+                                               s = *(const factors *)(rope + half + i);
+#pragma unroll
+                                       for (int e = 0; e < W; e++)
+                                           f(i + e, lazy_wide(a.value[e]) - mean, lazy_wide(b.value[e]) - mean,
+                                             c.value[e], s.value[e]);
+                                   }
+    };
+    auto squares = [&](auto sum) {
+        for_pairs([&](int, float a, float b, float c, float s) {
+            decltype(sum) x = t.late ? a * c - b * s : a, y = t.late ? b * c + a * s : b;
+            sum += x * x + y * y;
+        });
+        return head_sum(sum, t);
+    };
+    if (weight) {
+        if (t.layer_norm) {
+            float sum = 0.0f;
+            for_pairs([&](int, float a, float b, float, float) { sum += a + b; });
+            mean = head_sum(sum, t) / (float)t.d;
+        }
+        factor = 1.0f / sqrtf(squares(0.0f) / (float)t.d + t.eps);
+        if (__ballot_sync(~0u, factor == 0.0f)) { /* the squares overflowed */
+            float exact = (float)(1.0 / sqrt(squares(0.0) / t.d + t.eps));
+            if (factor == 0.0f) factor = exact;
+        }
+    }
+    for (int i = first; to && i < half; i += step) {
+        pack a = *(const pack *)(from + i), b = *(const pack *)(from + half + i);
+        factors c = *(const factors *)(rope + i), s = *(const factors *)(rope + half + i), u = {}, v = {};
+        if (weight) {
+            u = *(const factors *)(weight + i);
+            v = *(const factors *)(weight + half + i);
+        }
+#pragma unroll
+        for (int e = 0; e < W; e++) {
+            float x = (lazy_wide(a.value[e]) - mean) * factor, y = (lazy_wide(b.value[e]) - mean) * factor;
+            if (weight && !t.late) {
+                x *= u.value[e];
+                y *= v.value[e];
+            }
+            float turned_x = x * c.value[e] - y * s.value[e], turned_y = y * c.value[e] + x * s.value[e];
+            lazy_narrow(&a.value[e], weight && t.late ? turned_x * u.value[e] : turned_x);
+            lazy_narrow(&b.value[e], weight && t.late ? turned_y * v.value[e] : turned_y);
+        }
+        *(pack *)(to + i) = a;
+        *(pack *)(to + half + i) = b;
+    }
+}
+
+/* qkv: (n, (H + 2G) D); k, v: (G, capacity, D). Grid: (n, blocks of heads). */
+template <int W, class T> __global__ void __launch_bounds__(THREADS) rotate_rows(T *qkv, T *k, T *v, rotation t)
+{
+    int h = blockIdx.y * (THREADS / t.lanes) + threadIdx.x / t.lanes, position = t.rows[blockIdx.x],
+        all = t.n_heads + 2 * t.n_kv_heads, g = h < t.n_heads ? 0 : (h - t.n_heads) % t.n_kv_heads;
+    bool is_q = h < t.n_heads, is_k = !is_q && h < t.n_heads + t.n_kv_heads, is_v = !is_q && !is_k && h < all;
+    T *from = qkv + ((int64_t)blockIdx.x * all + min(h, all - 1)) * t.d;
+    int64_t slot = ((int64_t)g * t.capacity + position) * t.d;
+    const float *weight = is_q ? t.q_norm : t.k_norm, *rope = is_q ? t.q_rope : t.k_rope;
+    if (weight && t.layer_norm) weight += (is_q ? h : g) * t.d;
+    rotate_head<W>(is_q ? from : is_k ? k + slot : nullptr, from, rope + (int64_t)position * t.d, weight, t);
+    for (int i = threadIdx.x % t.lanes * W; is_v && i < t.d; i += t.lanes * W)
+        *(values_of<T, W> *)(v + slot + i) = *(const values_of<T, W> *)(from + i);
 }
 
 /* logits: (n, vocab); one block per row */
@@ -232,25 +264,27 @@ __global__ void __launch_bounds__(LOGIT_THREADS) find_argmax(int32_t *id, const 
 }
 
 template <class T>
-cudaError_t launch_norm(cudaStream_t queue, T *y, const T *x, int n, int d, int stride, const float *weight, float eps,
+cudaError_t launch_norm(lazy_stream *stream, T *y, const T *x, int n, int d, int stride, const float *weight, float eps,
                         bool accumulate, bool layer_norm, layer_check check)
 {
-    constexpr int WIDE = 16 / sizeof(T);
-    bool fits = d % WIDE == 0 && stride % WIDE == 0 && d / WIDE <= PACKS * THREADS;
+    constexpr int WIDE = 16 / sizeof(T), BLOCKS = 4 /* of a multiprocessor */;
+    cudaStream_t queue = lazy_cuda_scratch(stream)->queue;
+    bool fits = d % WIDE == 0 && stride % WIDE == 0 && d / WIDE <= PACKS * NORM_THREADS;
     if (!fits || layer_norm)
         return lazy_launch(norm_rows<T>, dim3(n), dim3(THREADS), 0, queue, y, x, d, stride, weight, eps, accumulate,
                            layer_norm, check);
-    int threads = std::min((d / WIDE + 31) / 32 * 32, (int)THREADS); /* no more than packs, in whole warps */
-    return lazy_launch(norm_in_registers<T>, dim3(n), dim3(threads), 0, queue, y, x, d, stride, weight, eps, accumulate,
-                       check);
+    int threads = std::min((d / WIDE + 31) / 32 * 32, (int)NORM_THREADS); /* no more than packs, in whole warps */
+    dim3 blocks(std::min(n, BLOCKS * lazy_cuda_of(stream)->processors));
+    return lazy_launch(norm_in_registers<T>, blocks, dim3(threads), 0, queue, y, x, n, d, stride, weight, eps,
+                       accumulate, check);
 }
 
 int norm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps, bool accumulate,
          layer_check check, lazy_error *err)
 {
-    return lazy_cuda_typed_op(stream, "norm", err, [&](auto type, cudaStream_t queue) {
+    return lazy_cuda_typed_op(stream, "norm", err, [&](auto type, cudaStream_t) {
         using T = decltype(type);
-        return launch_norm(queue, (T *)y, (const T *)x, n, d, d, weight, eps, accumulate, stream->config->layer_norm,
+        return launch_norm(stream, (T *)y, (const T *)x, n, d, d, weight, eps, accumulate, stream->config->layer_norm,
                            check);
     });
 }
@@ -283,18 +317,23 @@ int lazy_cuda_rotate(lazy_stream *stream, void *qkv, const int32_t *rows, int n,
     const lazy_config *c = stream->config;
     bool wide = q_norm && c->wide_qk_norm;
     rotation t = { rows,   c->n_heads,           c->n_kv_heads,        c->head_dim, kv.capacity,     q_rope,
-                   k_rope, wide ? NULL : q_norm, wide ? NULL : k_norm, eps,         c->late_qk_norm, c->layer_norm };
+                   k_rope, wide ? NULL : q_norm, wide ? NULL : k_norm, eps,         c->late_qk_norm, c->layer_norm,
+                   1 };
     return lazy_cuda_typed_op(stream, "rotation", err, [&](auto type, cudaStream_t queue) {
         using T = decltype(type);
         int stride = lazy_qkv_width(c), of_q = lazy_q_width(c), of_k = lazy_kv_width(c);
         T *q = (T *)qkv, *k = q + of_q;
         if (wide) {
-            auto error = launch_norm(queue, q, q, n, of_q, stride, q_norm, eps, false, false, {});
-            if (!error) error = launch_norm(queue, k, k, n, of_k, stride, k_norm, eps, false, false, {});
+            auto error = launch_norm(stream, q, q, n, of_q, stride, q_norm, eps, false, false, {});
+            if (!error) error = launch_norm(stream, k, k, n, of_k, stride, k_norm, eps, false, false, {});
             if (error) return error;
         }
-        dim3 grid(n, (c->n_heads + 2 * c->n_kv_heads + HEAD_WARPS - 1) / HEAD_WARPS);
-        return lazy_launch(rotate_rows<T>, grid, dim3(32 * HEAD_WARPS), 0, queue, (T *)qkv, (T *)kv.k, (T *)kv.v, t);
+        constexpr int WIDE = 16 / sizeof(T);
+        int half = t.d / 2, w = half % WIDE ? 1 : WIDE;
+        while (t.lanes < 32 && t.lanes * w < half) t.lanes *= 2;
+        dim3 grid(n, (c->n_heads + 2 * c->n_kv_heads) * t.lanes / THREADS + 1);
+        return lazy_launch(w == 1 ? rotate_rows<1, T> : rotate_rows<WIDE, T>, grid, dim3(THREADS), 0, queue, (T *)qkv,
+                           (T *)kv.k, (T *)kv.v, t);
     });
 }
 
