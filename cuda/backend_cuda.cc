@@ -305,9 +305,11 @@ int describe(lazy_cuda *cuda, lazy_error *err)
     cuda->capability = 10 * properties.major + properties.minor;
     cuda->processors = properties.multiProcessorCount;
     cuda->shared_bytes = properties.sharedMemPerMultiprocessor;
+    const char *wgmma = getenv("LAZYLLM_CUDA_WGMMA");
+    cuda->wgmma = cuda->capability == 90 && cuda->type != LAZY_F32 && !(wgmma && strcmp(wgmma, "0") == 0);
     snprintf(cuda->name, sizeof cuda->name, "cuda:%d", cuda->device);
-    snprintf(cuda->variant, sizeof cuda->variant, "%s, sm_%d%d, %s", properties.name, properties.major,
-             properties.minor, types[cuda->type]);
+    snprintf(cuda->variant, sizeof cuda->variant, "%s, sm_%d%d, %s%s", properties.name, properties.major,
+             properties.minor, types[cuda->type], cuda->wgmma ? ", wgmma" : "");
     return LAZY_OK;
 }
 } // namespace
@@ -365,7 +367,6 @@ int lazy_cuda_open(lazy_backend **out, const lazy_cuda_options *options, lazy_er
     cuda->base.row_chunk = ROW_CHUNK;
     code = describe(cuda, err);
     if (!code) code = lazy_cuda_enter(&cuda->base, err);
-    if (!code) code = lazy_cuda_check_wgmma(cuda, err);
     if (code) close_backend(&cuda->base);
     else *out = &cuda->base;
     return code;

@@ -118,10 +118,6 @@ static inline cudaDataType_t lazy_cuda_data_type(lazy_dtype type)
     return type == LAZY_F32 ? CUDA_R_32F : type == LAZY_F16 ? CUDA_R_16F : CUDA_R_16BF;
 }
 
-/* hopper.cu: if LAZYLLM_CUDA_HOPPER is 1, decides whether attention may use wgmma, sets cuda->wgmma and appends the
- * decision to the variant. Waits. */
-int lazy_cuda_check_wgmma(lazy_cuda *cuda, lazy_error *err);
-
 /* products.cu */
 int lazy_cuda_matmul(lazy_stream *, void *, const void *, int, const lazy_matrix *, bool, lazy_error *);
 int lazy_cuda_gated(lazy_stream *, void *, const void *, int, const lazy_matrix *, lazy_error *);

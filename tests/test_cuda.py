@@ -121,7 +121,7 @@ def test_16_bits_over_a_conversation(shape: Shape, tmp_path: Path) -> None:
 def test_weights_of_several_types_become_one(tmp_path: Path) -> None:
     """The device computes in the type of most of the checkpoint's bytes; other weights are converted."""
     tiny = build(Shape(seed=46, dtype="BF16"), tmp_path)
-    assert on(tiny, DEVICE).isa.endswith("bf16")
+    assert "bf16" in on(tiny, DEVICE).isa
 
 
 # ---- devices, memory -----------------------------------------------------------------------------

@@ -321,9 +321,11 @@ static void multiply(const job &p)
             dots(sums, &wide_b[(size_t)(j * k)], panel.data(), k);
             for (int64_t i = 0; i < tile; i++) {
                 size_t place = (size_t)(j * p.d_layout.ld + first + i) * width_of(out);
-                float value = p.alpha * sums[i];
-                if (p.beta != 0) value += p.beta * widen(static_cast<const char *>(p.c) + place, out);
-                narrow(static_cast<char *>(p.d) + place, out, value);
+                char *to = static_cast<char *>(p.d) + place;
+                float before = p.beta != 0 ? p.beta * widen(static_cast<const char *>(p.c) + place, out) : 0;
+                narrow(to, out, p.alpha * sums[i]);
+                /* as on an H200, the product is rounded before it is added */
+                if (p.beta != 0) narrow(to, out, widen(to, out) + before);
             }
         }
     }
