@@ -17,31 +17,60 @@ namespace
 enum { ROW_CHUNK = 4096, MIN_CAPABILITY = 8 /* first with bf16 on tensor cores */ };
 
 /* ---- memory ----------------------------------------------------------------------------- */
+/* The backend's pool keeps what sessions free, so that the next session need not map memory again. It is used in the
+ * order of the default stream, which computes nothing. */
+
+int open_pool(lazy_cuda *cuda, lazy_error *err)
+{
+    cudaMemPoolProps properties = {};
+    properties.allocType = cudaMemAllocationTypePinned;
+    properties.location = { cudaMemLocationTypeDevice, cuda->device };
+    uint64_t kept = UINT64_MAX;
+    cudaError_t failed = cudaMemPoolCreate(&cuda->pool, &properties);
+    if (!failed) failed = cudaMemPoolSetAttribute(cuda->pool, cudaMemPoolAttrReleaseThreshold, &kept);
+    return lazy_cuda_check(failed, "opening a pool of memory", err);
+}
+
+/* *left = bytes that can be allocated. */
+cudaError_t free_bytes(const lazy_cuda *cuda, size_t *left, size_t *total)
+{
+    uint64_t reserved = 0, used = 0;
+    cudaError_t failed = cudaMemGetInfo(left, total);
+    if (!failed) failed = cudaMemPoolGetAttribute(cuda->pool, cudaMemPoolAttrReservedMemCurrent, &reserved);
+    if (!failed) failed = cudaMemPoolGetAttribute(cuda->pool, cudaMemPoolAttrUsedMemCurrent, &used);
+    *left += reserved - used;
+    return failed;
+}
 
 int allocate(lazy_backend *backend, void **out, size_t bytes, const char *what, lazy_error *err)
 {
     *out = nullptr;
     int code = lazy_cuda_enter(backend, err);
     if (code) return code;
-    cudaError_t failed = cudaMalloc(out, bytes ? bytes : 1);
+    const lazy_cuda *cuda = reinterpret_cast<const lazy_cuda *>(backend);
+    cudaError_t failed = cudaMallocFromPoolAsync(out, bytes ? bytes : 1, cuda->pool, nullptr);
+    if (!failed) failed = cudaStreamSynchronize(nullptr); /* sessions' streams do not wait for the default stream */
     if (failed != cudaErrorMemoryAllocation) return lazy_cuda_check(failed, what, err);
     cudaGetLastError(); /* clears the error: running out of memory is not sticky */
     size_t left = 0, total = 0;
-    cudaMemGetInfo(&left, &total);
+    free_bytes(cuda, &left, &total);
     return lazy_fail(err, LAZY_MEMORY, "%s: %zu bytes requested; %s has %zu of %zu left", what, bytes, backend->name,
                      left, total);
 }
 
 void release(lazy_backend *backend, void *memory)
 {
-    if (memory && lazy_cuda_enter(backend, nullptr) == LAZY_OK) cudaFree(memory);
+    if (!memory || lazy_cuda_enter(backend, nullptr) != LAZY_OK) return;
+    cudaDeviceSynchronize(); /* queued kernels may still use it */
+    cudaFreeAsync(memory, nullptr);
 }
 
 int admit(lazy_backend *backend, uint64_t bytes, const char *what, lazy_error *err)
 {
     size_t left = 0, total = 0;
     int code = lazy_cuda_enter(backend, err);
-    if (!code) code = lazy_cuda_check(cudaMemGetInfo(&left, &total), "asking for free memory", err);
+    const lazy_cuda *cuda = reinterpret_cast<const lazy_cuda *>(backend);
+    if (!code) code = lazy_cuda_check(free_bytes(cuda, &left, &total), "asking for free memory", err);
     if (code || bytes <= left) return code;
     return lazy_fail(err, LAZY_MEMORY, "%s take %.2f GiB; %s has %.2f of %.2f GiB left", what,
                      (double)bytes / (1 << 30), backend->name, (double)left / (1 << 30), (double)total / (1 << 30));
@@ -247,7 +276,12 @@ int copy(lazy_stream *stream, void *to, const void *from, size_t bytes, lazy_err
 
 /* ---- the device ------------------------------------------------------------------------- */
 
-void close_backend(lazy_backend *backend) { lazy_free(backend); }
+void close_backend(lazy_backend *backend)
+{
+    lazy_cuda *cuda = reinterpret_cast<lazy_cuda *>(backend);
+    if (cuda->pool) cudaMemPoolDestroy(cuda->pool);
+    lazy_free(cuda);
+}
 
 lazy_ops table_of_ops()
 {
@@ -367,6 +401,7 @@ int lazy_cuda_open(lazy_backend **out, const lazy_cuda_options *options, lazy_er
     cuda->base.row_chunk = ROW_CHUNK;
     code = describe(cuda, err);
     if (!code) code = lazy_cuda_enter(&cuda->base, err);
+    if (!code) code = open_pool(cuda, err);
     if (code) close_backend(&cuda->base);
     else *out = &cuda->base;
     return code;

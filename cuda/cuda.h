@@ -56,7 +56,8 @@ struct lazy_cuda {
     char name[16];     /* "cuda:0" */
     char variant[320]; /* "NVIDIA H200, sm_90, bf16" */
     lazy_dtype type;   /* of weights and activations */
-    int capability;    /* 90 is 9.0 */
+    cudaMemPool_t pool;
+    int capability; /* 90 is 9.0 */
     int processors;
     size_t shared_bytes; /* shared memory of a multiprocessor */
     bool wgmma;          /* attention of many rows uses the kernel in attention_sm90a.cu */

@@ -364,11 +364,8 @@ cudaError_t cudaMalloc(void **out, size_t bytes)
     return cudaSuccess;
 }
 
-cudaError_t cudaFree(void *memory)
+static cudaError_t free_device(void *memory)
 {
-    std::lock_guard hold(device_mutex);
-    if (!memory) return cudaSuccess;
-    finish_all();
     auto found = device_memory.find((uintptr_t)memory);
     if (found == device_memory.end()) return result(cudaErrorInvalidValue);
     allow_host(found->first, found->second.bytes, true);
@@ -376,6 +373,41 @@ cudaError_t cudaFree(void *memory)
     device_memory.erase(found);
     free(memory);
     return cudaSuccess;
+}
+
+cudaError_t cudaFree(void *memory)
+{
+    std::lock_guard hold(device_mutex);
+    if (!memory) return cudaSuccess;
+    finish_all();
+    return free_device(memory);
+}
+
+/* A pool keeps nothing: what is freed from it is gone at once, though kernels that use it may not have run yet. */
+cudaError_t cudaMemPoolCreate(cudaMemPool_t *pool, const cudaMemPoolProps *properties)
+{
+    *pool = (cudaMemPool_t)(uintptr_t)(properties->location.id + 1);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemPoolDestroy(cudaMemPool_t) { return cudaSuccess; }
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void *) { return cudaSuccess; }
+
+cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t, cudaMemPoolAttr, void *value)
+{
+    *static_cast<uint64_t *>(value) = 0;
+    return cudaSuccess;
+}
+
+cudaError_t cudaMallocFromPoolAsync(void **out, size_t bytes, cudaMemPool_t, cudaStream_t)
+{
+    return cudaMalloc(out, bytes);
+}
+
+cudaError_t cudaFreeAsync(void *memory, cudaStream_t)
+{
+    std::lock_guard hold(device_mutex);
+    return free_device(memory);
 }
 
 cudaError_t cudaMallocHost(void **out, size_t bytes)
