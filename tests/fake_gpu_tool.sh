@@ -2,7 +2,7 @@
 # For test_gpu_check.py: stands for nvcc, make and others. Appends its command line and what variables ask for to
 # `calls`. Misbehaves where `trouble` has a folder with that line.
 line=$(printf '%s ' "${0##*/}" "$@")
-asked=${LAZYLLM_CUDA_ARCHS:+for $LAZYLLM_CUDA_ARCHS}${LAZYLLM_CUDA_HOPPER:+HOPPER}
+asked=${LAZYLLM_CUDA_ARCHS:+for $LAZYLLM_CUDA_ARCHS}
 printf '%s\n' "$line$asked" >>"$FAKES/calls"
 for trouble in "$FAKES"/trouble/*; do
     [ "$line" = "$(cat "$trouble/line" 2>/dev/null)" ] || continue
@@ -11,12 +11,10 @@ for trouble in "$FAKES"/trouble/*; do
     hang) echo 'so far'; exec sleep 100 ;;
     stubborn) trap '' TERM; sleep 100 & echo $! >"$FAKES/grandchild"; while :; do sleep 100; done ;;
     killed) kill -KILL $$ ;;
-    refused) echo 'ERR_NVGPUCTRPERM'; exit 1 ;;
     esac
 done
 case $line in
 *query-gpu=compute_cap*) cat "$FAKES/device"; exit ;;
-*query-gpu=timestamp*) echo 'clocks'; exec sleep 100 ;;
 *' -m benchmarks shapes '*)
     while [ "$1" != --out ]; do shift; done
     mkdir -p "$2"
