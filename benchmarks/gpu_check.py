@@ -204,8 +204,8 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and ends the step that runs
     try:
         machine = find_machine()
-    except LookupError as reason:
-        print(f"gpu_check: {reason}", file=sys.stderr)
+    except LookupError as error:
+        print(f"gpu_check: {error}", file=sys.stderr)
         return 2
     slug = "-".join("".join(c if c.isalnum() else " " for c in machine.gpu.lower()).split())
     default = ROOT / "benchmarks" / "results" / f"{time.strftime('%Y-%m-%d', time.gmtime())}-{slug}"
