@@ -46,8 +46,8 @@ CAPS = {"query_scalar": 200.0, "attention_cap": 4.0, "logit_cap": 10.0, "embeddi
 BEHIND = {"qk_norm": True, "late_qk_norm": True, "rotary_dim": 48, "paired_rope": True, "short_context": 72}
 GROWING = {"qk_norm": True, "wide_qk_norm": True, "query_growth": 0.5, "query_step": 64, "logit_scale": 0.125}
 SOME_ROPE = {"no_rope": (False, False, True)}
-# The seeds of "experts" and "q grows" are those with which an error of 2e-5 in every product costs least: with
-# others it can make a router choose other experts.
+# "experts" and "q grows" have seeds with which an error of 2e-5 in every product costs least: with others, a
+# router may choose other experts.
 SHAPES = {
     "grouped": replace(BASE, seed=40, ffn=96),
     "f16": replace(BASE, seed=41, ffn=96, dtype="F16"),
