@@ -75,7 +75,8 @@ def wanted(wish: str) -> tuple[str | None, str]:
         if wish == "auto":
             return None, "there is no nvcc on PATH or in CUDA_HOME"
         raise SystemExit(
-            "LAZYLLM_CUDA=1 asks for the CUDA core, but there is no nvcc on PATH or in CUDA_HOME"
+            "LAZYLLM_CUDA=1 asks for the CUDA core, but there is no nvcc on PATH or in CUDA_HOME: "
+            "pip install . fetches one unless it is given --no-build-isolation"
         )
     version, newest, trouble = version_of(nvcc), newest_cuda(), ""
     if version < OLDEST_NVCC:

@@ -57,6 +57,7 @@ print(type(longbench.run_niah(lazyllm.load("."), [None], lengths=[500], depths=[
 """,
         "pandas",
     ),
+    "cuda": ("from lazyllm.machine.device import libraries\nprint(libraries())", "libcublasLt.so"),
     "cluster": (
         """
 from lazyllm import longbench

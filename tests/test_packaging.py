@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ import tarfile
 from importlib import metadata
 from pathlib import Path
 
+import pytest
 from check_dist import TREE, check_sdist
 
 import lazyllm
@@ -32,6 +34,20 @@ def test_an_sdist_has_all_that_a_build_reads(tmp_path: Path) -> None:
         check=False,
     )
     assert done.stdout.split() == ["lazyllm-engine", lazyllm.__version__], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("wish", "nvcc", "fetched"), [("1", None, True), ("1", "/usr/bin/nvcc", False), ("auto", None, False)]
+)
+def test_a_build_of_the_cuda_core_fetches_an_nvcc_where_there_is_none(
+    wish: str, nvcc: str | None, fetched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(TREE / "cuda"))
+    monkeypatch.chdir(TREE)
+    monkeypatch.setenv("LAZYLLM_CUDA", wish)
+    monkeypatch.setattr(importlib.import_module("build_cuda"), "find_nvcc", lambda: nvcc)
+    backend = importlib.import_module("build_backend")
+    assert any("nvcc" in package for package in backend.get_requires_for_build_wheel()) == fetched
 
 
 def test_the_changelog_begins_with_this_version() -> None:
