@@ -1,4 +1,4 @@
-"""setuptools' build backend, which with LAZYLLM_CUDA=1 also asks for PyPI's nvcc where the machine has none."""
+"""setuptools' build backend; with LAZYLLM_CUDA=1 it asks for PyPI's nvcc where the machine has none."""
 
 from __future__ import annotations
 
