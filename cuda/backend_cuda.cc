@@ -134,7 +134,7 @@ void close_stream(lazy_stream *stream)
     lazy_cuda_stream *s = lazy_cuda_scratch(stream);
     if (lazy_cuda_enter(stream->backend, nullptr) == LAZY_OK) {
         if (s->queue) cudaStreamSynchronize(s->queue); /* queued kernels may still read what is freed below */
-        lazy_gemm_close(s->gemm);
+        lazy_gemm_leave(lazy_cuda_of(stream)->gemm, s->queue);
         lazy_staging_close(&s->staging);
         for (const scratch &part : scratch_of(s, 0, 0)) release(stream->backend, *part.memory);
         release(stream->backend, s->choice);
@@ -167,20 +167,18 @@ int open_stream(lazy_backend *backend, const lazy_config *config, lazy_stream **
 
 uint64_t scratch_bytes(const lazy_stream *stream, int n_rows, int n_tokens)
 {
-    uint64_t sum = LAZY_GEMM_WORKSPACE + sizeof(lazy_choice);
+    uint64_t sum = sizeof(lazy_choice);
     for (const scratch &part : scratch_of(lazy_cuda_scratch(const_cast<lazy_stream *>(stream)), n_rows, n_tokens))
         sum += part.bytes;
     return sum;
 }
 
-/* Also opens the matrix products on first use: their workspace is allocated only for streams that run passes. Each
- * buffer of the scratch is freed before the next one grows; those that have grown when another cannot are merely larger
- * than needed. */
+/* Each buffer of the scratch is freed before the next one grows; those that have grown when another cannot are merely
+ * larger than needed. */
 int reserve(lazy_stream *stream, int n_rows, int n_tokens, lazy_error *err)
 {
     lazy_cuda_stream *s = lazy_cuda_scratch(stream);
     int code = lazy_cuda_enter(stream->backend, err);
-    if (!code && !s->gemm) code = lazy_gemm_open(&s->gemm, lazy_cuda_of(stream)->cublas, s->queue, err);
     if (code || (n_rows <= s->rows && n_tokens <= s->tokens)) return code;
     n_rows = std::max(n_rows, s->rows);
     n_tokens = std::max(n_tokens, s->tokens);
@@ -209,7 +207,11 @@ int copy(lazy_stream *stream, void *to, const void *from, size_t bytes, lazy_err
 
 /* ---- the device ------------------------------------------------------------------------- */
 
-void close_backend(lazy_backend *backend) { lazy_free(backend); }
+void close_backend(lazy_backend *backend)
+{
+    if (lazy_cuda_enter(backend, nullptr) == LAZY_OK) lazy_gemm_close(reinterpret_cast<lazy_cuda *>(backend)->gemm);
+    lazy_free(backend);
+}
 
 lazy_ops table_of_ops()
 {
@@ -331,7 +333,6 @@ int lazy_cuda_open(lazy_backend **out, const lazy_cuda_options *options, lazy_er
     if ((code = lazy_alloc_zeroed(&cuda, 1, "the CUDA backend", err))) return code;
     cuda->device = options->device;
     cuda->type = options->type;
-    cuda->cublas = cublas;
     cuda->base.ops = &cuda_ops;
     cuda->base.name = cuda->name;
     cuda->base.variant = cuda->variant;
@@ -340,6 +341,7 @@ int lazy_cuda_open(lazy_backend **out, const lazy_cuda_options *options, lazy_er
     cuda->base.row_chunk = ROW_CHUNK;
     code = describe(cuda, err);
     if (!code) code = lazy_cuda_enter(&cuda->base, err);
+    if (!code) code = lazy_gemm_open(&cuda->gemm, cublas, err);
     if (!code) code = lazy_cuda_check_wgmma(cuda, err);
     if (code) close_backend(&cuda->base);
     else *out = &cuda->base;

@@ -66,13 +66,12 @@ struct lazy_cuda {
     int processors;
     size_t shared_bytes; /* shared memory of a multiprocessor */
     bool wgmma;          /* attention of many rows uses the kernel in attention_sm90a.cu */
-    const lazy_cublas *cublas;
+    lazy_gemm *gemm;
 };
 
 struct lazy_cuda_stream {
     lazy_stream base;
     cudaStream_t queue;
-    lazy_gemm *gemm;
     lazy_staging staging;
     int rows, tokens;         /* that the scratch below has room for */
     lazy_ranges full, local;  /* of layers without a window, and with one */
