@@ -202,8 +202,8 @@ typedef struct lazy_ops {
     int (*filter)(lazy_stream *, int32_t *out, int *n_out, const int32_t *positions, int n, const int32_t *depth,
                   int low, int high, lazy_error *);
     /* From x[n,d] of rows[] to y[n_new,d] of new_rows[]: rows in both are copied; those only in rows[] are stored in
-     * aux[position,d]; those only in new_rows[] are fetched from there and counted in *n_revived (backend memory). aux
-     * may be NULL if new_rows is a subset of rows: dropped rows are lost. */
+     * aux[position,d]; those only in new_rows[] are fetched from there, their number added to *n_revived (backend
+     * memory). aux may be NULL if new_rows is a subset of rows: dropped rows are lost. */
     int (*regroup)(lazy_stream *, void *y, const int32_t *new_rows, int n_new, const void *x, const int32_t *rows,
                    int n, void *aux, int d, int32_t *n_revived, lazy_error *);
 } lazy_ops;

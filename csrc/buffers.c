@@ -65,12 +65,10 @@ int lazy_buffers_open(lazy_cache *cache, const lazy_pruning *pruning, lazy_error
     }
     if (pruning->layers > 1 && !pruning->policy.call)
         add(cache, &cache->shares, min_int(pruning->layers, n), sizeof(float), "shares");
-    if (lazy_rules_drop_for_good(pruning, n)) add(cache, &cache->gone, 1, sizeof(int32_t), "tokens dropped for good");
-    add(cache, &cache->depth, 1, sizeof(int32_t), "the depths");
-    add(cache, &cache->ids, 1, sizeof(int32_t), "the token ids");
-    add(cache, &cache->flags, 1, sizeof(uint8_t), "the token flags");
+    add(cache, &cache->gone, 1, LAZY_LAID_OUT_BYTES, "the tokens' ids, depths and flags")->extra =
+        lazy_n_notes(c) * sizeof(int32_t);
+    add(cache, &cache->in_play[1], 1, sizeof(int32_t), "the tokens in play");
     for (int i = 0; i < 2; i++) {
-        add(cache, &cache->in_play[i], 1, sizeof(int32_t), "the tokens in play");
         add(cache, &cache->rows[i], 1, sizeof(int32_t), "the rows");
         add(cache, &cache->scores[i], 1, sizeof(float), "the scores");
         add(cache, &cache->x[i], 1, d, "the hidden states");
@@ -81,7 +79,6 @@ int lazy_buffers_open(lazy_cache *cache, const lazy_pruning *pruning, lazy_error
     add_fixed(cache, &cache->ffn, (size_t)backend->row_chunk, (size_t)plain_ffn(c) * a, "FFN rows");
     add_fixed(cache, &cache->logits, (size_t)c->vocab, sizeof(float), "the logits");
     add_fixed(cache, &cache->fresh_logits, (size_t)c->vocab, sizeof(float), "the logits");
-    add_fixed(cache, &cache->notes, lazy_n_notes(c), sizeof(int32_t), "a pass's notes");
     return LAZY_OK;
 }
 
@@ -134,7 +131,7 @@ static int grow(lazy_cache *cache, lazy_buffer *b, int n, int capacity, const in
     lazy_room larger[] = { { NULL, capacity }, { NULL, capacity } };
     int code = LAZY_OK;
     for (int i = 0; i < n && !code; i++) {
-        size_t bytes = b[i].per_token * (size_t)capacity * (size_t)b[i].pieces;
+        size_t bytes = lazy_buffer_bytes(&b[i], capacity);
         code = backend->ops->alloc(backend, &larger[i].data, bytes, b[i].what, err);
         bool sparse =
             b[i].sparse ||

@@ -31,27 +31,26 @@ void lazy_cache_close(lazy_cache *cache)
     *cache = (lazy_cache){ 0 };
 }
 
-static size_t staging_words(const lazy_config *c, int capacity)
+static size_t staging_bytes(const lazy_config *c, int capacity)
 {
-    size_t words = (size_t)capacity, notes = lazy_n_notes(c);
-    return words < notes ? notes : words;
+    return (size_t)capacity * LAZY_LAID_OUT_BYTES + lazy_n_notes(c) * sizeof(int32_t);
 }
 
 uint64_t lazy_cache_bytes(const lazy_cache *cache, int capacity)
 {
     const lazy_backend *backend = cache->model->backend;
     const lazy_config *c = &cache->model->config;
-    uint64_t bytes = staging_words(c, capacity) * sizeof(int32_t);
+    uint64_t bytes = staging_bytes(c, capacity);
     for (const lazy_buffer *b = cache->buffers; b < cache->buffers + cache->n_buffers; b++)
-        bytes += b->per_token * (uint64_t)b->pieces * (uint64_t)(b->fixed ? b->fixed : capacity);
+        bytes += lazy_buffer_bytes(b, b->fixed ? b->fixed : capacity);
     return bytes + backend->ops->scratch_bytes(cache->stream, capacity, capacity) +
            lazy_rope_bytes(cache->model, capacity);
 }
 
 int lazy_cache_reserve(lazy_cache *cache, int capacity, const int32_t *depths, int length, lazy_error *err)
 {
-    int32_t *staging;
-    int code = lazy_alloc(&staging, staging_words(&cache->model->config, capacity), "the staging room", err);
+    char *staging;
+    int code = lazy_alloc(&staging, staging_bytes(&cache->model->config, capacity), "the staging room", err);
     if (code) return code;
     lazy_free(cache->staging);
     cache->staging = staging;
@@ -60,6 +59,15 @@ int lazy_cache_reserve(lazy_cache *cache, int capacity, const int32_t *depths, i
     if (!code) code = lazy_buffers_grow(cache, capacity, depths, length, err);
     if (!code) cache->capacity = capacity;
     return code;
+}
+
+void lazy_cache_lay_out(lazy_cache *cache, int length, int n)
+{
+    cache->notes = cache->gone + length;
+    cache->depth = cache->notes + lazy_n_notes(&cache->model->config);
+    cache->in_play[0] = cache->depth + length;
+    cache->ids = cache->in_play[0] + length;
+    cache->flags = (uint8_t *)(cache->ids + n);
 }
 
 void lazy_cache_truncate(lazy_cache *cache, int length)

@@ -20,6 +20,7 @@ typedef struct lazy_buffer {
     int fixed;        /* items; 0: one for each token */
     int pieces;       /* consecutive arrays of `capacity` tokens each: the kv heads of K and V, else 1 */
     size_t per_token; /* bytes of an item, or of a token in one piece */
+    size_t extra;     /* bytes beside them */
     bool kept;        /* from pass to pass, thus copied when it grows */
     bool has_rows;    /* one of K, V and Aux: has a row for a token of each depth from `least` to `most` */
     bool sparse;      /* only some tokens have rows */
@@ -63,12 +64,13 @@ typedef struct lazy_cache {
     bool has_logits;
 
     /* working memory of one pass */
-    int32_t *depth; /* (capacity,) number of layers that hold K,V of the token */
-    int32_t *ids;   /* (capacity,) */
-    uint8_t *flags; /* (capacity,) */
-    int32_t
-        *gone; /* (capacity,) by position: 1 for tokens that this pass has dropped for good; NULL if no stage does */
-    int32_t *in_play[2]; /* (capacity,) */
+    int32_t *gone; /* (length,) by position: 1 for tokens that this pass has dropped for good; unset if no stage does */
+    int32_t *notes; /* (lazy_n_notes,) first layer with a NaN or Inf; rows revived on entering each layer; argmax of the
+                       logits */
+    int32_t *depth; /* (length,) number of layers that hold K,V of the token */
+    int32_t *in_play[2]; /* (length,), (capacity,) */
+    int32_t *ids;        /* (n,) of the new tokens */
+    uint8_t *flags;      /* (length,) behind `gone` and all between, see lazy_cache_lay_out */
     int32_t *rows[2];    /* (capacity,) */
     float *scores[2];    /* (capacity,) */
     float *shares;       /* (min(layers, n_layers), capacity) by position, layer l in row l % layers; or NULL */
@@ -78,13 +80,14 @@ typedef struct lazy_cache {
     void *normed;        /* (row_chunk, d) */
     void *ffn;           /* (row_chunk, F) of layers without experts */
     float *fresh_logits; /* (vocab,) */
-    int32_t *notes; /* (lazy_n_notes,) first layer with a NaN or Inf; rows revived on entering each layer; argmax of the
-                       logits */
 
-    int32_t *staging; /* (host) of uploads and downloads: holds the flags or positions of all tokens, or the notes */
+    char *staging; /* (host) of uploads and downloads: room for `gone` and all up to `flags` */
 } lazy_cache;
 
 static inline size_t lazy_n_notes(const lazy_config *c) { return (size_t)c->n_layers + 2; }
+
+/* Bytes of each token from `gone` to `flags`. */
+enum { LAZY_LAID_OUT_BYTES = 4 * sizeof(int32_t) + sizeof(uint8_t) };
 
 int lazy_cache_open(lazy_cache *cache, lazy_model *model, const lazy_pruning *pruning, lazy_error *err);
 void lazy_cache_close(lazy_cache *cache);
@@ -92,6 +95,10 @@ void lazy_cache_close(lazy_cache *cache);
 /* Makes room for `capacity` tokens; the rows of the first `length` are kept. depths: (length,) (host). If it fails,
  * `capacity` is as before, and buffers that have grown keep their room. */
 int lazy_cache_reserve(lazy_cache *cache, int capacity, const int32_t *depths, int length, lazy_error *err);
+
+/* Places notes, depth, in_play[0], ids and flags one behind the other behind `gone`, for a pass with n new tokens of
+ * `length`: what it uploads is one piece, and so is what it downloads, up to `depth`. */
+void lazy_cache_lay_out(lazy_cache *cache, int length, int n);
 
 /* Forgets what was remembered of positions from `length` on, and the logits. */
 void lazy_cache_truncate(lazy_cache *cache, int length);
@@ -112,6 +119,12 @@ typedef struct lazy_room {
 } lazy_room;
 
 static inline lazy_room lazy_room_of(const lazy_buffer *b) { return (lazy_room){ *b->slot, b->capacity }; }
+
+/* Bytes of a buffer with room for so many items or tokens. */
+static inline size_t lazy_buffer_bytes(const lazy_buffer *b, int capacity)
+{
+    return b->per_token * (size_t)b->pieces * (size_t)capacity + b->extra;
+}
 
 /* Lists the buffers, which are NULL; the cache's tables exist. */
 int lazy_buffers_open(lazy_cache *cache, const lazy_pruning *pruning, lazy_error *err);

@@ -35,7 +35,7 @@ typedef struct pass {
 
     set in_play;     /* A[l], the tokens in play; in one of cache->in_play, the other is free for A[l+1] */
     set computed;    /* C[l], those of them that layer l computes: A[l] itself where it is all of it, else in one of
-                        cache->rows */
+                        cache->rows, or until tokens are dropped or revived its tail */
     void *x;         /* (computed.n, d) their hidden states */
     void *x_next;    /* (capacity, d) room for those of the next layer */
     int trace_first; /* the layer since which the sets are what they are */
@@ -49,66 +49,60 @@ static void *offset(const pass *p, void *activations, size_t elements)
 /* The one of two buffers that does not hold the set. */
 static int32_t *room_beside(int32_t *const buffers[2], set s) { return buffers[s.positions == buffers[0]]; }
 
+/* The last n of a set. */
+static set tail_of(set s, int n) { return (set){ s.positions + s.n - n, n }; }
+
 /* C[l] is a subset of A[l]: of equal size it is the same set, which is then stored once. */
 static set all_or(set in_play, set computed) { return computed.n == in_play.n ? in_play : computed; }
 
 /* ---- beginning -------------------------------------------------------------------------- */
 
-/* to[0 … n-1] = the first n positions from `first` on whose tokens are not gone, or with `ids` those tokens' ids.
- * Of a context where position 1 is gone, n = 3, first = 0: 0, 2, 3 */
-static int upload_tokens(pass *p, int32_t *to, int first, int n, const int32_t *ids, lazy_error *err)
+/* Where the staging room has what `part` of what the cache lays out is uploaded from and downloaded to. */
+static void *staged(const pass *p, const void *part)
 {
-    int32_t *staging = p->cache->staging;
-    for (int i = first, out = 0; out < n; i++)
-        if (!p->session->tokens.gone[i]) staging[out++] = ids ? ids[i] : i;
-    return p->ops->upload(p->stream, to, staging, (size_t)n * sizeof *to, err);
-}
-
-static int upload_flags(pass *p, lazy_error *err)
-{
-    uint8_t *flags = (uint8_t *)p->cache->staging;
-    p->n_prunable =
-        lazy_tokens_flag(&p->session->tokens, &p->session->pruning, flags, &p->prunable_in_play, &p->n_forced);
-    return p->ops->upload(p->stream, p->cache->flags, flags, (size_t)p->length, err);
-}
-
-/* to: (n,), all zero but the first */
-static int upload_cleared(pass *p, int32_t *to, size_t n, int32_t first, lazy_error *err)
-{
-    memset(p->cache->staging, 0, n * sizeof *to);
-    p->cache->staging[0] = first;
-    return p->ops->upload(p->stream, to, p->cache->staging, n * sizeof *to, err);
+    return p->cache->staging + ((const char *)part - (const char *)p->cache->gone);
 }
 
 static int begin(pass *p, lazy_error *err)
 {
     lazy_cache *cache = p->cache;
-    const lazy_tokens *tokens = &p->session->tokens;
+    const lazy_session *session = p->session;
+    const lazy_tokens *tokens = &session->tokens;
+    int n_layers = p->config->n_layers, n_in_play = 0, n_computed = 0;
     size_t length = (size_t)p->length;
-    int n_computed = p->request->n;
-    p->first_new = p->length - n_computed;
+    p->first_new = p->length - p->request->n;
     p->first_asking = p->is_prompt ? lazy_tokens_prompt_begin(tokens, p->first_new) : p->first_new;
-    for (int i = p->first_new; i < p->length; i++) n_computed -= tokens->gone[i];
-    p->in_play = (set){ cache->in_play[0], p->length - tokens->n_gone };
-    p->computed = all_or(p->in_play, (set){ cache->rows[0], n_computed });
+    lazy_cache_lay_out(cache, p->length, p->request->n);
+
+    int32_t *notes = staged(p, cache->notes), *depth = staged(p, cache->depth), *ids = staged(p, cache->ids),
+            *in_play = staged(p, cache->in_play[0]), *begin = cache->notes;
+    uint8_t *end = cache->flags;
+    memset(notes, 0, lazy_n_notes(p->config) * sizeof *notes);
+    notes[0] = n_layers; /* no bad layer */
+    memcpy(depth, tokens->depths, length * sizeof *depth);
+    for (int i = 0; i < p->length; i++) {
+        if (tokens->gone[i]) continue;
+        in_play[n_in_play++] = i;
+        if (i < p->first_new) continue;
+        ids[n_computed++] = tokens->ids[i];
+        /* A frozen pass revives nothing. Its rows are marked as computed in all layers, so that mask_uncached keeps
+         * them */
+        if (p->schedule.frozen) depth[i] = n_layers;
+    }
+    if (p->schedule.n_stages) {
+        p->n_prunable = lazy_tokens_flag(tokens, &session->pruning, staged(p, end), &p->prunable_in_play, &p->n_forced);
+        end += length;
+    }
+    if (lazy_rules_drop_for_good(&session->pruning, n_layers)) {
+        begin = cache->gone;
+        memset(staged(p, begin), 0, length * sizeof *begin); /* all of it is read back */
+    }
+    p->in_play = (set){ cache->in_play[0], n_in_play };
+    p->computed = tail_of(p->in_play, n_computed);
     p->x = cache->x[0];
     p->x_next = cache->x[1];
-
-    /* notes: no bad layer, nothing revived */
-    int code = upload_cleared(p, cache->notes, lazy_n_notes(p->config), p->config->n_layers, err);
-    if (!code) code = upload_tokens(p, cache->in_play[0], 0, p->in_play.n, NULL, err);
-    if (!code && n_computed < p->in_play.n)
-        code = upload_tokens(p, cache->rows[0], p->first_new, n_computed, NULL, err);
-    if (!code) code = upload_tokens(p, cache->ids, p->first_new, n_computed, tokens->ids, err);
-    if (!code && p->schedule.n_stages) code = upload_flags(p, err);
-    /* all of `gone` is read back, of tokens that are not in play too */
-    if (!code && p->schedule.n_stages && cache->gone) code = upload_cleared(p, cache->gone, length, 0, err);
-    if (!code) code = p->ops->upload(p->stream, cache->depth, tokens->depths, length * sizeof *tokens->depths, err);
-    /* A frozen pass revives nothing. Its rows are marked as computed in all layers, so that mask_uncached keeps them */
-    if (!code && p->schedule.frozen)
-        code = p->ops->mark(p->stream, cache->depth, p->computed.positions, n_computed, p->config->n_layers, err);
-    if (!code) code = p->ops->embed(p->stream, p->x, cache->ids, n_computed, &p->session->model->embedding, err);
-    return code;
+    int code = p->ops->upload(p->stream, begin, staged(p, begin), (size_t)((char *)end - (char *)begin), err);
+    return code ? code : p->ops->embed(p->stream, p->x, cache->ids, n_computed, &session->model->embedding, err);
 }
 
 /* ---- which layers are scored --------------------------------------------------------------- */
@@ -430,7 +424,7 @@ static int mask_uncached(pass *p, int l, lazy_error *err)
         p->ops->filter(p->stream, held, &n, p->in_play.positions, p->in_play.n, p->cache->depth, l + 1, n_layers, err);
     if (code) return code;
     p->in_play = (set){ held, n };
-    p->computed = all_or(p->in_play, p->computed);
+    p->computed = tail_of(p->in_play, p->computed.n);
     return LAZY_OK;
 }
 
@@ -490,23 +484,17 @@ static int find_surprisal(pass *p, lazy_error *err)
     return code;
 }
 
-/* Makes what the pass has found the session's state, all of it or, on failure, nothing. */
-static int commit(pass *p, lazy_error *err)
+/* Makes what the pass has found, which is in the staging room, the session's state. */
+static void commit(pass *p)
 {
     lazy_session *session = p->session;
     lazy_cache *cache = p->cache;
-    int32_t *gone = p->n_newly_gone ? cache->staging : NULL;
-    size_t bytes = (size_t)p->length * sizeof *cache->depth;
-    int code = p->ops->download(p->stream, session->tokens.fresh_depths, cache->depth, bytes, err);
-    if (!code && gone) code = p->ops->download(p->stream, gone, cache->gone, bytes, err);
-    if (code) return code;
-    lazy_tokens_commit(&session->tokens, gone);
+    lazy_tokens_commit(&session->tokens, staged(p, cache->depth), p->n_newly_gone ? staged(p, cache->gone) : NULL);
     if (!p->request->reads) lazy_tokens_end_reading(&session->tokens, p->first_new);
     lazy_cache_commit(cache);
     lazy_report outdated = session->last;
     session->last = session->under_way;
     session->under_way = outdated;
-    return LAZY_OK;
 }
 
 static int refuse_layer(int layer, lazy_error *err)
@@ -516,14 +504,15 @@ static int refuse_layer(int layer, lazy_error *err)
                      layer);
 }
 
-/* Reads the notes of all layers; they stay in the staging buffer. The weights that they were computed from must be what
- * they were. */
-static int check_notes(pass *p, lazy_error *err)
+/* Reads what the pass has found, which stays in the staging room, and checks the notes of all layers. The weights that
+ * they were computed from must be what they were. */
+static int read_back(pass *p, lazy_error *err)
 {
-    const int32_t *notes = p->cache->staging;
+    const lazy_cache *cache = p->cache;
+    const int32_t *notes = staged(p, cache->notes), *begin = p->n_newly_gone ? cache->gone : cache->notes;
     int n_layers = p->config->n_layers;
-    int code =
-        p->ops->download(p->stream, p->cache->staging, p->cache->notes, lazy_n_notes(p->config) * sizeof *notes, err);
+    int code = p->ops->download(p->stream, staged(p, begin), begin,
+                                (size_t)(cache->depth + p->length - begin) * sizeof *begin, err);
     if (!code) code = lazy_model_check(p->session->model, err);
     if (code) return code;
     if (notes[0] < n_layers) return refuse_layer(notes[0], err);
@@ -548,7 +537,6 @@ static int finish(pass *p, lazy_error *err)
     lazy_cache *cache = p->cache;
     const lazy_config *c = p->config;
     const lazy_model *model = session->model;
-    const int32_t *notes = cache->staging;
     float *logits = p->request->logits;
     int code = p->ops->mark(p->stream, cache->depth, p->computed.positions, p->computed.n, c->n_layers, err);
     if (!code && p->request->surprisal) code = find_surprisal(p, err);
@@ -560,15 +548,16 @@ static int finish(pass *p, lazy_error *err)
     if (!code && logits)
         code = p->ops->download(p->stream, logits, cache->fresh_logits, (size_t)c->vocab * sizeof *logits, err);
     if (!code) code = p->ops->argmax(p->stream, cache->notes + 1 + c->n_layers, cache->fresh_logits, c->vocab, err);
-    if (!code) code = check_notes(p, err);
+    if (!code) code = read_back(p, err);
     if (code) return code;
-    int best = notes[1 + c->n_layers];
+    int best = ((int32_t *)staged(p, cache->notes))[1 + c->n_layers];
     if (best < 0)
         return lazy_fail(err, LAZY_CHECKPOINT,
                          "the logit of token %d is no finite number: the final norm or the LM head is damaged",
                          -1 - best);
     if (p->request->best) *p->request->best = best;
-    return commit(p, err);
+    commit(p);
+    return LAZY_OK;
 }
 
 /* The end of a pass over l layers only: the tokens that it has computed wait for layer l. */
@@ -586,9 +575,9 @@ static int finish_early(pass *p, int l, lazy_error *err)
     if (!code)
         code = p->ops->regroup(p->stream, p->x_next, rows, 0, p->x, rows, n, cache->aux[l], p->config->hidden,
                                cache->notes + 1 + l, err);
-    if (!code) code = check_notes(p, err);
-    if (!code) code = commit(p, err);
+    if (!code) code = read_back(p, err);
     if (code) return code;
+    commit(p);
     session->waiting[l] = 1;
     cache->has_logits = false;
     return LAZY_OK;

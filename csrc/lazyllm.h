@@ -339,10 +339,9 @@ typedef struct lazy_tokens {
     int n_gone;       /* of the tokens in the context */
     int left_out_end; /* one past the last position named to lazy_session_leave_out; 0 for none */
     int capacity;
-    int32_t *ids;          /* (capacity,) */
-    uint8_t *kinds;        /* (capacity,) */
-    int32_t *depths;       /* (capacity,) layers that hold K,V of the token after the last pass */
-    int32_t *fresh_depths; /* (capacity,) room for those after the pass under way */
+    int32_t *ids;    /* (capacity,) */
+    uint8_t *kinds;  /* (capacity,) */
+    int32_t *depths; /* (capacity,) layers that hold K,V of the token after the last pass */
     uint8_t *gone; /* (capacity,) 1: in play in no later pass; dropped for good, or left out of its prompt in advance */
 } lazy_tokens;
 

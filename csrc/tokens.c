@@ -13,8 +13,7 @@ int lazy_tokens_reserve(lazy_tokens *tokens, int capacity, lazy_error *err)
     if (code) return code;
     lazy_tokens fresh = { .capacity = capacity, .ids = (int32_t *)memory };
     fresh.depths = fresh.ids + n;
-    fresh.fresh_depths = fresh.depths + n;
-    fresh.kinds = (uint8_t *)(fresh.fresh_depths + n);
+    fresh.kinds = (uint8_t *)(fresh.depths + n);
     fresh.gone = fresh.kinds + n;
     lazy_tokens_copy(&fresh, tokens);
     lazy_tokens_close(tokens);
@@ -84,11 +83,9 @@ void lazy_tokens_end_reading(lazy_tokens *tokens, int first_new)
     for (int i = lazy_tokens_prompt_begin(tokens, first_new); i < first_new; i++) tokens->kinds[i] = LAZY_PROMPT;
 }
 
-void lazy_tokens_commit(lazy_tokens *tokens, const int32_t *gone)
+void lazy_tokens_commit(lazy_tokens *tokens, const int32_t *depths, const int32_t *gone)
 {
-    int32_t *outdated = tokens->depths;
-    tokens->depths = tokens->fresh_depths;
-    tokens->fresh_depths = outdated;
+    memcpy(tokens->depths, depths, (size_t)tokens->length * sizeof *depths);
     for (int i = 0; i < tokens->length && gone; i++) {
         tokens->gone[i] |= (uint8_t)gone[i];
         tokens->n_gone += gone[i];

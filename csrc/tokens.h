@@ -5,7 +5,7 @@
 #include "lazyllm.h"
 
 /* Bytes of each token. */
-enum { LAZY_TOKEN_BYTES = 3 * sizeof(int32_t) + 2 * sizeof(uint8_t) };
+enum { LAZY_TOKEN_BYTES = 2 * sizeof(int32_t) + 2 * sizeof(uint8_t) };
 
 /* Makes room for `capacity` tokens. On failure nothing has changed. */
 int lazy_tokens_reserve(lazy_tokens *tokens, int capacity, lazy_error *err);
@@ -31,9 +31,9 @@ int lazy_tokens_prompt_begin(const lazy_tokens *tokens, int first_new);
 /* Tokens read before `first_new` become ordinary prompt tokens: a pass has followed. */
 void lazy_tokens_end_reading(lazy_tokens *tokens, int first_new);
 
-/* The end of a pass: fresh_depths become the depths. gone: (length,) 1 for each token that this pass has dropped for
+/* The end of a pass. depths: (length,) those after it; gone: (length,) 1 for each token that this pass has dropped for
  * good, else 0; NULL: it has dropped none. */
-void lazy_tokens_commit(lazy_tokens *tokens, const int32_t *gone);
+void lazy_tokens_commit(lazy_tokens *tokens, const int32_t *depths, const int32_t *gone);
 
 /* flags: (length,) LAZY_PRUNABLE and LAZY_FORCED of every token; the last one is the query token. Returns the number of
  * prunable tokens; *in_play: those of them that are not gone; *n_forced: those in play that always stay. */

@@ -163,22 +163,14 @@ void close_stream(lazy_stream *stream)
     lazy_cuda_stream *s = lazy_cuda_scratch(stream);
     if (lazy_cuda_enter(stream->backend, nullptr) == LAZY_OK) {
         if (s->queue) cudaStreamSynchronize(s->queue); /* queued kernels may still read what is freed below */
-        lazy_gemm_close(s->gemm);
+        lazy_gemm_leave(lazy_cuda_of(stream)->gemm, s->queue);
         lazy_staging_close(&s->staging);
         for (const scratch &part : scratch_of(s, 0, 0)) release(stream->backend, *part.memory);
         release(stream->backend, s->choice);
-        release(stream->backend, s->count);
-        release(stream->backend, s->bad_score);
-        cudaFreeHost(s->host);
+        cudaFreeHost(s->found);
         if (s->queue) cudaStreamDestroy(s->queue);
     }
     lazy_free(s);
-}
-
-int clear_bad_score(lazy_cuda_stream *s, lazy_error *err)
-{
-    return lazy_cuda_check(cudaMemsetAsync(s->bad_score, 0xff, sizeof *s->bad_score, s->queue),
-                           "clearing the bad score", err);
 }
 
 int open_stream(lazy_backend *backend, const lazy_config *config, lazy_stream **out, lazy_error *err)
@@ -192,13 +184,11 @@ int open_stream(lazy_backend *backend, const lazy_config *config, lazy_stream **
     if (!code)
         code = lazy_cuda_check(cudaStreamCreateWithFlags(&s->queue, cudaStreamNonBlocking), "opening a stream", err);
     if (!code) code = lazy_staging_open(&s->staging, err);
-    if (!code) code = lazy_cuda_check(cudaMallocHost((void **)&s->host, sizeof *s->host), "pinned memory", err);
+    if (!code) code = lazy_cuda_check(cudaMallocHost((void **)&s->found, sizeof *s->found), "pinned memory", err);
+    if (!code) s->found->bad_score = LAZY_NO_BAD_SCORE;
     if (!code) code = allocate(backend, (void **)&s->choice, sizeof *s->choice, "a choice", err);
     if (!code)
         code = lazy_cuda_check(cudaMemsetAsync(s->choice, 0, sizeof *s->choice, s->queue), "clearing the choice", err);
-    if (!code) code = allocate(backend, (void **)&s->count, sizeof *s->count, "a count", err);
-    if (!code) code = allocate(backend, (void **)&s->bad_score, sizeof *s->bad_score, "the bad score", err);
-    if (!code) code = clear_bad_score(s, err);
     if (code) close_stream(&s->base);
     else *out = &s->base;
     return code;
@@ -206,20 +196,18 @@ int open_stream(lazy_backend *backend, const lazy_config *config, lazy_stream **
 
 uint64_t scratch_bytes(const lazy_stream *stream, int n_rows, int n_tokens)
 {
-    uint64_t sum = LAZY_GEMM_WORKSPACE + sizeof(lazy_choice);
+    uint64_t sum = sizeof(lazy_choice);
     for (const scratch &part : scratch_of(lazy_cuda_scratch(const_cast<lazy_stream *>(stream)), n_rows, n_tokens))
         sum += part.bytes;
     return sum;
 }
 
-/* Also opens the matrix products on first use: their workspace is allocated only for streams that run passes. Each
- * buffer of the scratch is freed before the next one grows; those that have grown when another cannot are merely larger
- * than needed. */
+/* Each buffer of the scratch is freed before the next one grows; those that have grown when another cannot are merely
+ * larger than needed. */
 int reserve(lazy_stream *stream, int n_rows, int n_tokens, lazy_error *err)
 {
     lazy_cuda_stream *s = lazy_cuda_scratch(stream);
     int code = lazy_cuda_enter(stream->backend, err);
-    if (!code && !s->gemm) code = lazy_gemm_open(&s->gemm, lazy_cuda_of(stream)->cublas, s->queue, err);
     if (code || (n_rows <= s->rows && n_tokens <= s->tokens)) return code;
     n_rows = std::max(n_rows, s->rows);
     n_tokens = std::max(n_tokens, s->tokens);
@@ -238,34 +226,6 @@ int reserve(lazy_stream *stream, int n_rows, int n_tokens, lazy_error *err)
     return LAZY_OK;
 }
 
-int upload(lazy_stream *stream, void *to, const void *from, size_t bytes, lazy_error *err)
-{
-    int code = lazy_cuda_enter(stream->backend, err);
-    if (code) return code;
-    lazy_cuda_forget_ranges(stream);
-    lazy_cuda_stream *s = lazy_cuda_scratch(stream);
-    return lazy_staging_upload(&s->staging, to, from, bytes, s->queue, err);
-}
-
-/* Waits for the stream, and reports a score that is not a number if selection has recorded one since the last wait. */
-int download(lazy_stream *stream, void *to, const void *from, size_t bytes, lazy_error *err)
-{
-    lazy_cuda_stream *s = lazy_cuda_scratch(stream);
-    int code = lazy_cuda_enter(stream->backend, err);
-    if (!code)
-        code = lazy_cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, s->queue), "download", err);
-    if (!code)
-        code = lazy_cuda_check(
-            cudaMemcpyAsync(s->host, s->bad_score, sizeof *s->host, cudaMemcpyDeviceToHost, s->queue), "download", err);
-    if (!code) code = lazy_cuda_check(cudaStreamSynchronize(s->queue), "waiting for the device", err);
-    if (code || *s->host == LAZY_NO_BAD_SCORE) return code;
-    clear_bad_score(s, nullptr);
-    return lazy_fail(
-        err, LAZY_CHECKPOINT,
-        "after layer %d: the score of the token at position %d is not a number; the weights before it are damaged",
-        (int)(*s->host >> 32), (int)(*s->host & INT32_MAX));
-}
-
 int copy(lazy_stream *stream, void *to, const void *from, size_t bytes, lazy_error *err)
 {
     int code = lazy_cuda_enter(stream->backend, err);
@@ -279,6 +239,7 @@ int copy(lazy_stream *stream, void *to, const void *from, size_t bytes, lazy_err
 void close_backend(lazy_backend *backend)
 {
     lazy_cuda *cuda = reinterpret_cast<lazy_cuda *>(backend);
+    if (lazy_cuda_enter(backend, nullptr) == LAZY_OK) lazy_gemm_close(cuda->gemm);
     if (cuda->pool) cudaMemPoolDestroy(cuda->pool);
     lazy_free(cuda);
 }
@@ -296,8 +257,8 @@ lazy_ops table_of_ops()
     ops.stream_close = close_stream;
     ops.reserve = reserve;
     ops.scratch_bytes = scratch_bytes;
-    ops.upload = upload;
-    ops.download = download;
+    ops.upload = lazy_cuda_upload;
+    ops.download = lazy_cuda_download;
     ops.copy = copy;
     ops.embed = lazy_cuda_embed;
     ops.rmsnorm = lazy_cuda_rmsnorm;
@@ -361,6 +322,19 @@ int lazy_cuda_check(cudaError_t code, const char *what, lazy_error *err)
     return lazy_fail(err, LAZY_DEVICE, "%s: %s (%s)", what, cudaGetErrorString(code), cudaGetErrorName(code));
 }
 
+int lazy_cuda_wait(lazy_stream *stream, lazy_error *err)
+{
+    lazy_cuda_stream *s = lazy_cuda_scratch(stream);
+    int code = lazy_cuda_check(cudaStreamSynchronize(s->queue), "waiting for the device", err);
+    lazy_bad_score bad = s->found->bad_score;
+    if (code || bad == LAZY_NO_BAD_SCORE) return code;
+    s->found->bad_score = LAZY_NO_BAD_SCORE;
+    return lazy_fail(
+        err, LAZY_CHECKPOINT,
+        "after layer %d: the score of the token at position %d is not a number; the weights before it are damaged",
+        (int)(bad >> 32), (int)(bad & INT32_MAX));
+}
+
 int lazy_cuda_count_devices(int *n, lazy_error *err)
 {
     const int needed = CUDART_VERSION / 1000; /* minor versions of one major version are compatible */
@@ -392,7 +366,6 @@ int lazy_cuda_open(lazy_backend **out, const lazy_cuda_options *options, lazy_er
     if ((code = lazy_alloc_zeroed(&cuda, 1, "the CUDA backend", err))) return code;
     cuda->device = options->device;
     cuda->type = options->type;
-    cuda->cublas = cublas;
     cuda->base.ops = &cuda_ops;
     cuda->base.name = cuda->name;
     cuda->base.variant = cuda->variant;
@@ -402,6 +375,7 @@ int lazy_cuda_open(lazy_backend **out, const lazy_cuda_options *options, lazy_er
     code = describe(cuda, err);
     if (!code) code = lazy_cuda_enter(&cuda->base, err);
     if (!code) code = open_pool(cuda, err);
+    if (!code) code = lazy_gemm_open(&cuda->gemm, cublas, err);
     if (code) close_backend(&cuda->base);
     else *out = &cuda->base;
     return code;

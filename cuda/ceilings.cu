@@ -23,11 +23,9 @@ unsigned blocks(lazy_stream *stream) { return (unsigned)lazy_cuda_of(stream)->pr
 
 int lazy_cuda_read(lazy_stream *stream, const void *memory, size_t bytes, lazy_error *err)
 {
-    lazy_cuda_stream *s = lazy_cuda_scratch(stream);
     int code = lazy_cuda_op(stream, "reading", err, [&](cudaStream_t queue) {
         return lazy_launch(read_all, dim3(blocks(stream)), dim3(THREADS), 0, queue, (const uint4 *)memory,
-                           bytes / sizeof(uint4), s->count);
+                           bytes / sizeof(uint4), &lazy_cuda_scratch(stream)->found->count);
     });
-    int32_t ignored;
-    return code ? code : stream->backend->ops->download(stream, &ignored, s->count, sizeof ignored, err);
+    return code ? code : lazy_cuda_wait(stream, err);
 }

@@ -50,6 +50,12 @@ struct lazy_choice {
     int shift, ties;                         /* ties: how many of the tokens at the threshold are kept */
 };
 
+/* What kernels tell the host, in its own memory. */
+struct lazy_findings {
+    lazy_bad_score bad_score; /* minimum of those that selection has met since the last wait, or LAZY_NO_BAD_SCORE */
+    int32_t count;            /* result of `filter` or `mass` */
+};
+
 struct lazy_cuda {
     lazy_backend base;
     int device;
@@ -61,34 +67,31 @@ struct lazy_cuda {
     int processors;
     size_t shared_bytes; /* shared memory of a multiprocessor */
     bool wgmma;          /* attention of many rows uses the kernel in attention_sm90a.cu */
-    const lazy_cublas *cublas;
+    lazy_gemm *gemm;
 };
 
 struct lazy_cuda_stream {
     lazy_stream base;
     cudaStream_t queue;
-    lazy_gemm *gemm;
     lazy_staging staging;
-    int rows, tokens;          /* that the scratch below has room for */
-    lazy_ranges full, local;   /* of layers without a window, and with one */
-    float *partial;            /* (lazy_cuda_max_partials, D + 2): see attention_task */
-    unsigned *tickets;         /* (lazy_cuda_max_partials,) zeros */
-    void *gate_up;             /* (row_chunk, 2 F), of the larger F where there are experts */
-    lazy_softmax *softmaxes;   /* (lazy_cuda_max_softmaxes,) of the query rows */
-    float *products;           /* (H, tokens) of a single query row and the keys */
-    float *router_logits;      /* (row_chunk, n_experts); these and those below of models with experts, k of each row */
-    float *weights;            /* (row_chunk, k) */
-    int32_t *chosen, *places;  /* (row_chunk, k) a row's experts, and where its rows by expert are */
-    int32_t *counts;           /* (n_experts,) rows of each */
-    int32_t *sorted_rows;      /* (row_chunk k,) rows by expert */
-    void *expert_rows;         /* (row_chunk, F) of one expert, or (LAZY_GEMV_ROWS k, F) of all */
-    void *expert_states;       /* (row_chunk k, d) rows by expert, then the experts' outputs */
-    uint32_t *orders;          /* (tokens,) their scores' order, see selection.cu; whole blocks of tokens */
-    void *of_blocks;           /* (blocks of tokens,) 8 bytes: a block's sum, or how many of its tokens are chosen */
-    lazy_choice *choice;       /* of the op that runs */
-    int32_t *count;            /* result of `filter` or `mass` before its download */
-    lazy_bad_score *bad_score; /* device memory; written by selection, checked by download */
-    lazy_bad_score *host;      /* pinned host memory; download copies bad_score here */
+    int rows, tokens;         /* that the scratch below has room for */
+    lazy_ranges full, local;  /* of layers without a window, and with one */
+    float *partial;           /* (lazy_cuda_max_partials, D + 2): see attention_task */
+    unsigned *tickets;        /* (lazy_cuda_max_partials,) zeros */
+    void *gate_up;            /* (row_chunk, 2 F), of the larger F where there are experts */
+    lazy_softmax *softmaxes;  /* (lazy_cuda_max_softmaxes,) of the query rows */
+    float *products;          /* (H, tokens) of a single query row and the keys */
+    float *router_logits;     /* (row_chunk, n_experts); these and those below of models with experts, k of each row */
+    float *weights;           /* (row_chunk, k) */
+    int32_t *chosen, *places; /* (row_chunk, k) a row's experts, and where its rows by expert are */
+    int32_t *counts;          /* (n_experts,) rows of each */
+    int32_t *sorted_rows;     /* (row_chunk k,) rows by expert */
+    void *expert_rows;        /* (row_chunk, F) of one expert, or (LAZY_GEMV_ROWS k, F) of all */
+    void *expert_states;      /* (row_chunk k, d) rows by expert, then the experts' outputs */
+    uint32_t *orders;         /* (tokens,) their scores' order, see selection.cu; whole blocks of tokens */
+    void *of_blocks;          /* (blocks of tokens,) 8 bytes: a block's sum, or how many of its tokens are chosen */
+    lazy_choice *choice;      /* of the op that runs */
+    lazy_findings *found;     /* pinned */
 };
 
 /* *n = how many devices there are. Without a driver, or with one that is too old for this build, the error names the
@@ -99,6 +102,9 @@ int lazy_cuda_open(lazy_backend **out, const lazy_cuda_options *options, lazy_er
 
 /* Makes the device current for the calling thread; must precede every other CUDA call. */
 int lazy_cuda_enter(const lazy_backend *backend, lazy_error *err);
+
+/* Waits for the stream. Fails if selection has met a score that is not a number since the last wait. */
+int lazy_cuda_wait(lazy_stream *stream, lazy_error *err);
 
 /* ranges.cu: must follow every change of positions in device memory. */
 void lazy_cuda_forget_ranges(lazy_stream *stream);
@@ -118,6 +124,10 @@ static inline cudaDataType_t lazy_cuda_data_type(lazy_dtype type)
 {
     return type == LAZY_F32 ? CUDA_R_32F : type == LAZY_F16 ? CUDA_R_16F : CUDA_R_16BF;
 }
+
+/* staging.cc */
+int lazy_cuda_upload(lazy_stream *, void *, const void *, size_t, lazy_error *);
+int lazy_cuda_download(lazy_stream *, void *, const void *, size_t, lazy_error *);
 
 /* products.cu */
 int lazy_cuda_matmul(lazy_stream *, void *, const void *, int, const lazy_matrix *, bool, lazy_error *);

@@ -1,13 +1,15 @@
 #include "gemm.h"
 
 #include <initializer_list>
+#include <mutex>
+#include <new>
 
 extern "C" {
 #include "../csrc/error.h"
 #include "../csrc/memory.h"
 }
 
-static constexpr int MAX_CHOICES = 64; /* a pruned pass has a few shapes for each of its numbers of rows */
+static constexpr int MAX_CHOICES = 256; /* a pruned pass has a few shapes for each of its numbers of rows */
 
 /* The arguments of lazy_gemm_run that an algorithm depends on. */
 struct shape {
@@ -25,18 +27,20 @@ struct shape {
 
 struct choice {
     shape of; /* n == 0: no choice yet */
-    bool refused;
+    bool refused, has_workspace;
     cublasLtMatmulAlgo_t algorithm; /* unless refused */
 };
 
 struct lazy_gemm {
     const lazy_cublas *cublas;
-    cudaStream_t stream;
+    std::mutex lock; /* guards all below */
     cublasLtHandle_t handle;
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t w, x, y; /* reshaped for each product, because creating them allocates */
     cublasLtMatmulPreference_t preference;
-    void *workspace; /* (LAZY_GEMM_WORKSPACE,) on the device */
+    void *workspace;      /* (LAZY_GEMM_WORKSPACE,) on the device */
+    cudaStream_t user;    /* of the last product that uses it; NULL: it is free */
+    cudaEvent_t released; /* by `user`, for another stream */
     choice choices[MAX_CHOICES];
     int oldest; /* index into choices */
 };
@@ -77,9 +81,9 @@ static int set_layouts(const lazy_gemm *g, const shape &s, lazy_error *err)
     return status == CUBLAS_STATUS_SUCCESS ? LAZY_OK : fail(g, s, "cublasLtMatrixLayoutSetAttribute", status, err);
 }
 
-/* *algorithm = the first that cuBLASLt proposes for operands of this alignment and this workspace; false if it proposes
- * none. */
-static bool find_algorithm(const lazy_gemm *g, uint32_t alignment, uint64_t workspace, cublasLtMatmulAlgo_t *algorithm)
+/* Takes the first algorithm that cuBLASLt proposes for operands of this alignment and this workspace; false if it
+ * proposes none. */
+static bool find_algorithm(const lazy_gemm *g, uint32_t alignment, uint64_t workspace, choice *chosen)
 {
     const lazy_cublas *c = g->cublas;
     cublasStatus_t status =
@@ -96,30 +100,55 @@ static bool find_algorithm(const lazy_gemm *g, uint32_t alignment, uint64_t work
     if (status != CUBLAS_STATUS_SUCCESS || n_found < 1 || found.state != CUBLAS_STATUS_SUCCESS ||
         found.workspaceSize > workspace)
         return false;
-    *algorithm = found.algo;
+    chosen->algorithm = found.algo;
+    chosen->has_workspace = found.workspaceSize > 0;
     return true;
 }
 
-/* The choice for this shape. For a new shape cuBLASLt is asked twice: as it is, then as if it were aligned to one
- * element and had no workspace. */
-static choice *choose(lazy_gemm *g, const shape &s)
+/* *out = the choice for this shape. For a new shape cuBLASLt is asked twice: as it is, then as if it were aligned to
+ * one element and had no workspace. */
+static int choose(lazy_gemm *g, const shape &s, choice **out, lazy_error *err)
 {
     for (choice &c : g->choices)
-        if (c.of == s) return &c;
-    choice *c = &g->choices[g->oldest];
+        if (c.of == s) return *out = &c, LAZY_OK;
+    int code = set_layouts(g, s, err);
+    if (code) return code;
+    choice *c = *out = &g->choices[g->oldest];
     g->oldest = (g->oldest + 1) % MAX_CHOICES;
     *c = {};
     c->of = s;
-    c->refused = !find_algorithm(g, s.alignment, LAZY_GEMM_WORKSPACE, &c->algorithm) &&
-                 !find_algorithm(g, width_of(s.in), 0, &c->algorithm);
-    return c;
+    c->refused = !find_algorithm(g, s.alignment, LAZY_GEMM_WORKSPACE, c) && !find_algorithm(g, width_of(s.in), 0, c);
+    return LAZY_OK;
 }
 
-static cublasStatus_t multiply(const lazy_gemm *g, const choice &c, void *y, const void *x, const void *w)
+/* n rounded up to what an algorithm is chosen for, so that steps that revive other numbers of rows share it: kernels
+ * compute whole tiles of 8 to 128 rows. */
+static int rounded(int n)
+{
+    int size = 8;
+    while (size < n && size < 128) size *= 2;
+    return (n + size - 1) / size * size;
+}
+
+/* Makes the stream wait for the workspace if another stream has used it last. */
+static cudaError_t take_workspace(lazy_gemm *g, cudaStream_t stream)
+{
+    cudaError_t failed = cudaSuccess;
+    if (g->user && g->user != stream) {
+        failed = cudaEventRecord(g->released, g->user);
+        if (!failed) failed = cudaStreamWaitEvent(stream, g->released, 0);
+    }
+    if (!failed) g->user = stream;
+    return failed;
+}
+
+static cublasStatus_t multiply(lazy_gemm *g, cudaStream_t stream, const choice &c, void *y, const void *x,
+                               const void *w)
 {
     static const float ONE = 1, ZERO = 0;
+    if (c.has_workspace && take_workspace(g, stream)) return CUBLAS_STATUS_EXECUTION_FAILED;
     return g->cublas->matmul(g->handle, g->desc, &ONE, w, g->w, x, g->x, c.of.accumulate ? &ONE : &ZERO, y, g->y, y,
-                             g->y, &c.algorithm, g->workspace, LAZY_GEMM_WORKSPACE, g->stream);
+                             g->y, &c.algorithm, g->workspace, LAZY_GEMM_WORKSPACE, stream);
 }
 
 /* True for the errors of a product that cuBLASLt does not support, as opposed to those of a device that fails. */
@@ -134,8 +163,8 @@ static bool is_supported(cudaDataType_t type)
     return type == CUDA_R_32F || type == CUDA_R_16F || type == CUDA_R_16BF;
 }
 
-int lazy_gemm_run(lazy_gemm *g, void *y, const void *x, const void *w, int n, int rows, int cols, bool accumulate,
-                  cudaDataType_t in_type, cudaDataType_t out_type, bool *refused, lazy_error *err)
+int lazy_gemm_run(lazy_gemm *g, cudaStream_t stream, void *y, const void *x, const void *w, int n, int rows, int cols,
+                  bool accumulate, cudaDataType_t in_type, cudaDataType_t out_type, bool *refused, lazy_error *err)
 {
     *refused = false;
     if (n == 0) return LAZY_OK;
@@ -152,15 +181,21 @@ int lazy_gemm_run(lazy_gemm *g, void *y, const void *x, const void *w, int n, in
     shape s = {
         n, rows, cols, in_type, out_type, accumulate, bits % 256 == 0 ? 256u : bits % 16 == 0 ? 16u : width_of(in_type)
     };
-    int code = set_layouts(g, s, err);
-    if (code) return code;
-    choice *c = choose(g, s);
-    if (!c->refused) {
-        cublasStatus_t status = multiply(g, *c, y, x, w);
-        if (status != CUBLAS_STATUS_SUCCESS && !is_refusal(status)) return fail(g, s, "cublasLtMatmul", status, err);
-        c->refused = status != CUBLAS_STATUS_SUCCESS;
+    std::lock_guard<std::mutex> hold(g->lock);
+    for (int of_choice : { rounded(n), n }) {
+        choice *c;
+        s.n = of_choice;
+        int code = choose(g, s, &c, err);
+        if (code) return code;
+        if (c->refused) continue;
+        s.n = n;
+        if ((code = set_layouts(g, s, err))) return code;
+        cublasStatus_t status = multiply(g, stream, *c, y, x, w);
+        if (status == CUBLAS_STATUS_SUCCESS) return LAZY_OK;
+        if (!is_refusal(status)) return fail(g, s, "cublasLtMatmul", status, err);
+        c->refused = true;
     }
-    *refused = c->refused;
+    *refused = true;
     return LAZY_OK;
 }
 
@@ -187,16 +222,16 @@ static cublasStatus_t open_cublas(lazy_gemm *g)
     return status;
 }
 
-int lazy_gemm_open(lazy_gemm **out, const lazy_cublas *cublas, cudaStream_t stream, lazy_error *err)
+int lazy_gemm_open(lazy_gemm **out, const lazy_cublas *cublas, lazy_error *err)
 {
     *out = nullptr;
     void *memory;
     int code = lazy_alloc_zeroed_bytes(&memory, 1, sizeof(lazy_gemm), "matrix products", err);
     if (code != LAZY_OK) return code;
-    lazy_gemm *g = static_cast<lazy_gemm *>(memory);
+    lazy_gemm *g = new (memory) lazy_gemm();
     g->cublas = cublas;
-    g->stream = stream;
     cudaError_t failed = cudaMalloc(&g->workspace, LAZY_GEMM_WORKSPACE);
+    if (!failed) failed = cudaEventCreateWithFlags(&g->released, cudaEventDisableTiming);
     if (failed != cudaSuccess) {
         cudaGetLastError(); /* clears the error, which the next launch would otherwise report */
         code =
@@ -214,14 +249,18 @@ int lazy_gemm_open(lazy_gemm **out, const lazy_cublas *cublas, cudaStream_t stre
     return LAZY_OK;
 }
 
+void lazy_gemm_leave(lazy_gemm *g, cudaStream_t stream)
+{
+    std::lock_guard<std::mutex> hold(g->lock);
+    if (g->user == stream) g->user = nullptr;
+}
+
 void lazy_gemm_close(lazy_gemm *g)
 {
     if (!g) return;
     const lazy_cublas *c = g->cublas;
-    if (g->workspace) {
-        cudaStreamSynchronize(g->stream); /* queued products still use it */
-        cudaFree(g->workspace);
-    }
+    cudaFree(g->workspace);
+    if (g->released) cudaEventDestroy(g->released);
     if (g->preference) c->preference_destroy(g->preference);
     for (cublasLtMatrixLayout_t layout : { g->w, g->x, g->y }) {
         if (layout) c->layout_destroy(layout);

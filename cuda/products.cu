@@ -173,8 +173,9 @@ int multiply(lazy_stream *stream, Y *y, const void *x, int n, const lazy_matrix 
     bool refused = false;
     int code = lazy_cuda_enter(stream->backend, err);
     if (!code)
-        code = lazy_gemm_run(lazy_cuda_scratch(stream)->gemm, y, x, w->part[0].data, n, w->rows, w->cols, accumulate,
-                             type, std::is_same_v<Y, float> ? CUDA_R_32F : type, &refused, err);
+        code = lazy_gemm_run(lazy_cuda_of(stream)->gemm, lazy_cuda_scratch(stream)->queue, y, x, w->part[0].data, n,
+                             w->rows, w->cols, accumulate, type, std::is_same_v<Y, float> ? CUDA_R_32F : type, &refused,
+                             err);
     if (!code && refused) return multiply_by_gemv(stream, y, x, n, w, accumulate, err);
     if (code || !w->bias) return code;
     return lazy_cuda_typed_op(stream, "bias", err, [&](auto type, cudaStream_t queue) {

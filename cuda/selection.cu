@@ -44,7 +44,7 @@ struct tokens {
     const uint8_t *flags;   /* by position */
     int m;
     int layer;           /* that computed the scores */
-    lazy_bad_score *bad; /* minimum over scores that are not numbers; see lazy_bad_score */
+    lazy_bad_score *bad; /* see lazy_findings */
     uint32_t *orders;    /* (m,), then 0 up to the end of the last block */
 };
 
@@ -237,7 +237,7 @@ int lazy_cuda_smooth(lazy_stream *stream, float *out, const float *scores, int m
 static tokens tokens_of(lazy_stream *stream, const int32_t *in_play, const float *scores, int m, const uint8_t *flags)
 {
     const lazy_cuda_stream *s = lazy_cuda_scratch(stream);
-    return { in_play, scores, flags, m, stream->layers_done - 1, s->bad_score, s->orders };
+    return { in_play, scores, flags, m, stream->layers_done - 1, &s->found->bad_score, s->orders };
 }
 
 int lazy_cuda_mass(lazy_stream *stream, int *n_free, const int32_t *in_play, const float *scores, int m,
@@ -246,9 +246,11 @@ int lazy_cuda_mass(lazy_stream *stream, int *n_free, const int32_t *in_play, con
     const lazy_cuda_stream *s = lazy_cuda_scratch(stream);
     int code = lazy_cuda_op(stream, "counting by mass", err, [&](cudaStream_t queue) {
         return lazy_launch(find_threshold<true>, lazy_blocks(m, SCAN_THREADS), dim3(SCAN_THREADS), 0, queue,
-                           tokens_of(stream, in_play, scores, m, flags), mass, s->choice, nullptr, s->count);
+                           tokens_of(stream, in_play, scores, m, flags), mass, s->choice, nullptr, &s->found->count);
     });
-    return code ? code : stream->backend->ops->download(stream, n_free, s->count, sizeof *n_free, err);
+    if (!code) code = lazy_cuda_wait(stream, err);
+    *n_free = s->found->count;
+    return code;
 }
 
 int lazy_cuda_select(lazy_stream *stream, int32_t *kept, const int32_t *in_play, const float *scores, int m,

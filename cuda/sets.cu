@@ -74,27 +74,23 @@ int lazy_cuda_filter(lazy_stream *stream, int32_t *out, int *n_out, const int32_
                      const int32_t *depth, int low, int high, lazy_error *err)
 {
     lazy_cuda_forget_ranges(stream);
-    int32_t *count = lazy_cuda_scratch(stream)->count;
+    lazy_cuda_stream *s = lazy_cuda_scratch(stream);
     int code = lazy_cuda_op(stream, "filtering positions", err, [&](cudaStream_t queue) {
         cudaError_t failed = cudaSuccess;
         for (int32_t *to : { (int32_t *)nullptr, out })
             if (!failed)
-                failed =
-                    lazy_launch(filter_positions, dim3(n / SCAN_THREADS + 1), dim3(SCAN_THREADS), 0, queue, to, count,
-                                (int *)lazy_cuda_scratch(stream)->of_blocks, positions, n, depth, low, high);
+                failed = lazy_launch(filter_positions, dim3(n / SCAN_THREADS + 1), dim3(SCAN_THREADS), 0, queue, to,
+                                     &s->found->count, (int *)s->of_blocks, positions, n, depth, low, high);
         return failed;
     });
-    return code ? code : stream->backend->ops->download(stream, n_out, count, sizeof *n_out, err);
+    if (!code) code = lazy_cuda_wait(stream, err);
+    *n_out = s->found->count;
+    return code;
 }
 
 int lazy_cuda_regroup(lazy_stream *stream, void *y, const int32_t *new_rows, int n_new, const void *x,
                       const int32_t *rows, int n, void *aux, int d, int32_t *n_revived, lazy_error *err)
 {
-    int code = lazy_cuda_enter(stream->backend, err);
-    if (!code)
-        code = lazy_cuda_check(cudaMemsetAsync(n_revived, 0, sizeof *n_revived, lazy_cuda_scratch(stream)->queue),
-                               "clearing the count of revived rows", err);
-    if (code) return code;
     return lazy_cuda_typed_op(stream, "regrouping rows", err, [&](auto type, cudaStream_t queue) {
         using T = decltype(type);
         return lazy_launch(move_rows<T>, dim3(n_new + n), dim3(THREADS), 0, queue, (T *)y, new_rows, n_new,

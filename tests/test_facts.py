@@ -179,9 +179,7 @@ def test_sessions_that_drop_for_good_alone_have_no_aux_cache(tiny_of: Build) -> 
         tiny.load().session(pruning(stages)).bytes_for(100)
         for stages in ([(1, 0.5, True)], [(1, 0.5, True), (2, 0.3)], [(1, 0.5)])
     )
-    marks = 4 * 100  # one number for each token
-    assert both == other + marks
-    assert good < other
+    assert good < both == other
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="other devices divide work by the number of rows")

@@ -134,6 +134,11 @@ def test_each_option_alone(tiny_of: Build, options: dict[str, Any]) -> None:
     assert reference.margin > NEAR_TIE
 
 
+def test_frozen_step_over_more_tokens_than_were_dropped(tiny_of: Build) -> None:
+    rules = pruning([(0, 0.9), (1, 0.8), (2, 0.7)], decode="frozen")
+    assert drive(tiny_of(Shape(seed=9)), rules, [(10, False), (8, True)]).margin > NEAR_TIE
+
+
 @pytest.mark.parametrize(
     "mass", [(0.9, 0.0, 1.0), (0.5, 0.0, 1.0), (0.9, 0.0, 0.2), (0.2, 0.5, 1.0), (0.6, 0.0, 0.05)], ids=str
 )

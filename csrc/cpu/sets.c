@@ -24,7 +24,6 @@ int lazy_cpu_regroup(lazy_stream *stream, void *y, const int32_t *new_rows, int 
                      const int32_t *rows, int n, void *aux, int d, int32_t *n_revived, lazy_error *err)
 {
     size_t bytes = (size_t)d * sizeof(float);
-    *n_revived = 0;
     int r = 0;
     for (int i = 0; i <= n_new; i++) {
         int next = i < n_new ? new_rows[i] : INT32_MAX;

@@ -53,7 +53,7 @@ struct lazy_cublas_preference {
 };
 
 enum algorithm_id : uint64_t {
-    FOURS, /* needs columns of b in multiples of four, and operands aligned to 16 bytes */
+    FOURS, /* needs rows of d in multiples of four, and operands aligned to 16 bytes */
     SPLIT, /* split-k: needs workspace for partial sums */
     PLAIN, /* no requirements */
     N_ALGORITHMS,
@@ -207,7 +207,7 @@ static cublasStatus_t check_support(const cublasLtMatmulAlgo_t *algorithm, const
     if (!algorithm || algorithm->data[0] != MARK || algorithm->data[1] >= N_ALGORITHMS)
         return CUBLAS_STATUS_INVALID_VALUE;
     if (algorithm->data[2] != a->type || algorithm->data[3] != d->type) return CUBLAS_STATUS_INVALID_VALUE;
-    return algorithm->data[1] == FOURS && d->cols % 4 != 0 ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
+    return algorithm->data[1] == FOURS && d->rows % 4 != 0 ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
 }
 
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t product,

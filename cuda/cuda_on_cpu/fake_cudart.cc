@@ -523,6 +523,12 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
     return cudaSuccess;
 }
 
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned)
+{
+    std::lock_guard hold(device_mutex);
+    return result(enqueue(stream, [queue = event->queue, n = event->n] { finish(*queue, n); }));
+}
+
 cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
     std::lock_guard hold(device_mutex);

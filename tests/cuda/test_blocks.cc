@@ -65,9 +65,9 @@ int main()
         unsigned long long launches, blocks; /* that it takes at most, and has at least */
         std::function<int()> run;
     } rows[] = {
-        { "select", 1, 1, [&] { return ops->select(stream, out, in_play, score, TOKENS, flag, TOKENS / 2, &err); } },
-        { "share", 1, 1, [&] { return ops->share(stream, share, score, in_play, TOKENS, flag, &err); } },
-        { "filter", 1, 1, [&] { return ops->filter(stream, out, &n_found, in_play, TOKENS, depth, 1, 1, &err); } },
+        { "select", 2, 64, [&] { return ops->select(stream, out, in_play, score, TOKENS, flag, TOKENS / 2, &err); } },
+        { "share", 2, 64, [&] { return ops->share(stream, share, score, in_play, TOKENS, flag, &err); } },
+        { "filter", 2, 64, [&] { return ops->filter(stream, out, &n_found, in_play, TOKENS, depth, 1, 1, &err); } },
     };
     printf("| 32,768 tokens in play | launches | blocks of the widest |\n|---|---|---|\n");
     for (const auto &row : rows) {

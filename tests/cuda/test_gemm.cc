@@ -142,9 +142,9 @@ struct kind {
     size_t skip; /* elements by which the operands are misaligned */
 };
 
-static bool refuse_products; /* set: cuBLASLt refuses every product that it is asked to run */
+static int refused_products; /* how many of the next products cuBLASLt refuses to run */
 
-static void test_product(lazy_gemm *gemm, kind t, int n, int rows, int cols, bool exact)
+static void test_product(lazy_gemm *gemm, kind t, int n, int rows, int cols, bool exact, bool must_refuse = false)
 {
     size_t k = (size_t)cols, r = (size_t)rows;
     bytes x = exact ? sixteenths(t.in, (size_t)n * k) : any_floats((size_t)n * k);
@@ -156,13 +156,13 @@ static void test_product(lazy_gemm *gemm, kind t, int n, int rows, int cols, boo
 
     lazy_error err = {};
     bool refused = true;
-    int code =
-        lazy_gemm_run(gemm, on_y.at(), on_x.at(), on_w.at(), n, rows, cols, t.accumulate, t.in, t.out, &refused, &err);
+    int code = lazy_gemm_run(gemm, stream, on_y.at(), on_x.at(), on_w.at(), n, rows, cols, t.accumulate, t.in, t.out,
+                             &refused, &err);
     bool whole, whole_x, whole_w;
     bytes got = on_y.back(&whole);
     bool untouched = on_x.back(&whole_x) == x && on_w.back(&whole_w) == w;
 #ifdef LAZY_CUDA_ON_CPU
-    bool may_refuse = refuse_products || (t.in != CUDA_R_32F && cols % 2);
+    bool may_refuse = must_refuse || (t.in != CUDA_R_32F && cols % 2);
     check(refused == may_refuse, "%s, %d x (%d, %d): refused is %d", name_of(t.in), n, rows, cols, refused);
 #endif
     if (refused) {
@@ -225,8 +225,8 @@ static void test_arguments(lazy_gemm *gemm)
     copy m(bytes(1024, 0), 0);
     lazy_error err = {};
     bool refused;
-    check(lazy_gemm_run(gemm, nullptr, nullptr, nullptr, 0, 4, 4, false, CUDA_R_32F, CUDA_R_32F, &refused, &err) ==
-              LAZY_OK,
+    check(lazy_gemm_run(gemm, stream, nullptr, nullptr, nullptr, 0, 4, 4, false, CUDA_R_32F, CUDA_R_32F, &refused,
+                        &err) == LAZY_OK,
           "no rows: %s", err.message);
     const struct {
         void *y;
@@ -244,7 +244,8 @@ static void test_arguments(lazy_gemm *gemm)
     };
     for (const auto &b : bad) {
         err = {};
-        int code = lazy_gemm_run(gemm, b.y, m.at(), m.at(), b.n, b.rows, b.cols, false, b.in, b.out, &refused, &err);
+        int code =
+            lazy_gemm_run(gemm, stream, b.y, m.at(), m.at(), b.n, b.rows, b.cols, false, b.in, b.out, &refused, &err);
         check(code == LAZY_INVALID && strstr(err.message, b.says), "%s: code %d, %s", b.says, code, err.message);
     }
 }
@@ -287,7 +288,7 @@ static cublasStatus_t count_product(cublasLtHandle_t handle, cublasLtMatmulDesc_
     if (workspace_seen && workspace != workspace_seen) workspace_moved = true;
     if (workspace_bytes != 32u << 20) workspace_moved = true;
     workspace_seen = workspace;
-    if (refuse_products) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (refused_products && refused_products--) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (product_status != CUBLAS_STATUS_SUCCESS) return product_status;
     return real_table->matmul(handle, product, alpha, a, a_layout, b, b_layout, beta, c, c_layout, d, d_layout,
                               algorithm, workspace, workspace_bytes, queue);
@@ -310,7 +311,7 @@ static lazy_gemm *open_gemm(const lazy_cublas *cublas)
 {
     lazy_gemm *gemm = nullptr;
     lazy_error err = {};
-    if (lazy_gemm_open(&gemm, cublas, stream, &err) != LAZY_OK) {
+    if (lazy_gemm_open(&gemm, cublas, &err) != LAZY_OK) {
         printf("open: %s\n", err.message);
         exit(2);
     }
@@ -320,10 +321,11 @@ static lazy_gemm *open_gemm(const lazy_cublas *cublas)
 static const kind ADDED = { CUDA_R_16BF, CUDA_R_16BF, true, 0 };
 
 /* Runs a product, checks its result and the number of calls to cuBLASLt. */
-static void test_asked(lazy_gemm *gemm, const char *what, int n, int rows, int guesses, int products, kind t = ADDED)
+static void test_asked(lazy_gemm *gemm, const char *what, int n, int rows, int guesses, int products, kind t = ADDED,
+                       bool must_refuse = false)
 {
     n_guesses = n_products = 0;
-    test_product(gemm, t, n, rows, 64, true);
+    test_product(gemm, t, n, rows, 64, true, must_refuse);
     check(n_guesses == guesses && n_products == products, "%s: %d guesses and %d products instead of %d and %d", what,
           n_guesses, n_products, guesses, products);
 }
@@ -339,16 +341,18 @@ static void test_choices()
 
     test_asked(gemm, "a new shape", 20, 200, 1, 1);
     test_asked(gemm, "a known shape", 20, 200, 0, 1);
-    test_asked(gemm, "another n", 21, 200, 1, 1);
+    for (int n : { 17, 21, 32 }) test_asked(gemm, "an n that is rounded up alike", n, 200, 0, 1);
+    for (int n : { 1, 9, 33, 65, 129, 257 }) test_asked(gemm, "an n that is rounded up otherwise", n, 200, 1, 1);
+    for (int n : { 8, 16, 64, 128, 256, 384 }) test_asked(gemm, "what those are rounded to", n, 200, 0, 1);
     test_asked(gemm, "more rows", 20, 201, 1, 1);
     test_asked(gemm, "not added", 20, 200, 1, 1, { CUDA_R_16BF, CUDA_R_16BF, false, 0 });
     test_asked(gemm, "another output", 20, 200, 1, 1, { CUDA_R_16BF, CUDA_R_32F, true, 0 });
     test_asked(gemm, "another input", 20, 200, 1, 1, { CUDA_R_16F, CUDA_R_16F, true, 0 });
     test_asked(gemm, "off by an element", 20, 200, 1, 1, { CUDA_R_16BF, CUDA_R_16BF, true, 1 });
     test_asked(gemm, "off by 16 bytes", 20, 200, 1, 1, { CUDA_R_16BF, CUDA_R_16BF, true, 8 });
-    for (int n = 1; n <= 70; n++) test_asked(gemm, "more shapes than are remembered", n, 30, 1, 1);
-    test_asked(gemm, "one of the last shapes", 70, 30, 0, 1);
-    test_asked(gemm, "a shape forgotten", 1, 30, 1, 1);
+    for (int rows = 1000; rows < 1260; rows++) test_asked(gemm, "more shapes than are remembered", 5, rows, 1, 1);
+    test_asked(gemm, "one of the last shapes", 5, 1259, 0, 1);
+    test_asked(gemm, "a shape forgotten", 5, 1000, 1, 1);
 
     max_workspace = 0;
     test_asked(gemm, "refused with a workspace", 20, 300, 2, 1);
@@ -357,21 +361,25 @@ static void test_choices()
     max_alignment = 2;
     test_asked(gemm, "refused with its alignment", 20, 301, 2, 1);
     max_alignment = UINT32_MAX;
-    refuse_products = true;
-    test_asked(gemm, "refused when run", 20, 302, 1, 1);
-    test_asked(gemm, "refused before", 20, 302, 0, 0);
-    refuse_products = false;
+    refused_products = 1;
+    test_asked(gemm, "refused for what n is rounded to", 20, 302, 2, 2);
+    test_asked(gemm, "the same n", 20, 302, 0, 1);
+    test_asked(gemm, "another n that is rounded alike", 21, 302, 1, 1);
+    refused_products = 2;
+    test_asked(gemm, "refused when run", 20, 303, 2, 2, ADDED, true);
+    test_asked(gemm, "refused before", 20, 303, 0, 0, ADDED, true);
     check(workspace_seen && !workspace_moved, "the workspace moved or shrank");
 
     max_alignment = 0;
     copy m(bytes(1024, 0), 0);
     lazy_error err = {};
     bool refused = false;
-    int code = lazy_gemm_run(gemm, m.at(), m.at(), m.at(), 3, 5, 7, false, CUDA_R_32F, CUDA_R_32F, &refused, &err);
+    int code =
+        lazy_gemm_run(gemm, stream, m.at(), m.at(), m.at(), 3, 5, 7, false, CUDA_R_32F, CUDA_R_32F, &refused, &err);
     check(code == LAZY_OK && refused, "no algorithm at all: code %d, %s, refused is %d", code, err.message, refused);
     max_alignment = UINT32_MAX;
     product_status = CUBLAS_STATUS_EXECUTION_FAILED;
-    code = lazy_gemm_run(gemm, m.at(), m.at(), m.at(), 3, 6, 7, false, CUDA_R_32F, CUDA_R_32F, &refused, &err);
+    code = lazy_gemm_run(gemm, stream, m.at(), m.at(), m.at(), 3, 6, 7, false, CUDA_R_32F, CUDA_R_32F, &refused, &err);
     check(code == LAZY_DEVICE && strstr(err.message, "(3, 7) by (6, 7)^T") &&
               strstr(err.message, "CUBLAS_STATUS_EXECUTION_FAILED"),
           "a device that fails: code %d, %s", code, err.message);
@@ -381,14 +389,38 @@ static void test_choices()
     lazy_cublas broken = counting;
     broken.create = refuse_handle;
     err = {};
-    code = lazy_gemm_open(&gemm, &broken, stream, &err);
+    code = lazy_gemm_open(&gemm, &broken, &err);
     check(code == LAZY_DEVICE && !gemm && strstr(err.message, "CUBLAS_STATUS_NOT_INITIALIZED"),
           "no handle: code %d, %s", code, err.message);
     lazy_gemm_close(nullptr);
 }
 
+/* A product that uses the workspace waits for the one before it on another stream. */
+static void test_workspace(lazy_gemm *gemm)
+{
+    cudaStream_t other;
+    must(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
+    copy x(sixteenths(CUDA_R_32F, 64), 0), w(sixteenths(CUDA_R_32F, 3 * 64), 0), y(bytes(3 * sizeof(float), -1), 0),
+        later(bytes(3 * sizeof(float), -1), 0);
+    bool refused;
+    lazy_error err = {};
+    float got[2][3];
+    for (auto [queue, to] : { std::pair(stream, y.at()), std::pair(other, later.at()) })
+        check(
+            !lazy_gemm_run(gemm, queue, to, x.at(), w.at(), 1, 3, 64, false, CUDA_R_32F, CUDA_R_32F, &refused, &err) &&
+                !refused,
+            "%s", err.message);
+    must(cudaStreamSynchronize(other));
+    must(cudaMemcpy(got[0], y.at(), sizeof got[0], cudaMemcpyDeviceToHost)); /* of the stream that is not waited for */
+    must(cudaMemcpy(got[1], later.at(), sizeof got[1], cudaMemcpyDeviceToHost));
+    check(memcmp(got[0], got[1], sizeof got[0]) == 0, "a product runs beside another that uses the same workspace");
+    must(cudaStreamSynchronize(stream));
+    for (cudaStream_t queue : { stream, other }) lazy_gemm_leave(gemm, queue);
+    must(cudaStreamDestroy(other));
+}
+
 /* Two threads, each with its own stream, run the same shapes concurrently. */
-static void test_threads()
+static void test_threads(lazy_gemm *gemm)
 {
     enum { MOST = 70, ROWS = 26, COLS = 64 };
     copy x(sixteenths(CUDA_R_32F, MOST * COLS), 0), w(sixteenths(CUDA_R_32F, ROWS * COLS), 0);
@@ -398,17 +430,16 @@ static void test_threads()
         bool refused;
         cudaStream_t own;
         float *y;
-        lazy_gemm *gemm = nullptr;
         must(cudaStreamCreateWithFlags(&own, cudaStreamNonBlocking));
         must(cudaMalloc((void **)&y, MOST * ROWS * sizeof *y));
         results[which].resize(MOST * ROWS);
-        int code = lazy_gemm_open(&gemm, real_table, own, &errors[which]);
+        int code = LAZY_OK;
         for (int n = 1; n <= MOST && code == LAZY_OK; n++)
-            code = lazy_gemm_run(gemm, y, x.at(), w.at(), n, ROWS, COLS, false, CUDA_R_32F, CUDA_R_32F, &refused,
+            code = lazy_gemm_run(gemm, own, y, x.at(), w.at(), n, ROWS, COLS, false, CUDA_R_32F, CUDA_R_32F, &refused,
                                  &errors[which]);
         must(cudaMemcpyAsync(results[which].data(), y, MOST * ROWS * sizeof *y, cudaMemcpyDeviceToHost, own));
         must(cudaStreamSynchronize(own));
-        lazy_gemm_close(gemm);
+        lazy_gemm_leave(gemm, own);
         must(cudaFree(y));
         must(cudaStreamDestroy(own));
     };
@@ -545,9 +576,10 @@ int main(int argc, char **argv)
     lazy_gemm *gemm = open_gemm(real_table);
     test_products(gemm);
     test_arguments(gemm);
+    test_workspace(gemm);
+    test_threads(gemm);
     lazy_gemm_close(gemm);
     test_choices();
-    test_threads();
     must(cudaStreamDestroy(stream));
     return checked();
 }

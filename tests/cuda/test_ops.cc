@@ -363,7 +363,7 @@ static void test_uploads(const rig &r)
 {
     now("%s uploads", r.name());
     const side &gpu = r.gpu;
-    bytes want(3 * lazy_staging::SLOTS * lazy_staging::SLOT_BYTES / 2 + 77), source;
+    bytes want(3 * lazy_staging::SLOTS * lazy_staging::SLOT_BYTES + 77), source;
     for (unsigned char &byte : want) byte = (unsigned char)random_bits();
     output uploaded(gpu, want.size());
     for (size_t done = 0; done < want.size(); done += source.size()) {
@@ -1464,11 +1464,11 @@ static void test_regroup(const rig &r, int n, int n_new, int length, int d)
     floats x = random_values(r.type, (size_t)(n * d)), aux = random_values(r.type, (size_t)((length + 1) * d)),
            want((size_t)(n_new * d));
     input of_x(gpu, narrowed(r.type, x)), of_rows(gpu, rows), of_new(gpu, new_rows);
-    output y(gpu, want.size() * r.width()), of_aux(gpu, narrowed(r.type, aux)), n_revived(gpu, sizeof(int32_t));
+    output y(gpu, want.size() * r.width()), of_aux(gpu, narrowed(r.type, aux)), n_revived(gpu, bytes{ 3, 0, 0, 0 });
     did(gpu, "regroup",
         gpu.ops->regroup(gpu.stream, y.at(), of_new.as<int32_t>(), n_new, of_x.at(), of_rows.as<int32_t>(), n,
                          of_aux.at(), d, n_revived.as<int32_t>(), &gpu.err));
-    int32_t revived = -1;
+    int32_t revived = 3;
     r.plain.ops->regroup(r.plain.stream, want.data(), new_rows.data(), n_new, x.data(), rows.data(), n, aux.data(), d,
                          &revived, nullptr);
     check(widened(r.type, y.read()) == want, "a row holds another token's values");
@@ -1487,7 +1487,7 @@ static void test_regroup_without_aux(const rig &r, int n, int d)
     for (int32_t row : new_rows)
         want.insert(want.end(), x.begin() + (int64_t)row * d, x.begin() + (int64_t)(row + 1) * d);
     input of_x(gpu, narrowed(r.type, x)), of_rows(gpu, rows), of_new(gpu, new_rows);
-    output y(gpu, want.size() * r.width()), n_revived(gpu, sizeof(int32_t));
+    output y(gpu, want.size() * r.width()), n_revived(gpu, bytes(sizeof(int32_t), 0));
     did(gpu, "regroup",
         gpu.ops->regroup(gpu.stream, y.at(), of_new.as<int32_t>(), n_new, of_x.at(), of_rows.as<int32_t>(), n, nullptr,
                          d, n_revived.as<int32_t>(), &gpu.err));
