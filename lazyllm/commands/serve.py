@@ -30,8 +30,7 @@ def serve(parser: argparse.ArgumentParser) -> Run:
         uvicorn, *_ = (
             package(name, "lazyllm serve", "serve") for name in ("uvicorn", "starlette", "prometheus_client")
         )
-        from lazyllm.serving.app import LOOPBACK, create
-        from lazyllm.serving.service import Service
+        from lazyllm.serving.app import LOOPBACK, Service, create
 
         host, key = vars(args).get("host", LOOPBACK[0]), vars(args).get("api_key", os.environ.get(KEY))
         if host not in LOOPBACK and not key:
@@ -40,9 +39,8 @@ def serve(parser: argparse.ArgumentParser) -> Run:
         service = Service(options.loaded(args), Options(**own))
         limits = {"timeout_graceful_shutdown": GRACE, "limit_concurrency": MOST_CONNECTIONS}
         place = {"host": host, "port": vars(args).get("port", 8000)}
-        config = uvicorn.Config(create(service, key or None, host), **place, **limits, http="h11")
         try:
-            uvicorn.Server(config).run()
+            uvicorn.run(create(service, key or None, host), **place, **limits, http="h11")
         finally:
             service.close()
         return 0
