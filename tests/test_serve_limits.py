@@ -212,7 +212,7 @@ def test_a_client_that_goes_away_frees_its_pass(slow: lazyllm.LLM, layers: list[
         for client in clients:
             client.close()
         wait_for(lambda: server.service.turns.requests == 0)
-        assert server.service.turns._threads.submit(int).result() == 0  # once the pass has ended
+        assert server.service.turns.threads.submit(int).result() == 0  # once the pass has ended
         assert layers == [*range(1, len(layers) + 1)]
         assert len(layers) < WIDE.n_layers
         assert server.post(COMPLETIONS, {"prompt": "a", "max_tokens": 1})[0] == 200

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -31,7 +30,7 @@ from lazyllm.machine import memory
 from lazyllm.prefix_cache import PrefixCache
 from lazyllm.serving.figures import Figures
 from lazyllm.serving.options import Options
-from lazyllm.serving.protocol import Ask, Part, contents, event
+from lazyllm.serving.protocol import Ask, Part, contents
 from lazyllm.serving.shadow import Guard, Shadow
 from lazyllm.serving.turns import Turns
 
@@ -117,17 +116,15 @@ class Service:
             log.error("an answer failed", exc_info=error)
             text = "the answer failed; the server's log says why"
         kind = "invalid_request_error" if status < 500 else "server_error"
-        content = {
-            "message": text.encode(errors="replace").decode(),
-            "type": kind,
-            "param": None,
-            "code": None,
-        }
-        return JSONResponse({"error": content}, status, getattr(error, "headers", None))
+        text = text.encode(errors="replace").decode()
+        content = {"error": {"message": text, "type": kind, "param": None, "code": None}}
+        return JSONResponse(content, status, getattr(error, "headers", None))
 
     def close(self) -> None:
-        self.turns.close()
-        self.shadow.close()
+        """Ends all passes, and waits until the threads are gone."""
+        self.turns.closing.set()
+        for executor in self.turns.threads, self.shadow.thread:
+            executor.shutdown(cancel_futures=True)
 
 
 class Answer(StreamingResponse):  # type: ignore[misc]
@@ -156,7 +153,7 @@ class Answer(StreamingResponse):  # type: ignore[misc]
             async for piece in self.pieces:
                 yield piece
         except Exception as error:
-            yield event(json.loads(self.service.failed(error).body))
+            yield f"data: {self.service.failed(error).body.decode()}\n\n"
 
 
 class KeyCheck(AuthenticationBackend):  # type: ignore[misc]

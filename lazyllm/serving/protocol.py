@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from heapq import nlargest
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any
 from uuid import uuid4
 
 from starlette.exceptions import HTTPException
@@ -24,7 +24,6 @@ from lazyllm.sampling import SamplingParams
 from lazyllm.support import checked
 from lazyllm.support.json_text import parse_object
 
-T = TypeVar("T")
 MOST_ANSWERS, MOST_LOGPROBS, MOST_STOPS = 128, 20, 16
 COMPLETION_TOKENS, CHAT_TOKENS = 16, 1024
 """New tokens where a request sets no limit; in a chat fewer, if the context leaves fewer."""
@@ -65,7 +64,6 @@ class Ask:
         checked.known_names(stream_options, ("include_usage",), "stream_options")
         checked.known_names(own, ("pruning", "trace"), "lazyllm")
         self.llm, self.model, self.chat = llm, model, chat
-        self.id, self.created = uuid4().hex, int(time.time())
         self.stream = _field(given, "stream", bool)
         self.include_usage = _field(stream_options, "include_usage", bool)
         self.pruning = None if own.get("pruning") is None else _setting(own["pruning"])  # None: the server's
@@ -95,7 +93,7 @@ class Ask:
             raise ValueError(f"{self.n} answers to a prompt differ only with a temperature above 0")
 
 
-def _field(given: Mapping[str, Any], name: str, kind: type[T]) -> T:
+def _field(given: Mapping[str, Any], name: str, kind: type) -> Any:
     """The field's value; False or an empty object or list where there is none."""
     value = given.get(name, kind())
     if not isinstance(value, kind):
@@ -156,7 +154,7 @@ def contents(ask: Ask, parts: Iterable[Part]) -> Iterator[Any]:
     """The body of a whole answer, for which each part is one, or the events of a streamed one."""
     kind, prefix = ("chat.completion", "chatcmpl") if ask.chat else ("text_completion", "cmpl")
     kind += ".chunk" if ask.chat and ask.stream else ""
-    about = {"id": f"{prefix}-{ask.id}", "object": kind, "created": ask.created, "model": ask.model}
+    about = {"id": f"{prefix}-{uuid4().hex}", "object": kind, "created": int(time.time()), "model": ask.model}
     begun, whole, n_given, n_new = set[int](), list[dict[str, Any]](), sum(map(len, ask.prompts)), 0
     for number, text, end, happened in parts:
         choice: dict[str, Any] = {"index": number, "logprobs": None, "finish_reason": None}
@@ -168,21 +166,15 @@ def contents(ask: Ask, parts: Iterable[Part]) -> Iterator[Any]:
             choice |= {"finish_reason": end.finish_reason, "lazyllm": happened}
             choice["logprobs"] = _logprobs(ask, end) if ask.logprobs else None
         if ask.stream:
-            yield event({**about, "choices": [choice]})
+            yield f"data: {json.dumps({**about, 'choices': [choice]})}\n\n"
         else:
             whole.append(choice)
     usage = {"prompt_tokens": n_given, "completion_tokens": n_new, "total_tokens": n_given + n_new}
     last = {**about, "choices": whole, "usage": usage}
-    if not ask.stream:
-        yield last
-    elif ask.include_usage:
-        yield event(last)
     if ask.stream:
-        yield "data: [DONE]\n\n"
-
-
-def event(body: dict[str, Any]) -> str:
-    return f"data: {json.dumps(body)}\n\n"
+        yield (f"data: {json.dumps(last)}\n\n" if ask.include_usage else "") + "data: [DONE]\n\n"
+    else:
+        yield last
 
 
 def _logprobs(ask: Ask, generation: Generation) -> dict[str, Any]:

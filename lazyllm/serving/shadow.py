@@ -7,6 +7,7 @@ import logging
 import random
 import threading
 import time
+from asyncio import CancelledError
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,7 @@ from lazyllm.methods.parsing import as_method
 from lazyllm.methods.speedup import Speedup
 from lazyllm.serving.figures import Figures
 from lazyllm.serving.options import Options
-from lazyllm.serving.turns import Gone, Turns
+from lazyllm.serving.turns import Turns
 from lazyllm.support.files import user_path
 from lazyllm.support.progress import watching
 
@@ -39,8 +40,7 @@ def compared(llm: LLM, ids: Sequence[int], setting: Method, wait: Callable[[], b
     the same; and how much longer dense takes for the prompt, unless one of both had to wait. `wait` is called
     before and after each layer."""
     sessions = [llm.session(pruning, progress=False) for pruning in (None, setting)]
-    logits: list[list[np.ndarray]] = []  # dense's, and the setting's, before each token of the answer
-    times, waits = list[float](), list[bool]()
+    logits, times, waits = list[list[np.ndarray]](), list[float](), list[bool]()
     wait()
     with watching(lambda *layers: waits.append(wait())):
         for session in sessions:
@@ -69,8 +69,7 @@ class Guard:
         self.bound, setting = options.guard, options.pruning or options.speedup
         if self.bound is not None:
             self.low, self.high = options.bounds
-            setting = self.high
-        self.setting: Any = as_method(setting)  # a Speedup, if there is a bound
+        self.setting: Any = as_method(setting if self.bound is None else self.high)
         self._recent = deque[float](maxlen=WINDOW)  # divergences under this setting
 
     def observe(self, setting: Method, divergence: float) -> dict[str, Any] | None:
@@ -95,26 +94,22 @@ class Shadow:
 
     def __init__(self, llm: LLM, turns: Turns, figures: Figures, guard: Guard, options: Options) -> None:
         self.llm, self.turns, self.figures, self.guard, self.options = llm, turns, figures, guard, options
-        self._thread = ThreadPoolExecutor(1, "lazyllm-shadow")
+        self.thread = ThreadPoolExecutor(1, "lazyllm-shadow")
         self._places = threading.Semaphore(MOST_WAITING)
 
     def offer(self, ids: list[int], setting: Method, given: Method) -> None:
         """Takes this prompt with the probability of the share, unless many wait. `given` is the setting
         before parts of this prompt were protected."""
         if random.random() < self.options.shadow and self._places.acquire(blocking=False):
-            self._thread.submit(self._compare, ids, setting, given)
-
-    def close(self) -> None:
-        """Ends after `Turns.close`, which stops its passes too."""
-        self._thread.shutdown(cancel_futures=True)
+            self.thread.submit(self._compare, ids, setting, given)
 
     def _wait(self) -> bool:
-        """True if requests ran; returns once none does. Gone once the server ends."""
+        """True if requests ran; returns once none does. CancelledError once the server ends."""
         waited = False
         while self.turns.requests and not self.turns.closing.wait(PAUSE):
             waited = True
         if self.turns.closing.is_set():
-            raise Gone
+            raise CancelledError
         return waited
 
     def _compare(self, ids: list[int], setting: Method, given: Method) -> None:

@@ -14,10 +14,6 @@ from starlette.exceptions import HTTPException
 from lazyllm.support.progress import watching
 
 
-class Gone(BaseException):
-    """Nobody waits for what a thread computes any more. No `except Exception` takes it for an error."""
-
-
 class Turns:
     """The sessions of requests that run at once share the engine's threads evenly (docs/engine.md)."""
 
@@ -25,7 +21,7 @@ class Turns:
         self.at_once, self.most = at_once, at_once + waiting
         self.requests = 0  # that run or wait
         self.closing = threading.Event()
-        self._threads = ThreadPoolExecutor(at_once, "lazyllm-serve")
+        self.threads = ThreadPoolExecutor(at_once, "lazyllm-serve")
 
     async def run(self, work: Callable[[], Iterator[Any]]) -> AsyncGenerator[Any]:
         """What `work` yields in a thread, once it is this request's turn; status 429 if too many wait.
@@ -36,7 +32,7 @@ class Turns:
 
         def check(*layers: int) -> None:
             if gone.is_set() or self.closing.is_set():
-                raise Gone
+                raise asyncio.CancelledError  # which no `except Exception` takes for an error
 
         def produce() -> None:
             try:
@@ -49,7 +45,7 @@ class Turns:
                 raise
 
         self.requests += 1
-        turn = loop.run_in_executor(self._threads, produce)
+        turn = loop.run_in_executor(self.threads, produce)
         turn.add_done_callback(items.put_nowait)  # behind all that it has yielded
         try:
             while (item := await items.get()) is not turn:
@@ -59,8 +55,3 @@ class Turns:
             gone.set()
             turn.cancel()
             self.requests -= 1
-
-    def close(self) -> None:
-        """Ends all passes, and waits until the threads are gone."""
-        self.closing.set()
-        self._threads.shutdown(cancel_futures=True)
