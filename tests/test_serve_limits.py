@@ -154,6 +154,29 @@ def test_no_place_of_this_machine_is_shown(folder: Path) -> None:
     assert str(folder.parent) not in answer["error"]["message"]
 
 
+def test_an_error_after_the_first_event_is_the_last_one(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a whole answer it is the answer. Its reason stands in the log alone."""
+
+    def fails(*answer: Any) -> None:
+        raise RuntimeError("a secret")
+
+    monkeypatch.setattr(server.service.figures, "answered", fails)
+    sent = {"method": "POST", "path": COMPLETIONS, "Authorization": f"Bearer {KEY}"}
+    status, _, answer = server.send(**sent, body={"prompt": "a", "max_tokens": 3, "stream": True})
+    first, *_, last, end = answer.decode().split("\n\n")
+    assert status == 200
+    assert json.loads(first.removeprefix("data: "))["choices"]
+    error = json.loads(last.removeprefix("data: "))["error"]
+    assert (error["type"], end) == ("server_error", "")
+    status, _, answer = server.send(**sent, body={"prompt": "a", "max_tokens": 3})
+    assert (status, json.loads(answer)["error"]) == (500, error)
+    assert "a secret" not in error["message"]
+    logged = [record.exc_info for record in caplog.records if record.name == "lazyllm.serving"]
+    assert [str(reason[1]) for reason in logged if reason] == ["a secret"] * 2
+
+
 def test_keys_hosts_and_sizes(server: Server, llm: lazyllm.LLM) -> None:
     for wrong in ({}, {"Authorization": "Bearer"}, {"Authorization": f"Bearer {KEY}x"}):
         status, answer = server.post(COMPLETIONS, {"prompt": "a"}, **wrong)
