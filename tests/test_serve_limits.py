@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -30,6 +31,7 @@ from serving import Server, free_port, serving, wait_for
 
 from lazyllm.serving import turns
 from lazyllm.serving.protocol import CHAT, ONLY, SAMPLING, SHARED, WITHOUT_EFFECT
+from lazyllm.session import Session
 from lazyllm.support.progress import Watch, watching
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
@@ -157,12 +159,16 @@ def test_no_place_of_this_machine_is_shown(folder: Path) -> None:
 def test_an_error_after_the_first_event_is_the_last_one(
     server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of a whole answer it is the answer. Its reason stands in the log alone."""
+    """Of a whole answer it is the answer. Its reason stands in the log alone, and it keeps no session."""
+
+    def sessions() -> int:
+        return sum(isinstance(item, Session) for item in gc.get_objects())
 
     def fails(*answer: Any) -> None:
         raise RuntimeError("a secret")
 
     monkeypatch.setattr(server.service.figures, "answered", fails)
+    before = sessions()
     sent = {"method": "POST", "path": COMPLETIONS, "Authorization": f"Bearer {KEY}"}
     status, _, answer = server.send(**sent, body={"prompt": "a", "max_tokens": 3, "stream": True})
     first, *_, last, end = answer.decode().split("\n\n")
@@ -175,6 +181,7 @@ def test_an_error_after_the_first_event_is_the_last_one(
     assert "a secret" not in error["message"]
     logged = [record.exc_info for record in caplog.records if record.name == "lazyllm.serving"]
     assert [str(reason[1]) for reason in logged if reason] == ["a secret"] * 2
+    assert sessions() <= before
 
 
 def test_keys_hosts_and_sizes(server: Server, llm: lazyllm.LLM) -> None:
