@@ -151,7 +151,7 @@ Part = tuple[int, str, Generation | None, dict[str, Any]]
 
 
 def contents(ask: Ask, parts: Iterable[Part]) -> Iterator[Any]:
-    """The body of a whole answer, for which each part is one, or the events of a streamed one."""
+    """The events of streamed answers, or the body of whole ones, of which each comes as one part."""
     kind, prefix = ("chat.completion", "chatcmpl") if ask.chat else ("text_completion", "cmpl")
     kind += ".chunk" if ask.chat and ask.stream else ""
     about = {"id": f"{prefix}-{uuid4().hex}", "object": kind, "created": int(time.time()), "model": ask.model}
