@@ -46,7 +46,8 @@ class Service:
     """Answers requests to one model under its own setting or the request's."""
 
     def __init__(self, llm: LLM, options: Options) -> None:
-        self.llm, self.model, self.options = llm, llm.config.name or "lazyllm", options
+        self.llm, self.model = llm, llm.config.name or "lazyllm"
+        self.roles = options.protect.split(",") if options.protect else []
         self.heat_map = ""  # of the last traced request, as HTML
         self._lock, self._promises = threading.Lock(), 0  # bytes, of the requests that run
         self.guard = Guard(options)
@@ -60,7 +61,7 @@ class Service:
 
     def answer(self, body: bytes, chat: bool) -> Iterator[Any]:
         """The answer to a request, or the events of a streamed one."""
-        ask = Ask(self.llm, self.model, body, chat, self.options.roles)
+        ask = Ask(self.llm, self.model, body, chat, self.roles)
         yield from contents(ask, self._parts(ask))
 
     def _parts(self, ask: Ask) -> Iterator[Part]:
@@ -178,6 +179,9 @@ def create(service: Service, key: str | None = None, host: str = LOOPBACK[0]) ->
             raise HTTPException(415, "the content type must be application/json")
         return Answer(service, await request.body(), chat)
 
+    async def refuse(request: Request, error: Exception) -> Response:
+        return service.failed(error)
+
     registry = service.figures.registry
     routes = [
         Route("/", lambda _: HTMLResponse(PAGE)),
@@ -196,5 +200,5 @@ def create(service: Service, key: str | None = None, host: str = LOOPBACK[0]) ->
         options = {"backend": KeyCheck(key), "on_error": lambda *error: service.failed(missing)}
         check = Middleware(AuthenticationMiddleware, **options)
     middleware = [Middleware(RequestBodyLimitMiddleware, max_body_size=LARGEST_BODY), check]
-    handlers = dict.fromkeys((HTTPException, *STATUS, Exception), lambda _, error: service.failed(error))
+    handlers = dict.fromkeys((HTTPException, *STATUS, Exception), refuse)
     return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)

@@ -29,7 +29,7 @@ class Options:
     def __post_init__(self) -> None:
         from lazyllm.prompt import ROLES  # imports NumPy, which --help does not need
 
-        for role in self.roles:
+        for role in [] if self.protect is None else self.protect.split(","):
             checked.choice(role, "a role of protect", (*ROLES, "tools"))
         checked.whole(self.at_once, "at_once", 1, 257)
         checked.whole(self.waiting, "waiting", 0)
@@ -44,10 +44,6 @@ class Options:
                 raise ValueError(f"{name} changes nothing without {needed}")
         if self.log is not None and not user_path(self.log).parent.is_dir():
             raise ValueError(f"log is {self.log}; there is no such folder")
-
-    @property
-    def roles(self) -> list[str]:
-        return [] if self.protect is None else self.protect.split(",")
 
     @property
     def bounds(self) -> tuple[float, float]:

@@ -36,9 +36,8 @@ log = logging.getLogger("lazyllm.serving")
 
 
 def compared(llm: LLM, ids: Sequence[int], setting: Method, wait: Callable[[], bool]) -> dict[str, Any]:
-    """The divergence of the setting from dense, whose greedy answer it is given, and whether its own would be
-    the same; and how much longer dense takes for the prompt, unless one of both had to wait. `wait` is called
-    before and after each layer."""
+    """The divergence of the setting from dense, whose greedy answer it is given; whether its own would be the
+    same; and dense's time for the prompt over its own, unless `wait`, called around each layer, waited."""
     sessions = [llm.session(pruning, progress=False) for pruning in (None, setting)]
     logits, times, waits = list[list[np.ndarray]](), list[float](), list[bool]()
     wait()
