@@ -197,12 +197,18 @@ class Session:
     def answers(self, prompt: EncodedPrompt, request: Request, n: int) -> Generation | list[Generation]:
         """The answer; with `n` above 1 a list of as many, for which the prompt runs once: each goes on in a
         fork, with a seed of its own."""
+        answers = [stream.finished() for stream in self.streams(prompt, request, n)]
+        return answers if n > 1 else answers[0]
+
+    def streams(self, prompt: EncodedPrompt, request: Request, n: int) -> Iterator[Stream]:
+        """The streams of `answers`, each to be read before the next."""
         if n == 1:
-            return self.answer(prompt, request).finished()
+            yield self.answer(prompt, request)
+            return
         answer = Answer(self, prompt, request)
         answer.prefill(self)
-        forks = (self.fork() for _ in range(n))
-        return [Stream(answer.branch(fork, i).run(fork)).finished() for i, fork in enumerate(forks)]
+        for i, fork in enumerate(self.fork() for _ in range(n)):
+            yield Stream(answer.branch(fork, i).run(fork))
 
     def resume(self) -> Generation:
         """The whole of the answer that was interrupted, as if it had not been; only while nothing else has

@@ -14,9 +14,8 @@ from typing import Any
 import uvicorn
 
 import lazyllm
-from lazyllm.serving.app import create
+from lazyllm.serving.app import Service, create
 from lazyllm.serving.options import Options
-from lazyllm.serving.service import Service
 
 
 class Server:

@@ -88,7 +88,9 @@ def test_sampling_and_stops_are_those_of_generate(llm: lazyllm.LLM, client: Any)
     for stream in (False, True):
         texts = dict.fromkeys(range(3), "")
         answer = client.chat.completions.create(messages=MESSAGES, n=3, stream=stream, **sampled)
-        for choice in [choice for chunk in answer for choice in chunk.choices] if stream else answer.choices:
+        choices = [choice for chunk in answer for choice in chunk.choices] if stream else answer.choices
+        assert (len(choices) > 9) == stream  # in pieces
+        for choice in choices:
             texts[choice.index] += (choice.delta if stream else choice.message).content or ""
         assert list(texts.values()) == [generation.text for generation in wanted]
     several = client.completions.create(prompt=[TEXT, TEXT + "So", [5, 6, 7]], **sampled)

@@ -147,7 +147,7 @@ def test_the_guard_lowers_and_raises_the_speedup(
                 before = len(lines(file))
                 ask(server, max_tokens=1)
                 wait_for(lambda before=before: len(lines(file)) > before)
-            factor: float = server.service.setting.factor
+            factor: float = server.service.guard.setting.factor
             return factor
 
         assert speedup_after(3) == 2.0
@@ -184,7 +184,7 @@ def test_the_guard_lowers_and_raises_the_speedup(
     ],
 )
 def test_options_are_checked(llm: lazyllm.LLM, options: dict[str, Any], words: str) -> None:
-    from lazyllm.serving.service import Service
+    from lazyllm.serving.app import Service
 
     with pytest.raises(ValueError, match=words):
         Service(llm, Options(**options))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -30,6 +31,7 @@ from serving import Server, free_port, serving, wait_for
 
 from lazyllm.serving import turns
 from lazyllm.serving.protocol import CHAT, ONLY, SAMPLING, SHARED, WITHOUT_EFFECT
+from lazyllm.session import Session
 from lazyllm.support.progress import Watch, watching
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
@@ -111,7 +113,7 @@ def test_any_body_is_answered_or_refused_in_one_sentence(server: Server, body: A
         ({"prompt": ["a", ""]}, "prompt is empty"),
         ({"prompt": [[1], [300]]}, "token id 300"),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens must be from 1"),
-        ({"prompt": "a", "max_tokens": 600}, "exceed the model's context of 600"),
+        ({"prompt": "a", "max_tokens": 600}, "the model's context is 600"),
         ({"prompt": "a", "n": 2}, "a temperature above 0"),
         ({"prompt": "a", "stop": ["a"] * 17}, "17 stop texts"),
         ({"prompt": "a", "temprature": 1}, "a request has no field 'temprature'"),
@@ -152,6 +154,34 @@ def test_no_place_of_this_machine_is_shown(folder: Path) -> None:
     assert status == 400
     assert "the chat template failed: division by zero" in answer["error"]["message"]
     assert str(folder.parent) not in answer["error"]["message"]
+
+
+def test_an_error_after_the_first_event_is_the_last_one(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a whole answer it is the answer. Its reason stands in the log alone, and it keeps no session."""
+
+    def sessions() -> int:
+        return sum(isinstance(item, Session) for item in gc.get_objects())
+
+    def fails(*answer: Any) -> None:
+        raise RuntimeError("a secret")
+
+    monkeypatch.setattr(server.service.figures, "answered", fails)
+    before = sessions()
+    sent = {"method": "POST", "path": COMPLETIONS, "Authorization": f"Bearer {KEY}"}
+    status, _, answer = server.send(**sent, body={"prompt": "a", "max_tokens": 3, "stream": True})
+    first, *_, last, end = answer.decode().split("\n\n")
+    assert status == 200
+    assert json.loads(first.removeprefix("data: "))["choices"]
+    error = json.loads(last.removeprefix("data: "))["error"]
+    assert (error["type"], end) == ("server_error", "")
+    status, _, answer = server.send(**sent, body={"prompt": "a", "max_tokens": 3})
+    assert (status, json.loads(answer)["error"]) == (500, error)
+    assert "a secret" not in error["message"]
+    logged = [record.exc_info for record in caplog.records if record.name == "lazyllm.serving"]
+    assert [str(reason[1]) for reason in logged if reason] == ["a secret"] * 2
+    assert sessions() <= before
 
 
 def test_keys_hosts_and_sizes(server: Server, llm: lazyllm.LLM) -> None:
@@ -212,7 +242,7 @@ def test_a_client_that_goes_away_frees_its_pass(slow: lazyllm.LLM, layers: list[
         for client in clients:
             client.close()
         wait_for(lambda: server.service.turns.requests == 0)
-        assert server.service.turns._threads.submit(int).result() == 0  # once the pass has ended
+        assert server.service.turns.threads.submit(int).result() == 0  # once the pass has ended
         assert layers == [*range(1, len(layers) + 1)]
         assert len(layers) < WIDE.n_layers
         assert server.post(COMPLETIONS, {"prompt": "a", "max_tokens": 1})[0] == 200

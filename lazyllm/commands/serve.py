@@ -27,22 +27,19 @@ def serve(parser: argparse.ArgumentParser) -> Run:
     def run(args: argparse.Namespace) -> int:
         from lazyllm.support.optional import package
 
-        uvicorn, *_ = (
-            package(name, "lazyllm serve", "serve") for name in ("uvicorn", "starlette", "prometheus_client")
-        )
-        from lazyllm.serving.app import LOOPBACK, create
-        from lazyllm.serving.service import Service
+        for name in "starlette", "prometheus_client", "uvicorn":
+            uvicorn = package(name, "lazyllm serve", "serve")
+        from lazyllm.serving.app import LOOPBACK, Service, create
 
         host, key = vars(args).get("host", LOOPBACK[0]), vars(args).get("api_key", os.environ.get(KEY))
         if host not in LOOPBACK and not key:
             raise ValueError(f"a server that other machines reach needs a key: give --api-key, or set {KEY}")
-        own = options.keywords_of(args, *(option.name for option in fields(Options)))
-        service = Service(options.loaded(args), Options(**own))
+        own = Options(**options.keywords_of(args, *(option.name for option in fields(Options))))
+        service = Service(options.loaded(args), own)
         limits = {"timeout_graceful_shutdown": GRACE, "limit_concurrency": MOST_CONNECTIONS}
         place = {"host": host, "port": vars(args).get("port", 8000)}
-        config = uvicorn.Config(create(service, key or None, host), **place, **limits, http="h11")
         try:
-            uvicorn.Server(config).run()
+            uvicorn.run(create(service, key or None, host), **place, **limits, http="h11")
         finally:
             service.close()
         return 0

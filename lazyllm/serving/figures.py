@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -16,6 +17,7 @@ from lazyllm.prefix_cache import PrefixCache
 from lazyllm.serving.turns import Turns
 
 MOST_SETTINGS, OTHERS = 32, "others"  # labels: clients may send any setting
+HAPPENED = ("speedup", "computed", "reached_top", "seconds", "unpruned")
 HOUR, MOST_POINTS, MOST_MEASURED = 3600, 2000, 100
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
 BY_SETTING = {
@@ -40,22 +42,18 @@ class Figures:
         self._measured = defaultdict[str, deque[float]](lambda: deque(maxlen=MOST_MEASURED))
         self._metrics = dict[str, Any]()
         for name, meaning in BY_SETTING.items():
-            about = {"labelnames": ["setting"], "registry": self.registry}
-            kind = prometheus.Summary
-            if name.endswith("seconds"):
-                kind, about["buckets"] = prometheus.Histogram, SECONDS
-            self._metrics[name] = kind(f"lazyllm_{name}", meaning, **about)
-        gauges: list[tuple[str, str, Callable[[], float]]] = [
-            ("running", "requests that run", lambda: turns.requests - turns.waiting),
-            ("waiting", "requests that wait", lambda: turns.waiting),
-        ]
-        if cache:
-            gauges += [
-                ("cache_bytes", "memory of the beginnings that prompts share", lambda: cache.bytes),
-                ("cache_hits", "prompts that began like an earlier one", lambda: cache.hits),
-                ("cache_tokens", "tokens that these have shared", lambda: cache.tokens_shared),
-            ]
-        for name, meaning, value in gauges:
+            histogram = partial(prometheus.Histogram, buckets=SECONDS)
+            kind = histogram if name.endswith("seconds") else prometheus.Summary
+            self._metrics[name] = kind(f"lazyllm_{name}", meaning, ["setting"], registry=self.registry)
+        shared = cache or PrefixCache()  # which stays empty
+        of_server = {
+            "running": ("requests that run", lambda: min(turns.requests, turns.at_once)),
+            "waiting": ("requests that wait", lambda: max(0, turns.requests - turns.at_once)),
+            "cache_bytes": ("memory of the beginnings that prompts share", lambda: shared.bytes),
+            "cache_hits": ("prompts that began like an earlier one", lambda: shared.hits),
+            "cache_tokens": ("tokens that these have shared", lambda: shared.tokens_shared),
+        }
+        for name, (meaning, value) in of_server.items():
             prometheus.Gauge(f"lazyllm_{name}", meaning, registry=self.registry).set_function(value)
 
     def observe(self, setting: Method, n_prompt: int, **values: float | None) -> float | None:
@@ -73,22 +71,27 @@ class Figures:
             measured.append(speedup)
         return fmean(measured) if measured else None
 
-    def answered(self, setting: Method, generation: Generation) -> float | None:
-        """`observe` for an answer."""
-        steps = len(generation.token_ids) - 1
-        return self.observe(
+    def answered(self, setting: Method, generation: Generation) -> dict[str, Any]:
+        """What the setting did to an answer, which counts in the metrics."""
+        steps, passes = len(generation.token_ids) - 1, generation.passes
+        revived = int(passes["revived"].sum())
+        measured = self.observe(
             setting,
             generation.n_given,
             first_token_seconds=generation.ttft,
             decode_step_seconds=(generation.seconds - generation.ttft) / steps if steps else None,
             counted_speedup=generation.speedup,
             computed_share=generation.computed,
-            revived_rows=int(generation.passes["revived"].sum()) / steps if steps else None,
+            revived_rows=revived / steps if steps else None,
         )
-
-    def text(self) -> bytes:
-        """The metrics in Prometheus' format."""
-        return bytes(prometheus.generate_latest(self.registry))
+        return {
+            "pruning": json.loads(generation.pruning.to_json()),
+            "in_play": passes["in_play"][passes["pass_"] == 0].tolist(),
+            "revived": revived,
+            "seconds_to_first_token": generation.ttft,
+            "measured_speedup": measured,
+            **{name: getattr(generation, name) for name in HAPPENED},
+        }
 
     def last_hour(self) -> list[dict[str, Any]]:
         return [point for point in list(self._points) if point["time"] > time.time() - HOUR]

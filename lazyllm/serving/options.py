@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -14,29 +15,21 @@ from lazyllm.support.files import user_path
 class Options:
     """Options of a server."""
 
-    speedup: Annotated[
-        str | None,
-        "wished speedup of the first token, such as 2; for --guard its bounds, such as 1.2:3",
-        "SPEEDUP",
-    ] = None
+    speedup: Annotated[str | None, "wished, such as 2; for --guard its bounds, as in 1.2:3", "SPEEDUP"] = None
     pruning: Annotated[Any, "another setting than a speedup, as for generate", "SETTING"] = None
-    protect: Annotated[
-        str | None, "roles of messages that are never dropped, and tools, as in system,tools", "ROLES"
-    ] = None
+    protect: Annotated[str | None, "roles of messages that are never dropped, or tools", "ROLE,…"] = None
     at_once: Annotated[int, "requests that run at once, in turns", "N"] = 4
     waiting: Annotated[int, "requests that wait; others get status 429", "N"] = 64
     cache_bytes: Annotated[int, "memory for the beginnings that prompts share; 0 shares none", "N"] = 2**30
     shadow: Annotated[float, "share of prompts that are compared with dense while no request runs", "X"] = 0.0
-    guard: Annotated[
-        float | None, "lowers the speedup while their mean divergence is above, in nats a token", "X"
-    ] = None
+    guard: Annotated[float | None, "lowers the speedup while the mean divergence (nats) is above", "X"] = None
     log: Annotated[str | None, "a line of JSON for each comparison and change of the guard", "FILE"] = None
     log_text: Annotated[bool, "the prompts' text too in that log"] = False
 
     def __post_init__(self) -> None:
         from lazyllm.prompt import ROLES  # imports NumPy, which --help does not need
 
-        for role in self.roles:
+        for role in [] if self.protect is None else self.protect.split(","):
             checked.choice(role, "a role of protect", (*ROLES, "tools"))
         checked.whole(self.at_once, "at_once", 1, 257)
         checked.whole(self.waiting, "waiting", 0)
@@ -53,16 +46,11 @@ class Options:
             raise ValueError(f"log is {self.log}; there is no such folder")
 
     @property
-    def roles(self) -> list[str]:
-        return [] if self.protect is None else self.protect.split(",")
-
-    @property
     def bounds(self) -> tuple[float, float]:
         """The lowest and the highest speedup of a guard."""
-        try:
+        with suppress(ValueError):
             low, high = map(float, str(self.speedup).split(":"))
-        except ValueError:
-            raise ValueError(f"guard needs the bounds of a speedup, 1.2:3, not {self.speedup}") from None
-        if not 1 < low < high:
-            raise ValueError(f"the bounds of speedup must ascend from above 1, not {self.speedup}")
-        return low, high
+            if 1 < low < high:
+                return low, high
+        bounds = "the bounds of a speedup, which must ascend from above 1, such as 1.2:3"
+        raise ValueError(f"guard needs {bounds}, not {self.speedup}")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from dataclasses import fields, replace
+from heapq import nlargest
+from itertools import accumulate
+from typing import Any
 from uuid import uuid4
 
-from lazyllm.generation import Generation
+from starlette.exceptions import HTTPException
+
+from lazyllm.generation import Generation, Request
 from lazyllm.llm import LLM
 from lazyllm.method import Method, Spans
 from lazyllm.methods.compression import PromptCompression
@@ -21,7 +24,6 @@ from lazyllm.sampling import SamplingParams
 from lazyllm.support import checked
 from lazyllm.support.json_text import parse_object
 
-T = TypeVar("T")
 MOST_ANSWERS, MOST_LOGPROBS, MOST_STOPS = 128, 20, 16
 COMPLETION_TOKENS, CHAT_TOKENS = 16, 1024
 """New tokens where a request sets no limit; in a chat fewer, if the context leaves fewer."""
@@ -40,11 +42,7 @@ ONLY: Mapping[str, Any] = {
 }
 """Fields of which one value alone is accepted, the one that asks for nothing."""
 
-HAPPENED = ("speedup", "computed", "reached_top", "seconds", "unpruned")
-
-
-class NoSuchModel(ValueError):
-    """The request names another model than the one that is served."""
+KINDS = {bool: "true or false", dict: "an object", list: "a list"}
 
 
 class Ask:
@@ -53,68 +51,61 @@ class Ask:
     def __init__(self, llm: LLM, model: str, body: bytes, chat: bool, roles: Sequence[str] = ()) -> None:
         """ValueError or TypeError, in one sentence, for anything in the body that cannot be done. What the
         messages of `roles` say is protected."""
-        request = parse_object(body, "the request's body", strict=True)
-        request = {name: value for name, value in request.items() if value is not None}
+        body_fields = parse_object(body, "the request's body", strict=True)
+        given = {name: value for name, value in body_fields.items() if value is not None}
         known = (*SHARED, *SAMPLING, *WITHOUT_EFFECT, *ONLY, *(CHAT if chat else ("prompt",)))
-        checked.known_names(request, known, "a request")
+        checked.known_names(given, known, "a request")
         for name, value in ONLY.items():
-            if request.get(name, value) != value:
+            if given.get(name, value) != value:
                 raise ValueError(f"{name} is not supported; leave it out")
-        if request.get("model", model) != model:
-            raise NoSuchModel(f"there is no model {request['model']!r:.200}; this server has {model!r}")
-        stream_options, own = _typed(request, "stream_options", dict), _typed(request, "lazyllm", dict)
+        if given.get("model", model) != model:
+            raise HTTPException(404, f"there is no model {given['model']!r:.200}; this server has {model!r}")
+        stream_options, own = _field(given, "stream_options", dict), _field(given, "lazyllm", dict)
         checked.known_names(stream_options, ("include_usage",), "stream_options")
         checked.known_names(own, ("pruning", "trace"), "lazyllm")
         self.llm, self.model, self.chat = llm, model, chat
-        self.id, self.created = uuid4().hex, int(time.time())
-        self.stream = checked.truth(request.get("stream", False), "stream")
-        self.include_usage = checked.truth(stream_options.get("include_usage", False), "include_usage")
-        self.trace = checked.truth(own.get("trace", False), "trace")
+        self.stream = _field(given, "stream", bool)
+        self.include_usage = _field(stream_options, "include_usage", bool)
         self.pruning = None if own.get("pruning") is None else _setting(own["pruning"])  # None: the server's
-        self.protected: Spans = ()  # of the prompt, which is never dropped
-        if chat:
-            ids, self.protected = _chat_ids(llm, request, roles)
-            self.prompts = [ids]
-        else:
-            self.prompts = _prompt_ids(llm, request.get("prompt"))
-        recommended = SamplingParams.of(llm)
-        drawing = {name: request.get(name, getattr(recommended, name)) for name in SAMPLING}
-        self.sampling = SamplingParams(**drawing)
-        self.n = checked.whole(request.get("n", 1), "n", 1, MOST_ANSWERS + 1)
-        if self.n > 1 and not self.sampling.temperature:
+        self.prompts, self.protected = _chat(llm, given, roles) if chat else (_prompts(llm, given), ())
+        self.n = checked.whole(given.get("n", 1), "n", 1, MOST_ANSWERS + 1)
+        name = "top_logprobs" if chat else "logprobs"
+        self.top_logprobs = checked.whole(given.get(name, 0), name, 0, MOST_LOGPROBS + 1)
+        self.logprobs = _field(given, "logprobs", bool) if chat else name in given
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs to be true")
+        stop = given["stop"] if isinstance(given.get("stop"), str) else _field(given, "stop", list)
+        if isinstance(stop, list) and len(stop) > MOST_STOPS:
+            raise ValueError(f"{len(stop)} stop texts are more than {MOST_STOPS}")
+        left = llm.config.context - len(self.prompts[0])
+        most = min(CHAT_TOKENS, max(1, left)) if chat else COMPLETION_TOKENS
+        most = given.get("max_completion_tokens", given.get("max_tokens", most))
+        sampling = {name: given[name] for name in SAMPLING if name in given}
+        self.request = Request(
+            max_new_tokens=checked.whole(most, "max_tokens", 1),
+            sampling=replace(SamplingParams.of(llm), **sampling),
+            stop=stop,
+            logprobs=max(int(self.logprobs), self.top_logprobs),
+            trace=_field(own, "trace", bool),
+            progress=False,
+        )
+        if self.n > 1 and not self.request.sampling.temperature:
             raise ValueError(f"{self.n} answers to a prompt differ only with a temperature above 0")
-        text = isinstance(request.get("stop"), str)
-        self.stop = [request["stop"]] if text else _typed(request, "stop", list)
-        if len(self.stop) > MOST_STOPS:
-            raise ValueError(f"{len(self.stop)} stop texts are more than {MOST_STOPS}")
-        self.top_logprobs = _top_logprobs(request, chat)  # None: no log probabilities
-        self.most_tokens = _most_tokens(llm, request, self.prompts, chat)
-
-    def options(self, number: int) -> dict[str, Any]:
-        """The keywords of `LLM.generate` for the prompt of that number."""
-        return {
-            "max_new_tokens": self.most_tokens,
-            "sampling": self.sampling.for_prompt(number),
-            "stop": self.stop,
-            "logprobs": 0 if self.top_logprobs is None else max(1, self.top_logprobs),
-            "trace": self.trace,
-            "progress": False,
-        }
 
 
-def _typed(given: Mapping[str, Any], name: str, kind: type[T]) -> T:
-    """The field's object or list, an empty one where there is none."""
+def _field(given: Mapping[str, Any], name: str, kind: type) -> Any:
+    """The field's value; False or an empty object or list where there is none."""
     value = given.get(name, kind())
     if not isinstance(value, kind):
-        raise TypeError(f"{name} must be {'a list' if kind is list else 'an object'}, not {value!r:.80}")
+        raise TypeError(f"{name} must be {KINDS[kind]}, not {value!r:.80}")
     return value
 
 
-def _chat_ids(llm: LLM, given: Mapping[str, Any], roles: Sequence[str]) -> tuple[list[int], Spans]:
+def _chat(llm: LLM, given: Mapping[str, Any], roles: Sequence[str]) -> tuple[list[list[int]], Spans]:
     """The token ids that the chat template makes of the messages and tools; and for each of the roles where
     they differ from those of a chat in which its messages say something else, or that has no tools."""
-    messages, tools = checked_messages(_typed(given, "messages", list)), _typed(given, "tools", list)
-    variables = _typed(given, "chat_template_kwargs", dict)
+    messages, tools = checked_messages(_field(given, "messages", list)), _field(given, "tools", list)
+    variables = _field(given, "chat_template_kwargs", dict)
     if not messages:
         raise ValueError("messages must be a list of at least one message")
     ids, spans = llm.tokenizer.apply_chat_template(messages, tools=tools, **variables), []
@@ -127,10 +118,11 @@ def _chat_ids(llm: LLM, given: Mapping[str, Any], roles: Sequence[str]) -> tuple
         first = shared(ids, other)
         end = len(ids) - shared(ids[first:][::-1], other[first:][::-1])
         spans += [(first, end)] if end > first else []
-    return ids, tuple(spans)
+    return [ids], tuple(spans)
 
 
-def _prompt_ids(llm: LLM, prompt: Any) -> list[list[int]]:
+def _prompts(llm: LLM, given: Mapping[str, Any]) -> list[list[int]]:
+    prompt = given.get("prompt")
     if not isinstance(prompt, str | list) or prompt in ("", []):
         raise TypeError("prompt must be text, token ids, or a list of those")
     prompts = prompt if is_batch(prompt) else [prompt]
@@ -140,40 +132,13 @@ def _prompt_ids(llm: LLM, prompt: Any) -> list[list[int]]:
     return [checked_ids(ids, llm.config.vocab) for ids in encoded]
 
 
-def _most_tokens(llm: LLM, given: Mapping[str, Any], prompts: Sequence[Sequence[int]], chat: bool) -> int:
-    """The limit of new tokens, which the context has room for behind each prompt."""
-    longest, context = max(map(len, prompts)), llm.config.context
-    most = given.get("max_completion_tokens", given.get("max_tokens"))
-    if most is None:
-        most = min(CHAT_TOKENS, max(1, context - longest)) if chat else COMPLETION_TOKENS
-    most = checked.whole(most, "max_tokens", 1)
-    if longest + most > context:
-        raise ValueError(
-            f"{longest} prompt tokens and {most} new ones exceed the model's context of {context}"
-        )
-    return most
-
-
-def _top_logprobs(request: Mapping[str, Any], chat: bool) -> int | None:
-    """How many log probabilities each token of the answer shows beside its own; None for not even that."""
-    name = "top_logprobs" if chat else "logprobs"
-    top = checked.whole(request.get(name, 0), name, 0, MOST_LOGPROBS + 1)
-    asked = checked.truth(request.get("logprobs", False), "logprobs") if chat else name in request
-    if top and not asked:
-        raise ValueError("top_logprobs needs logprobs to be true")
-    return top if asked else None
-
-
 def _setting(pruning: Any) -> Method:
     """A setting that a client may ask for: none that opens files of the server or rewrites prompts."""
     allowed = [name for name, cls in BUILT_IN.items() if not issubclass(cls, PromptCompression)]
-    if isinstance(pruning, str):
-        if pruning.strip() != "dense" and not SPEEDUP.fullmatch(pruning.strip()):
-            raise ValueError(
-                f'pruning is {pruning!r:.80}; it must be "dense", a speedup such as "2x" or 2.0, or an '
-                'object: stages such as {"10": 0.7}, or the fields of a Pruning or another method'
-            )
-    elif isinstance(pruning, Mapping):
+    if isinstance(pruning, str) and pruning.strip() != "dense" and not SPEEDUP.fullmatch(pruning.strip()):
+        forms = 'dense, a speedup such as 2x, stages such as {"10": 0.7}, or the fields of a method'
+        raise ValueError(f"pruning is {pruning!r:.80}; it must be {forms}")
+    if isinstance(pruning, Mapping):
         checked.choice(pruning.get("method", allowed[0]), "method", allowed)
     return as_method(pruning)
 
@@ -181,88 +146,39 @@ def _setting(pruning: Any) -> Method:
 # ---- answers -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Part:
-    """More text of the answer of that index; the last part has the whole answer as `end`, and the measured
-    speedup of its setting so far, None before there is one."""
-
-    index: int
-    text: str
-    end: Generation | None = None
-    measured_speedup: float | None = None
+Part = tuple[int, str, Generation | None, dict[str, Any]]
+"""More text of the answer of that number; with its end also the whole answer, and what happened."""
 
 
-def whole(ask: Ask, parts: Iterable[Part]) -> dict[str, Any]:
-    """The body of an answer that comes in one piece."""
-    texts, ends = defaultdict[int, str](str), list[Part]()
-    for part in parts:
-        texts[part.index] += part.text
-        if part.end:
-            ends.append(replace(part, text=texts[part.index]))
-    return {**_envelope(ask, *(_choice(ask, end) for end in ends)), "usage": _usage(ask, ends)}
-
-
-def events(ask: Ask, parts: Iterable[Part]) -> Iterator[str]:
-    """The server-sent events of a streamed answer."""
-    begun, ends = set[int](), list[Part]()
-    for part in parts:
-        choice = _choice(ask, part)
-        if ask.chat and part.index not in begun:
-            choice["delta"] = {"role": "assistant", "content": part.text}
-        begun.add(part.index)
-        ends += [part] if part.end else []
-        yield event(_envelope(ask, choice))
-    if ask.include_usage:
-        yield event({**_envelope(ask), "usage": _usage(ask, ends)})
-    yield "data: [DONE]\n\n"
-
-
-def event(body: dict[str, Any]) -> str:
-    return f"data: {json.dumps(body)}\n\n"
-
-
-def _usage(ask: Ask, ends: list[Part]) -> dict[str, int]:
-    given, new = sum(map(len, ask.prompts)), sum(len(part.end.token_ids) for part in ends if part.end)
-    return {"prompt_tokens": given, "completion_tokens": new, "total_tokens": given + new}
-
-
-def _envelope(ask: Ask, *choices: dict[str, Any]) -> dict[str, Any]:
+def contents(ask: Ask, parts: Iterable[Part]) -> Iterator[Any]:
+    """The events of streamed answers, or the body of whole ones, of which each comes as one part."""
     kind, prefix = ("chat.completion", "chatcmpl") if ask.chat else ("text_completion", "cmpl")
     kind += ".chunk" if ask.chat and ask.stream else ""
-    about = {"id": f"{prefix}-{ask.id}", "object": kind, "created": ask.created, "model": ask.model}
-    return {**about, "choices": [*choices]}
-
-
-def _choice(ask: Ask, part: Part) -> dict[str, Any]:
-    """The text of a part; of the last one also the reason, log probabilities, and what happened."""
-    choice: dict[str, Any] = {"index": part.index, "logprobs": None, "finish_reason": None}
-    if not ask.chat:
-        choice["text"] = part.text
-    elif ask.stream:
-        choice["delta"] = {"content": part.text} if part.text else {}
+    about = {"id": f"{prefix}-{uuid4().hex}", "object": kind, "created": int(time.time()), "model": ask.model}
+    begun, whole, n_given, n_new = set[int](), list[dict[str, Any]](), sum(map(len, ask.prompts)), 0
+    for number, text, end, happened in parts:
+        choice: dict[str, Any] = {"index": number, "logprobs": None, "finish_reason": None}
+        message = {"content": text} if number in begun else {"role": "assistant", "content": text}
+        begun.add(number)
+        choice |= {"delta" if ask.stream else "message": message} if ask.chat else {"text": text}
+        if end is not None:
+            n_new += len(end.token_ids)
+            choice |= {"finish_reason": end.finish_reason, "lazyllm": happened}
+            choice["logprobs"] = _logprobs(ask, end) if ask.logprobs else None
+        if ask.stream:
+            yield f"data: {json.dumps({**about, 'choices': [choice]})}\n\n"
+        else:
+            whole.append(choice)
+    usage = {"prompt_tokens": n_given, "completion_tokens": n_new, "total_tokens": n_given + n_new}
+    last = {**about, "choices": whole, "usage": usage}
+    if ask.stream:
+        yield (f"data: {json.dumps(last)}\n\n" if ask.include_usage else "") + "data: [DONE]\n\n"
     else:
-        choice["message"] = {"role": "assistant", "content": part.text}
-    if part.end is not None:
-        choice["finish_reason"] = part.end.finish_reason
-        choice["logprobs"] = None if ask.top_logprobs is None else _logprobs(ask, part.end)
-        choice["lazyllm"] = {**_happened(part.end), "measured_speedup": part.measured_speedup}
-    return choice
-
-
-def _happened(generation: Generation) -> dict[str, Any]:
-    """What the setting did to one answer."""
-    passes = generation.passes
-    return {
-        "pruning": json.loads(generation.pruning.to_json()),
-        "in_play": passes["in_play"][passes["pass_"] == 0].tolist(),
-        "revived": int(passes["revived"].sum()),
-        "seconds_to_first_token": generation.ttft,
-        **{name: getattr(generation, name) for name in HAPPENED},
-    }
+        yield last
 
 
 def _logprobs(ask: Ask, generation: Generation) -> dict[str, Any]:
-    """The log probabilities of the tokens drawn, but for the end token."""
+    """The log probabilities of the tokens drawn, but for the end token, which can only be the last."""
 
     def entry(token: int, table: Mapping[int, float]) -> dict[str, Any]:
         data = ask.llm.tokenizer.vocabulary.token_bytes(token)
@@ -270,15 +186,18 @@ def _logprobs(ask: Ask, generation: Generation) -> dict[str, Any]:
 
     entries = list[dict[str, Any]]()
     for token, table in zip(generation.token_ids, generation.logprobs or (), strict=True):
-        best = sorted(table, key=table.__getitem__, reverse=True)[: ask.top_logprobs]
-        entries.append({**entry(token, table), "top_logprobs": [entry(other, table) for other in best]})
-    if generation.token_ids[-1] in ask.llm.eos_token_ids:
-        entries.pop()
+        if token not in ask.llm.eos_token_ids:
+            best = nlargest(ask.top_logprobs, table, key=table.__getitem__)
+            entries.append({**entry(token, table), "top_logprobs": [entry(other, table) for other in best]})
     if ask.chat:
         return {"content": entries}
     texts = [entry["token"] for entry in entries]
-    # of tokens with equal texts, such as parts of characters, the likelier one counts
-    tops = [{top["token"]: top["logprob"] for top in entry["top_logprobs"][::-1]} for entry in entries]
-    offsets = [sum(map(len, texts[:i])) for i in range(len(texts))]
-    logprobs = [entry["logprob"] for entry in entries]
-    return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
+    return {
+        "tokens": texts,
+        "token_logprobs": [entry["logprob"] for entry in entries],
+        # of tokens with equal texts, such as parts of characters, the likelier one counts
+        "top_logprobs": [
+            {top["token"]: top["logprob"] for top in entry["top_logprobs"][::-1]} for entry in entries
+        ],
+        "text_offset": [*accumulate(map(len, texts), initial=0)][:-1],
+    }

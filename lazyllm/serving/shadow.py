@@ -7,26 +7,26 @@ import logging
 import random
 import threading
 import time
+from asyncio import CancelledError
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from lazyllm.evaluation.measures import forced_logits, greedy_answer, kl_divergence
+from lazyllm.evaluation.measures import kl_divergence
 from lazyllm.llm import LLM
 from lazyllm.method import Method
+from lazyllm.methods.parsing import as_method
 from lazyllm.methods.speedup import Speedup
 from lazyllm.serving.figures import Figures
 from lazyllm.serving.options import Options
-from lazyllm.serving.turns import Gone, Turns
+from lazyllm.serving.turns import Turns
 from lazyllm.support.files import user_path
 from lazyllm.support.progress import watching
 
-T = TypeVar("T")
 TOKENS = 16  # of dense's answer that are compared
 MOST_WAITING = 16  # prompts that wait to be compared; others are left out
 PAUSE = 0.02  # seconds between looks whether requests run
@@ -36,46 +36,44 @@ log = logging.getLogger("lazyllm.serving")
 
 
 def compared(llm: LLM, ids: Sequence[int], setting: Method, wait: Callable[[], bool]) -> dict[str, Any]:
-    """The divergence of the setting from dense, whose greedy answer it is given, and whether its own would be
-    the same; and how much longer dense takes for the prompt. `wait` is called before and after each layer."""
-    answer = partial(greedy_answer, llm.session(progress=False), ids, TOKENS, llm.eos_token_ids)
-    dense, dense_seconds = timed(wait, answer)
-    session = llm.session(setting, progress=False)
-    rows, seconds = timed(wait, lambda: np.array([*forced_logits(session, ids, dense.tokens)]))
+    """The divergence of the setting from dense, whose greedy answer it is given; whether its own would be the
+    same; and dense's time for the prompt over its own, unless `wait`, called around each layer, waited."""
+    sessions = [llm.session(pruning, progress=False) for pruning in (None, setting)]
+    logits, times, waits = list[list[np.ndarray]](), list[float](), list[bool]()
+    wait()
+    with watching(lambda *layers: waits.append(wait())):
+        for session in sessions:
+            times.append(time.perf_counter())
+            logits.append([session.forward(ids)])
+        times.append(time.perf_counter())
+        speedup = None if any(waits) else (times[1] - times[0]) / (times[2] - times[1])
+        tokens = [int(logits[0][0].argmax())]
+        while len(tokens) < TOKENS and tokens[-1] not in llm.eos_token_ids:
+            for session, rows in zip(sessions, logits, strict=True):
+                rows.append(session.forward(tokens[-1:], generated=True))
+            tokens.append(int(logits[0][-1].argmax()))
+    dense, pruned = map(np.array, logits)
     return {
-        "divergence_nats": float(kl_divergence(dense.logits, rows).mean()),
-        "equal_answers": bool((rows.argmax(axis=1) == dense.tokens).all()),
-        "measured_speedup": dense_seconds / seconds if dense_seconds and seconds else None,
+        "divergence_nats": float(kl_divergence(dense, pruned).mean()),
+        "equal_answers": bool((pruned.argmax(axis=1) == tokens).all()),
+        "measured_speedup": speedup,
     }
 
 
-def timed(wait: Callable[[], bool], work: Callable[[], T]) -> tuple[T, float | None]:
-    """What `work` gives, and the seconds of its first pass unless that had to wait."""
-    wait()
-    started, ends, waited = time.perf_counter(), list[float](), False
-
-    def watch(layers_done: int, n_layers: int) -> None:
-        nonlocal waited
-        waited |= wait() and not ends
-        if layers_done == n_layers:
-            ends.append(time.perf_counter())
-
-    with watching(watch):
-        result = work()
-    return result, None if waited else ends[0] - started
-
-
 class Guard:
-    """Lowers the speedup while the mean divergence is above a bound, and raises it while below half of it."""
+    """The setting of requests that name none. With a bound it is a speedup, which falls while the mean
+    divergence is above it, and rises while that is below half of it."""
 
-    def __init__(self, bound: float, low: float, high: float) -> None:
-        self.bound, self.low, self.high = bound, low, high
-        self.setting = Speedup(high)
+    def __init__(self, options: Options) -> None:
+        self.bound, setting = options.guard, options.pruning or options.speedup
+        if self.bound is not None:
+            self.low, self.high = options.bounds
+        self.setting: Any = as_method(setting if self.bound is None else self.high)
         self._recent = deque[float](maxlen=WINDOW)  # divergences under this setting
 
     def observe(self, setting: Method, divergence: float) -> dict[str, Any] | None:
         """Takes a divergence; returns what changed and why, if it changed the setting."""
-        if setting != self.setting:
+        if self.bound is None or setting != self.setting:
             return None
         self._recent.append(divergence)
         mean, before, after = fmean(self._recent), self.setting.factor, self.setting.factor
@@ -93,32 +91,25 @@ class Guard:
 class Shadow:
     """Compares a share of the prompts with dense, in a thread that runs while no request does."""
 
-    def __init__(
-        self, llm: LLM, turns: Turns, figures: Figures, guard: Guard | None, options: Options
-    ) -> None:
+    def __init__(self, llm: LLM, turns: Turns, figures: Figures, guard: Guard, options: Options) -> None:
         self.llm, self.turns, self.figures, self.guard, self.options = llm, turns, figures, guard, options
-        self._thread = ThreadPoolExecutor(1, "lazyllm-shadow")
+        self.thread = ThreadPoolExecutor(1, "lazyllm-shadow")
         self._places = threading.Semaphore(MOST_WAITING)
 
     def offer(self, ids: list[int], setting: Method, given: Method) -> None:
         """Takes this prompt with the probability of the share, unless many wait. `given` is the setting
         before parts of this prompt were protected."""
         if random.random() < self.options.shadow and self._places.acquire(blocking=False):
-            self._thread.submit(self._compare, ids, setting, given)
-
-    def close(self) -> None:
-        """Ends after `Turns.close`, which stops its passes too."""
-        self._thread.shutdown(cancel_futures=True)
+            self.thread.submit(self._compare, ids, setting, given)
 
     def _wait(self) -> bool:
-        """True if requests ran; returns once none does. Gone once the server ends."""
+        """True if requests ran; returns once none does. CancelledError once the server ends."""
         waited = False
-        while not self.turns.closing.is_set():
-            if not self.turns.requests:
-                return waited
+        while self.turns.requests and not self.turns.closing.wait(PAUSE):
             waited = True
-            time.sleep(PAUSE)
-        raise Gone
+        if self.turns.closing.is_set():
+            raise CancelledError
+        return waited
 
     def _compare(self, ids: list[int], setting: Method, given: Method) -> None:
         try:
@@ -126,7 +117,7 @@ class Shadow:
             self.figures.observe(given, len(ids), **comparison)
             text = {"prompt": self.llm.tokenizer.decode(ids)} if self.options.log_text else {}
             self._write({"setting": given.label, "prompt_tokens": len(ids), **comparison, **text})
-            if self.guard and (change := self.guard.observe(given, comparison["divergence_nats"])):
+            if change := self.guard.observe(given, comparison["divergence_nats"]):
                 log.warning("the speedup is now %(to)g, after %(from)g: %(reason)s", change)
                 self._write({"guard": change})
         except Exception:
