@@ -258,9 +258,13 @@ int norm(lazy_stream *stream, void *y, const void *x, int n, int d, const float 
 
 int lazy_cuda_embed(lazy_stream *stream, void *x, const int32_t *ids, int n, const lazy_matrix *table, lazy_error *err)
 {
+    const lazy_part &part = table->part[0];
+    if (lazy_is_quantized(part.dtype))
+        return lazy_cuda_widen(stream, x, part.data, part.dtype, ids, n, table->cols, stream->config->embedding_scale,
+                               err);
     return lazy_cuda_typed_op(stream, "embedding", err, [&](auto type, cudaStream_t queue) {
         using T = decltype(type);
-        return lazy_launch(embed_rows<T>, dim3(n), dim3(THREADS), 0, queue, (T *)x, ids, (const T *)table->part[0].data,
+        return lazy_launch(embed_rows<T>, dim3(n), dim3(THREADS), 0, queue, (T *)x, ids, (const T *)part.data,
                            table->cols, stream->config->embedding_scale);
     });
 }
