@@ -71,58 +71,45 @@ int upload_part(lazy_cuda *cuda, char *to, const lazy_part *part, int cols, lazy
     return code;
 }
 
-/* Of a matrix in device memory from `at` on. place(part, address) is called for every part as it is stored; neighbours
- * that are held in one type become one part of *held. Returns the matrix's end. */
+/* The matrix in device memory from `at` on: neighbours that are held in one type are one part. place(part, address) is
+ * called for every part as it is stored. *end: of the matrix. */
 template <class F>
-size_t lay_out(const lazy_cuda *cuda, lazy_matrix *held, const lazy_matrix *stored, size_t at, F place)
+lazy_matrix laid_out(const lazy_cuda *cuda, const lazy_matrix &stored, size_t at, size_t *end, F place)
 {
-    lazy_matrix laid = *stored;
-    laid.n_parts = 0;
-    at = lazy_cuda_aligned(at);
-    for (const lazy_part *part = stored->part; part < stored->part + stored->n_parts; part++) {
-        lazy_dtype type = held_type(cuda, part->dtype);
-        bool goes_on = laid.n_parts && laid.part[laid.n_parts - 1].dtype == type;
-        if (goes_on) laid.part[laid.n_parts - 1].rows += part->rows;
-        else laid.part[laid.n_parts++] = { (void *)(at = lazy_cuda_aligned(at)), part->rows, type };
+    lazy_matrix held = stored;
+    held.n_parts = 0;
+    for (int i = 0; i < stored.n_parts; i++) {
+        const lazy_part &part = stored.part[i];
+        lazy_dtype type = held_type(cuda, part.dtype);
+        if (held.n_parts && held.part[held.n_parts - 1].dtype == type) held.part[held.n_parts - 1].rows += part.rows;
+        else held.part[held.n_parts++] = { (void *)(at = lazy_cuda_aligned(at)), part.rows, type };
         place(part, (char *)at);
-        at += (size_t)part->rows * lazy_row_bytes(type, stored->cols);
+        at += (size_t)part.rows * lazy_row_bytes(type, stored.cols);
     }
-    *held = laid;
-    return at;
+    *end = at;
+    return held;
 }
 
 /* Copies the matrices, one after the other, into one block of device memory, which the first owns until unbind. */
 int bind(lazy_backend *backend, lazy_matrix *matrices, int n, lazy_error *err)
 {
     lazy_cuda *cuda = reinterpret_cast<lazy_cuda *>(backend);
-    lazy_matrix held;
-    size_t bytes = 0;
-    for (int i = 0; i < n; i++) bytes = lay_out(cuda, &held, &matrices[i], bytes, [](const lazy_part *, char *) {});
+    size_t at = 0, widened = (size_t)matrices->rows * lazy_row_bytes(cuda->type, matrices->cols);
+    for (int i = 0; i < n; i++) laid_out(cuda, matrices[i], at, &at, [](const lazy_part &, char *) {});
     void *memory;
-    int code = allocate(backend, &memory, lazy_cuda_aligned(bytes), "weights", err);
-    size_t at = (size_t)memory;
+    int code = allocate(backend, &memory, lazy_cuda_aligned(at), "weights", err);
+    at = (size_t)memory;
     for (int i = 0; i < n && !code; i++)
-        at = lay_out(cuda, &held, &matrices[i], at, [&](const lazy_part *part, char *to) {
-            if (!code) code = upload_part(cuda, to, part, matrices[i].cols, err);
+        matrices[i] = laid_out(cuda, matrices[i], at, &at, [&](const lazy_part &part, char *to) {
+            if (!code) code = upload_part(cuda, to, &part, matrices[i].cols, err);
+            if (lazy_is_quantized(part.dtype))
+                cuda->panel_bytes = std::max(cuda->panel_bytes, std::min<size_t>(widened, LAZY_PANEL_BYTES));
         });
     /* A copy from pageable memory may return before its last bytes have arrived, and sessions' streams do not wait for
      * the default stream. */
     if (!code) code = lazy_cuda_check(cudaStreamSynchronize(nullptr), "weights", err);
-    if (code) {
-        release(backend, memory);
-        return code;
-    }
-    at = (size_t)memory;
-    for (lazy_matrix *matrix = matrices; matrix < matrices + n; matrix++) {
-        at = lay_out(cuda, matrix, matrix, at, [](const lazy_part *, char *) {});
-        for (int i = 0; i < matrix->n_parts; i++) {
-            const lazy_part &part = matrix->part[i];
-            size_t widened = (size_t)part.rows * lazy_row_bytes(cuda->type, matrix->cols);
-            if (lazy_is_quantized(part.dtype))
-                cuda->panel_bytes = std::max(cuda->panel_bytes, std::min<size_t>(widened, LAZY_PANEL_BYTES));
-        }
-    }
-    return LAZY_OK;
+    if (code) release(backend, memory);
+    return code;
 }
 
 void unbind(lazy_backend *backend, lazy_matrix *matrix) { release(backend, const_cast<void *>(matrix->part[0].data)); }

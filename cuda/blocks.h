@@ -1,17 +1,19 @@
-/* blocks.h — quantized weights on the device, which stay as they are stored: 16 values of a block at a time, widened
- * exactly.
+/* blocks.h — quantized weights on the device, where they are as csrc/format.h describes them: 16 values of a block at a
+ * time, widened exactly.
  *
- * A unit is the 16 values whose integers lie in the same bytes: two runs of 8 values, lazy_gap<B> apart, so that rows
- * of x are read 16 bytes a thread. Where a block begins at any even address, words are read from the aligned ones
- * around them, up to 2 bytes past the block: device memory of weights ends at a multiple of 16. */
+ * These 16, a unit, are two runs of 8 values whose integers lie in the same bytes, lazy_gap<B> apart: rows of x are
+ * read 16 bytes a thread. Blocks of some formats begin at any even address: their words are put together from aligned
+ * ones, of which the last may end 2 bytes past the block. */
 #ifndef LAZY_CUDA_BLOCKS_H
 #define LAZY_CUDA_BLOCKS_H
 
+#include <type_traits>
+
 #include "values.h"
 
-/* Values of a block, or 1 for a type that is no block; between the runs of a unit; and what is subtracted from
- * integers.
- */
+enum { LAZY_UNIT = 16 };
+
+/* Values of a block, 1 of a type that is none; then what csrc/format.h calls zero_point. */
 template <class B> constexpr int lazy_block_values = sizeof(B) < 16 ? 1 : sizeof(B) < 128 ? 32 : 256;
 template <class B> constexpr int lazy_gap = lazy_block_values<B> == 32 ? 16 : 32;
 template <> constexpr int lazy_gap<lazy_q8_0> = 8;
@@ -22,24 +24,23 @@ template <> constexpr float lazy_zero_point<lazy_q4_0> = 8.0f;
 template <> constexpr float lazy_zero_point<lazy_q5_0> = 16.0f;
 template <> constexpr float lazy_zero_point<lazy_q6_k> = 32.0f;
 
-enum { LAZY_UNIT = 16 };
-
 struct lazy_unit {
     uint32_t q[4];             /* integers, one to a byte: of the first run, then of the second */
-    float scale[2], offset[2]; /* of each run; formats with a zero point have no offsets */
+    float scale[2], offset[2]; /* of each run; no offset where there is a zero point */
 };
 
-/* to = 4 N bytes of a block of B, in loads as wide as the alignment of all blocks allows */
-template <class B, int N> __device__ __forceinline__ void lazy_load_words(uint32_t (&to)[N], const uint8_t *from)
+/* to = 4 N bytes of a block, in loads as wide as the alignment of all blocks of the format allows */
+template <class B, int N>
+__device__ __forceinline__ void lazy_load_words(uint32_t (&to)[N], const B &, const void *from)
 {
     if constexpr (sizeof(B) % 8 == 0 && N == 2) {
-        uint2 both = *reinterpret_cast<const uint2 *>(from);
+        uint2 both = *static_cast<const uint2 *>(from);
         to[0] = both.x;
         to[1] = both.y;
         return;
     }
     uint32_t shift = sizeof(B) % 4 ? 8 * ((uintptr_t)from & 2) : 0;
-    const uint32_t *words = reinterpret_cast<const uint32_t *>(from - shift / 8);
+    auto *words = reinterpret_cast<const uint32_t *>(static_cast<const char *>(from) - shift / 8);
     uint32_t low = words[0];
 #pragma unroll
     for (int i = 0; i < N; i++) {
@@ -54,97 +55,55 @@ __device__ __forceinline__ float lazy_half_at(uint16_t bits)
     return __half2float(reinterpret_cast<const __half &>(bits));
 }
 
-/* unit.q = 16 integers of 4 bits: the low bits of 8 bytes, then the high ones */
-template <class B> __device__ __forceinline__ void lazy_load_nibbles(lazy_unit &unit, const uint8_t *from)
+/* Of a lazy_q4_k or lazy_q5_k: groups 2 j and 2 j + 1. */
+template <class B> __device__ __forceinline__ void lazy_load_scales(lazy_unit &unit, const B &block, int j)
 {
-    uint32_t bytes[2];
-    lazy_load_words<B>(bytes, from);
-#pragma unroll
-    for (int i = 0; i < 4; i++) unit.q[i] = bytes[i % 2] >> 4 * (i / 2) & 0x0f0f0f0f;
-}
-
-/* Adds bit 4 of 16 integers: bits 8 i … of the word, then bits 16 + 8 i …. The factor moves bits 0 … 3 to the lowest
- * bits of four bytes. */
-template <class B> __device__ __forceinline__ void lazy_load_fifth_bits(lazy_unit &unit, const uint8_t *from, int i)
-{
-    uint32_t bits[1];
-    lazy_load_words<B>(bits, from);
-#pragma unroll
-    for (int k = 0; k < 4; k++)
-        unit.q[k] |= ((bits[0] >> (8 * i + 16 * (k / 2) + 4 * (k % 2)) & 15) * 0x00204081 & 0x01010101) << 4;
-}
-
-__device__ __forceinline__ lazy_unit lazy_unit_of(const lazy_q8_0 &block, int i)
-{
-    lazy_unit unit;
-    unit.scale[0] = unit.scale[1] = lazy_half_at(block.scale);
-    lazy_load_words<lazy_q8_0>(unit.q, reinterpret_cast<const uint8_t *>(block.q) + 16 * i);
-#pragma unroll
-    for (int k = 0; k < 4; k++) unit.q[k] ^= 0x80808080;
-    return unit;
-}
-
-/* lazy_q4_0, lazy_q4_1, lazy_q5_0 and lazy_q5_1 */
-template <class B> __device__ __forceinline__ lazy_unit lazy_unit_of(const B &block, int i)
-{
-    lazy_unit unit;
-    unit.scale[0] = unit.scale[1] = lazy_half_at(block.scale);
-    if constexpr (lazy_zero_point<B> == 0.0f) unit.offset[0] = unit.offset[1] = lazy_half_at(block.min);
-    lazy_load_nibbles<B>(unit, block.q + 8 * i);
-    if constexpr (sizeof(B) > sizeof(lazy_q4_1)) lazy_load_fifth_bits<B>(unit, block.fifth, i);
-    return unit;
-}
-
-/* Scales and offsets of groups 2 j and 2 j + 1 of a lazy_q4_k or lazy_q5_k; head: its first 16 bytes. */
-__device__ __forceinline__ void lazy_set_scales(lazy_unit &unit, const void *block, int j)
-{
-    uint4 head = *reinterpret_cast<const uint4 *>(block);
+    uint4 head = reinterpret_cast<const uint4 &>(block); /* scale and min, then packed */
     int shift = 16 * (j % 2);
     uint32_t scales = head.y >> shift, mins = head.z >> shift, low = head.w >> shift;
     if (j >= 2) {
         scales = (low & 0x0f0f) | (scales >> 2 & 0x3030);
         mins = (low >> 4 & 0x0f0f) | (mins >> 2 & 0x3030);
     }
-    float scale = lazy_half_at((uint16_t)head.x), min = lazy_half_at((uint16_t)(head.x >> 16));
 #pragma unroll
-    for (int k = 0; k < 2; k++) {
-        unit.scale[k] = scale * (float)(scales >> 8 * k & 63);
-        unit.offset[k] = -(min * (float)(mins >> 8 * k & 63));
+    for (int run = 0; run < 2; run++) {
+        unit.scale[run] = lazy_half_at((uint16_t)head.x) * (float)(scales >> 8 * run & 63);
+        unit.offset[run] = -(lazy_half_at((uint16_t)(head.x >> 16)) * (float)(mins >> 8 * run & 63));
     }
 }
 
-__device__ __forceinline__ lazy_unit lazy_unit_of(const lazy_q4_k &block, int i)
+/* Unit i of a block. */
+template <class B> __device__ __forceinline__ lazy_unit lazy_unit_of(const B &block, int i)
 {
+    constexpr bool Q8_0 = std::is_same_v<B, lazy_q8_0>, Q5_K = std::is_same_v<B, lazy_q5_k>,
+                   Q6_K = std::is_same_v<B, lazy_q6_k>, LONG = lazy_block_values<B> == 256,
+                   Q5 = std::is_same_v<B, lazy_q5_0> || std::is_same_v<B, lazy_q5_1>;
     lazy_unit unit;
-    lazy_set_scales(unit, &block, i / 4);
-    lazy_load_nibbles<lazy_q4_k>(unit, block.q + 8 * i);
-    return unit;
-}
-
-__device__ __forceinline__ lazy_unit lazy_unit_of(const lazy_q5_k &block, int i)
-{
-    lazy_unit unit;
-    lazy_set_scales(unit, &block, i / 4);
-    lazy_load_nibbles<lazy_q5_k>(unit, block.q + 8 * i);
-    uint32_t fifth[2];
-    lazy_load_words<lazy_q5_k>(fifth, block.fifth + 8 * (i % 4));
+    uint32_t low[2] = {}, high[2] = {}, fifth[1] = {};
+    if constexpr (LONG && !Q6_K) lazy_load_scales(unit, block, i / 4);
+    else unit.scale[0] = unit.scale[1] = lazy_half_at(block.scale);
+    if constexpr (!LONG && lazy_zero_point<B> == 0.0f) unit.offset[0] = unit.offset[1] = lazy_half_at(block.min);
+    if constexpr (Q8_0) lazy_load_words(unit.q, block, block.q + 16 * i);
+    else if constexpr (!Q6_K) lazy_load_words(low, block, block.q + 8 * i);
+    if constexpr (Q5) lazy_load_words(fifth, block, block.fifth);
+    if constexpr (Q5_K) lazy_load_words(high, block, block.fifth + i % 4 * 8);
+    if constexpr (Q6_K) {
+        const int8_t *scales = block.scales + i / 8 * 8 + i % 8 / 2;
+        unit.scale[0] *= (float)scales[0];
+        unit.scale[1] *= (float)scales[4];
+        lazy_load_words(low, block, block.low + 8 * i);
+        lazy_load_words(high, block, block.high + i / 8 * 32 + i % 4 * 8);
+    }
 #pragma unroll
-    for (int k = 0; k < 4; k++) unit.q[k] |= (fifth[k % 2] >> (2 * (i / 4) + k / 2) & 0x01010101) << 4;
-    return unit;
-}
-
-__device__ __forceinline__ lazy_unit lazy_unit_of(const lazy_q6_k &block, int i)
-{
-    lazy_unit unit;
-    int half = i / 8, group = 4 * half + i / 4 % 2; /* of the first run; of the second, group + 2 */
-    const int8_t *scales = block.scales + 2 * group + i % 4 / 2;
-    unit.scale[0] = lazy_half_at(block.scale) * (float)scales[0];
-    unit.scale[1] = lazy_half_at(block.scale) * (float)scales[4];
-    lazy_load_nibbles<lazy_q6_k>(unit, block.low + 8 * i);
-    uint32_t high[2];
-    lazy_load_words<lazy_q6_k>(high, block.high + 32 * half + 8 * (i % 4));
-#pragma unroll
-    for (int k = 0; k < 4; k++) unit.q[k] |= (high[k % 2] >> (2 * (group % 4) + 4 * (k / 2)) & 0x03030303) << 4;
+    for (int k = 0; k < 4; k++) {
+        uint32_t &q = unit.q[k];
+        int run = k / 2, half = k % 2;
+        q = Q8_0 ? q ^ 0x80808080 : low[half] >> 4 * run & 0x0f0f0f0f;
+        if (Q5_K) q |= (high[half] >> (i / 4 * 2 + run) & 0x01010101) << 4;
+        if (Q6_K) q |= (high[half] >> (i / 4 % 2 * 2 + 4 * run) & 0x03030303) << 4;
+        /* the factor moves bits 0 … 3 to the lowest bits of four bytes */
+        if (Q5) q |= ((fifth[0] >> (8 * i + 16 * run + 4 * half) & 15) * 0x00204081 & 0x01010101) << 4;
+    }
     return unit;
 }
 
@@ -164,7 +123,10 @@ template <class B> __device__ __forceinline__ int lazy_widen_unit(float (&values
     return u / PAIRS * PAIRS * LAZY_UNIT + u % PAIRS * 8;
 }
 
-/* launch(a value of the format's type), or of T for weights of the backend's type T. */
+/* Where value i of a unit is in the row, behind the unit's first. */
+template <class B> constexpr int lazy_place_in_unit(int i) { return i / 8 * lazy_gap<B> + i % 8; }
+
+/* launch(a value of the format's type), or of T for weights that are not quantized. */
 template <class T, class F> cudaError_t lazy_with_format(lazy_dtype dtype, F launch)
 {
     switch (dtype) {
@@ -176,12 +138,8 @@ template <class T, class F> cudaError_t lazy_with_format(lazy_dtype dtype, F lau
     case LAZY_Q4_K: return launch(lazy_q4_k{});
     case LAZY_Q5_K: return launch(lazy_q5_k{});
     case LAZY_Q6_K: return launch(lazy_q6_k{});
-    case LAZY_F32:
-    case LAZY_F16:
-    case LAZY_BF16:
-    default: break;
+    default: return launch(T{});
     }
-    return launch(T{});
 }
 
 #endif

@@ -132,7 +132,7 @@ int lazy_cuda_check_wgmma(lazy_cuda *cuda, lazy_error *err);
 /* Matrices, and their parts of different types, begin at multiples of 16 bytes. */
 static inline size_t lazy_cuda_aligned(size_t bytes) { return (bytes + 15) / 16 * 16; }
 
-/* blocks.cu: to[r, :] = scale * row ids[r] of the quantized w, or row r if ids is NULL, of n; scale is rounded to the
+/* rows.cu: to[r, :] = scale * row ids[r] of the quantized w, or row r if ids is NULL, of n; scale is rounded to the
  * backend's type first. */
 int lazy_cuda_widen(lazy_stream *, void *to, const void *w, lazy_dtype, const int32_t *ids, int n, int cols,
                     float scale, lazy_error *);

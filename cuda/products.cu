@@ -44,7 +44,7 @@ __device__ __forceinline__ void add_products(float (&sum)[ROWS], const T *x, int
 template <class T, int ROWS, class B>
 __device__ __forceinline__ void add_products(float (&sum)[ROWS], const T *x, int n, const B *w, int cols)
 {
-    constexpr int WIDE = 16 / sizeof(T), PACKS = LAZY_UNIT / WIDE;
+    constexpr int WIDE = 16 / sizeof(T);
 #pragma unroll 2
     for (int u = threadIdx.x % 32; u < cols / LAZY_UNIT; u += 32) {
         float weights[LAZY_UNIT];
@@ -53,12 +53,11 @@ __device__ __forceinline__ void add_products(float (&sum)[ROWS], const T *x, int
         for (int r = 0; r < ROWS; r++) {
             if (r >= n) break;
 #pragma unroll
-            for (int k = 0; k < PACKS; k++) {
-                int run = 2 * k / PACKS, within = k % (PACKS / 2);
-                lazy_pack<T> values =
-                    reinterpret_cast<const lazy_pack<T> *>(at + (int64_t)r * cols + run * lazy_gap<B>)[within];
+            for (int k = 0; k < LAZY_UNIT; k += WIDE) {
+                auto *from = at + (int64_t)r * cols + lazy_place_in_unit<B>(k);
+                lazy_pack<T> values = *reinterpret_cast<const lazy_pack<T> *>(from);
 #pragma unroll
-                for (int i = 0; i < WIDE; i++) sum[r] += weights[k * WIDE + i] * lazy_wide(values.value[i]);
+                for (int i = 0; i < WIDE; i++) sum[r] += weights[k + i] * lazy_wide(values.value[i]);
             }
         }
     }
@@ -80,10 +79,10 @@ struct gemv_task {
     const float *bias; /* (rows of w,) or NULL */
     int n, columns, cols, stride;
     bool wide, accumulate, gelu;
-    int share;
-    const int32_t *chosen; /* (n,) the number of each row's matrix, of those at w; NULL: all multiply the first */
-    int64_t matrix_bytes;  /* from one to the next */
-    int first;             /* row of y of the first group */
+    int share = 1;
+    const int32_t *chosen = nullptr; /* (n,) each row's matrix, of those at w; NULL: the first */
+    int64_t matrix_bytes = 0;        /* from one to the next */
+    int first = 0;                   /* row of y of the first group */
 };
 
 template <class Y> __device__ __forceinline__ void put(void *y, int64_t at, float total, bool accumulate)
@@ -188,69 +187,51 @@ dim3 blocks_of(int n, int columns, int per_block) { return dim3(n, (columns + pe
  * widening these for cuBLASLt moves about five times as many bytes as they have. */
 int most_few_rows(lazy_dtype dtype) { return lazy_is_quantized(dtype) ? LAZY_GEMV_BLOCK_ROWS : LAZY_GEMV_ROWS; }
 
-/* p.y (+)= p.x w^T, of all rows of the part w; without a bias. */
-int multiply_many(lazy_stream *stream, const gemv_task &p, const lazy_part &w, lazy_error *err)
+/* The product by cuBLASLt, panel by panel if w is quantized. */
+int multiply_many(lazy_stream *stream, const gemv_task &p, lazy_dtype dtype, lazy_error *err)
 {
     const lazy_cuda *cuda = lazy_cuda_of(stream);
-    lazy_cuda_stream *s = lazy_cuda_scratch(stream);
+    const lazy_cuda_stream *s = lazy_cuda_scratch(stream);
     cudaDataType_t type = lazy_cuda_data_type(cuda->type);
-    bool quantized = lazy_is_quantized(w.dtype);
-    int most = quantized ? (int)(s->panel_bytes / lazy_row_bytes(cuda->type, p.cols)) : w.rows;
+    bool widens = lazy_is_quantized(dtype);
+    int most = widens ? (int)(s->panel_bytes / lazy_row_bytes(cuda->type, p.cols)) : p.columns;
     int code = lazy_cuda_enter(stream->backend, err);
-    for (int first = 0; first < w.rows && !code; first += most) {
+    for (int first = 0; first < p.columns && !code; first += most) {
         bool refused = false;
         gemv_task panel = p;
         panel.y = (char *)p.y + first * lazy_row_bytes(p.wide ? LAZY_F32 : cuda->type, 1);
-        panel.w = (const char *)w.data + first * lazy_row_bytes(w.dtype, p.cols);
-        panel.columns = std::min(most, w.rows - first);
-        if (quantized)
-            code = lazy_cuda_widen(stream, s->panel, panel.w, w.dtype, nullptr, panel.columns, p.cols, 1, err);
+        panel.w = (const char *)p.w + first * lazy_row_bytes(dtype, p.cols);
+        panel.columns = std::min(most, p.columns - first);
+        panel.bias = nullptr;
+        if (widens) code = lazy_cuda_widen(stream, s->panel, panel.w, dtype, nullptr, panel.columns, p.cols, 1, err);
         if (!code)
-            code = lazy_gemm_run(s->gemm, panel.y, p.x, quantized ? s->panel : panel.w, p.n, panel.columns, p.cols,
+            code = lazy_gemm_run(s->gemm, panel.y, p.x, widens ? s->panel : panel.w, p.n, panel.columns, p.cols,
                                  p.stride, p.accumulate, type, p.wide ? CUDA_R_32F : type, &refused, err);
-        if (!code && refused) code = run_gemv<false>(stream, "GEMV", w.dtype, panel, err);
+        if (!code && refused) code = run_gemv<false>(stream, "GEMV", dtype, panel, err);
     }
-    return code;
+    if (code || !p.bias) return code;
+    return lazy_cuda_typed_op(stream, "bias", err, [&](auto type, cudaStream_t queue) {
+        using T = decltype(type);
+        dim3 grid = blocks_of(p.n, p.columns, THREADS), block(THREADS);
+        return p.wide ? lazy_launch(add_bias<float>, grid, block, 0, queue, (float *)p.y, p.bias, p.columns, p.stride)
+                      : lazy_launch(add_bias<T>, grid, block, 0, queue, (T *)p.y, p.bias, p.columns, p.stride);
+    });
 }
 
 /* y[n, w->rows] (+)= x w^T + bias; y is f32 if wide, else of the backend's type. */
 int multiply(lazy_stream *stream, void *y, bool wide, const void *x, int n, const lazy_matrix *w, bool accumulate,
              lazy_error *err)
 {
-    size_t width = lazy_row_bytes(wide ? LAZY_F32 : lazy_cuda_of(stream)->type, 1);
-    gemv_task p = {};
-    p.y = y;
-    p.x = x;
-    p.bias = w->bias;
-    p.n = n;
-    p.cols = w->cols;
-    p.stride = w->rows;
-    p.wide = wide;
-    p.accumulate = accumulate;
-    p.share = 1;
+    gemv_task p = { y, x, nullptr, w->bias, n, 0, w->cols, w->rows, wide, accumulate, false };
     int code = LAZY_OK;
-    for (const lazy_part *part = w->part; part < w->part + w->n_parts && !code; part++) {
-        p.w = part->data;
-        p.columns = part->rows;
-        bool few = n <= most_few_rows(part->dtype);
-        if (few) code = run_gemv<false>(stream, "GEMV", part->dtype, p, err);
-        else {
-            const float *bias = p.bias;
-            p.bias = nullptr;
-            code = multiply_many(stream, p, *part, err);
-            p.bias = bias;
-        }
-        if (!few && !code && p.bias)
-            code = lazy_cuda_typed_op(stream, "bias", err, [&](auto type, cudaStream_t queue) {
-                dim3 grid = blocks_of(n, p.columns, THREADS);
-                using T = decltype(type);
-                return wide ? lazy_launch(add_bias<float>, grid, dim3(THREADS), 0, queue, (float *)p.y, p.bias,
-                                          p.columns, p.stride)
-                            : lazy_launch(add_bias<T>, grid, dim3(THREADS), 0, queue, (T *)p.y, p.bias, p.columns,
-                                          p.stride);
-            });
-        p.y = (char *)p.y + part->rows * width;
-        if (p.bias) p.bias += part->rows;
+    for (int i = 0; i < w->n_parts && !code; i++) {
+        const lazy_part &part = w->part[i];
+        p.w = part.data;
+        p.columns = part.rows;
+        code = n <= most_few_rows(part.dtype) ? run_gemv<false>(stream, "GEMV", part.dtype, p, err)
+                                              : multiply_many(stream, p, part.dtype, err);
+        p.y = (char *)p.y + part.rows * lazy_row_bytes(wide ? LAZY_F32 : lazy_cuda_of(stream)->type, 1);
+        if (p.bias) p.bias += part.rows;
     }
     return code;
 }
@@ -283,9 +264,8 @@ int lazy_cuda_gated(lazy_stream *stream, void *y, const void *x, int n, const la
     bool gelu = stream->config->gelu;
     const lazy_part &part = gate_up->part[0];
     if (gate_up->n_parts == 1 && n <= most_few_rows(part.dtype))
-        return run_gemv<true>(
-            stream, "gated GEMV", part.dtype,
-            { y, x, part.data, gate_up->bias, n, ffn, gate_up->cols, ffn, false, false, gelu, 1, nullptr, 0, 0 }, err);
+        return run_gemv<true>(stream, "gated GEMV", part.dtype,
+                              { y, x, part.data, gate_up->bias, n, ffn, gate_up->cols, ffn, false, false, gelu }, err);
     void *product = lazy_cuda_scratch(stream)->gate_up;
     int code = multiply(stream, product, false, x, n, gate_up, false, err);
     if (code) return code;
@@ -303,7 +283,7 @@ int lazy_cuda_multiply_pairs(lazy_stream *stream, void *y, const void *x, int n,
     const lazy_part &part = w->part[0];
     int64_t bytes = (int64_t)lazy_cuda_aligned(w->rows * lazy_row_bytes(part.dtype, w->cols));
     gemv_task p = { y,     x,      part.data, nullptr, n, columns, w->cols, columns, false, false, stream->config->gelu,
-                    share, chosen, bytes,     0 };
+                    share, chosen, bytes };
     return gated ? run_gemv<true>(stream, "GEMV of experts", part.dtype, p, err)
                  : run_gemv<false>(stream, "GEMV of experts", part.dtype, p, err);
 }
