@@ -124,7 +124,7 @@ template <class B> __device__ __forceinline__ int lazy_widen_unit(float (&values
 }
 
 /* Where value i of a unit is in the row, behind the unit's first. */
-template <class B> constexpr int lazy_place_in_unit(int i) { return i / 8 * lazy_gap<B> + i % 8; }
+template <class B> __device__ constexpr int lazy_place_in_unit(int i) { return i / 8 * lazy_gap<B> + i % 8; }
 
 /* launch(a value of the format's type), or of T for weights that are not quantized. */
 template <class T, class F> cudaError_t lazy_with_format(lazy_dtype dtype, F launch)

@@ -79,10 +79,10 @@ struct gemv_task {
     const float *bias; /* (rows of w,) or NULL */
     int n, columns, cols, stride;
     bool wide, accumulate, gelu;
+    const int32_t *chosen = nullptr; /* (n,) each row's matrix, of those at w; NULL: the first, and share is 1 */
     int share = 1;
-    const int32_t *chosen = nullptr; /* (n,) each row's matrix, of those at w; NULL: the first */
-    int64_t matrix_bytes = 0;        /* from one to the next */
-    int first = 0;                   /* row of y of the first group */
+    int64_t matrix_bytes = 0; /* from one to the next */
+    int first = 0;            /* row of y of the first group */
 };
 
 template <class Y> __device__ __forceinline__ void put(void *y, int64_t at, float total, bool accumulate)
@@ -96,9 +96,14 @@ template <class T, class W, int ROWS, bool GATED> __global__ void __launch_bound
 {
     int column = blockIdx.x * WARPS + threadIdx.x / 32, first = p.first + blockIdx.y * ROWS, n = min(ROWS, p.n - first);
     if (column >= p.columns) return;
-    const T *x = static_cast<const T *>(p.x) + (int64_t)(first / p.share) * p.cols;
-    const W *w =
-        reinterpret_cast<const W *>(static_cast<const char *>(p.w) + (p.chosen ? p.chosen[first] * p.matrix_bytes : 0));
+    int of_x = first;
+    auto *matrix = static_cast<const char *>(p.w);
+    if (p.chosen) {
+        of_x /= p.share;
+        matrix += p.chosen[first] * p.matrix_bytes;
+    }
+    const T *x = static_cast<const T *>(p.x) + (int64_t)of_x * p.cols;
+    const W *w = reinterpret_cast<const W *>(matrix);
     int64_t row = p.cols / lazy_block_values<W>;
     float sum[ROWS] = {}, up[ROWS] = {};
     add_products(sum, x, n, w + column * row, p.cols);
@@ -282,8 +287,8 @@ int lazy_cuda_multiply_pairs(lazy_stream *stream, void *y, const void *x, int n,
     int columns = gated ? w->rows / 2 : w->rows;
     const lazy_part &part = w->part[0];
     int64_t bytes = (int64_t)lazy_cuda_aligned(w->rows * lazy_row_bytes(part.dtype, w->cols));
-    gemv_task p = { y,     x,      part.data, nullptr, n, columns, w->cols, columns, false, false, stream->config->gelu,
-                    share, chosen, bytes };
+    gemv_task p = { y,      x,     part.data, nullptr, n, columns, w->cols, columns, false, false, stream->config->gelu,
+                    chosen, share, bytes };
     return gated ? run_gemv<true>(stream, "GEMV of experts", part.dtype, p, err)
                  : run_gemv<false>(stream, "GEMV of experts", part.dtype, p, err);
 }
