@@ -61,10 +61,8 @@ template <class B> __device__ __forceinline__ void lazy_load_scales(lazy_unit &u
     uint4 head = reinterpret_cast<const uint4 &>(block); /* scale and min, then packed */
     int shift = 16 * (j % 2);
     uint32_t scales = head.y >> shift, mins = head.z >> shift, low = head.w >> shift;
-    if (j >= 2) {
-        scales = (low & 0x0f0f) | (scales >> 2 & 0x3030);
-        mins = (low >> 4 & 0x0f0f) | (mins >> 2 & 0x3030);
-    }
+    scales = j < 2 ? scales : (low & 0x0f0f) | (scales >> 2 & 0x3030);
+    mins = j < 2 ? mins : (low >> 4 & 0x0f0f) | (mins >> 2 & 0x3030);
 #pragma unroll
     for (int run = 0; run < 2; run++) {
         unit.scale[run] = lazy_half_at((uint16_t)head.x) * (float)(scales >> 8 * run & 63);

@@ -40,18 +40,19 @@ __device__ __forceinline__ void add_products(float (&sum)[ROWS], const T *x, int
     }
 }
 
-/* The same with a row of blocks. */
+/* The same with a row of blocks: not unrolled, because a unit takes so many instructions that other warps hide its
+ * loads, the more of them the fewer registers each has. */
 template <class T, int ROWS, class B>
 __device__ __forceinline__ void add_products(float (&sum)[ROWS], const T *x, int n, const B *w, int cols)
 {
     constexpr int WIDE = 16 / sizeof(T);
-#pragma unroll 2
+#pragma unroll 1
     for (int u = threadIdx.x % 32; u < cols / LAZY_UNIT; u += 32) {
         float weights[LAZY_UNIT];
         const T *at = x + lazy_widen_unit(weights, w, u);
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
-            if (r >= n) break;
+            if (r && r >= n) break; /* n is at least 1: no branch in front of the first loads of x */
 #pragma unroll
             for (int k = 0; k < LAZY_UNIT; k += WIDE) {
                 auto *from = at + (int64_t)r * cols + lazy_place_in_unit<B>(k);
