@@ -1,6 +1,6 @@
 /* cuda.h — declarations shared by the files of the CUDA backend. Activations, K, V and Aux rows have the
- * backend's type, and so have weights, unless they are quantized: then they stay as stored. Sums are accumulated in f32
- * or wider. */
+ * backend's type, and so have weights, unless they are quantized and stay as stored. Sums are accumulated in f32 or
+ * wider. */
 #ifndef LAZY_CUDA_H
 #define LAZY_CUDA_H
 
@@ -73,12 +73,12 @@ struct lazy_cuda_stream {
     cudaStream_t queue;
     lazy_gemm *gemm;
     lazy_staging staging;
-    int rows, tokens;        /* that the scratch below has room for */
-    lazy_ranges full, local; /* of layers without a window, and with one */
-    float *partial;          /* (lazy_cuda_max_partials, D + 2): see attention_task */
-    unsigned *tickets;       /* (lazy_cuda_max_partials,) zeros */
-    size_t panel_bytes;
-    void *panel;               /* (panel_bytes,) quantized weights, widened */
+    int rows, tokens;          /* that the scratch below has room for */
+    lazy_ranges full, local;   /* of layers without a window, and with one */
+    float *partial;            /* (lazy_cuda_max_partials, D + 2): see attention_task */
+    unsigned *tickets;         /* (lazy_cuda_max_partials,) zeros */
+    size_t panel_bytes;        /* of the panel */
+    void *panel;               /* quantized weights, widened for a product of many rows */
     void *gate_up;             /* (row_chunk, 2 F), of the larger F where there are experts */
     lazy_softmax *softmaxes;   /* (lazy_cuda_max_softmaxes,) of the query rows */
     float *products;           /* (H, tokens) of a single query row and the keys */
