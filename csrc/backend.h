@@ -105,12 +105,12 @@ typedef struct lazy_ops {
     void (*shared_close)(lazy_shared *);
     /* Fails, with both numbers in the message, if so many bytes cannot fit. */
     int (*admit)(lazy_backend *, uint64_t bytes, const char *what, lazy_error *);
-    /* Makes n matrices of one shape in host memory, which outlives them, usable by the ops. bias is in the backend's
-     * memory already. */
+    /* Makes n matrices of one shape in host memory usable by the ops. That memory outlives them, unless the first
+     * part's data is another address then. bias is in the backend's memory already. */
     int (*bind)(lazy_backend *, lazy_matrix *, int n, lazy_error *);
     void (*unbind)(lazy_backend *, lazy_matrix *); /* with the first one all n */
-    /* Rounds the part's values to LAZY_Q8_0 or LAZY_Q4_1; to (host): (rows, cols). NULL: the ops take no quantized
-     * weights. Waits. */
+    /* Rounds the part's values to LAZY_Q8_0 or LAZY_Q4_1; to (host): (rows, cols). NULL: the CPU backend
+     * rounds them. Waits. */
     int (*quantize)(lazy_stream *, void *to, lazy_dtype dtype, const lazy_part *, int cols, lazy_error *);
     void (*close)(lazy_backend *);
 

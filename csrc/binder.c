@@ -13,10 +13,11 @@ typedef struct binder {
     lazy_model *model;
     const lazy_tensor **by_name; /* (n,) */
     int n;
-    bool dry;            /* first round: validate only */
-    const char *weights; /* "auto", "q8" or "q4" */
-    lazy_stream *stream; /* of the second round */
-    char prefix[64];     /* of the names of tensors: "model.layers.7.", or of an expert's */
+    bool dry;              /* first round: validate only */
+    const char *weights;   /* "auto", "q8" or "q4" */
+    lazy_stream *stream;   /* of the second round */
+    lazy_stream *rounding; /* the same, or the CPU's where the backend cannot round weights */
+    char prefix[64];       /* of the names of tensors: "model.layers.7.", or of an expert's */
 } binder;
 
 /* How a tensor is used. */
@@ -57,7 +58,8 @@ lazy_dtype lazy_bind_dtype(const lazy_tensor *tensors, int n_tensors)
     uint64_t bytes[LAZY_N_DTYPES] = { 0 };
     for (int i = 0; i < n_tensors; i++) {
         lazy_dtype dtype;
-        if (lazy_format_find(tensors[i].dtype, &dtype)) bytes[dtype] += tensors[i].bytes;
+        if (lazy_format_find(tensors[i].dtype, &dtype))
+            bytes[lazy_is_quantized(dtype) ? LAZY_BF16 : dtype] += tensors[i].bytes;
     }
     lazy_dtype most = LAZY_F32;
     for (int dtype = LAZY_F16; dtype <= LAZY_BF16; dtype++)
@@ -190,10 +192,6 @@ static int choose_format(const binder *b, const char *name, use use, int cols, l
     bool rounds = strcmp(b->weights, "auto") != 0 && use != USE_ROUTER, q4 = strcmp(b->weights, "q4") == 0;
     *format = !rounds ? stored : q4 && use != USE_TABLE ? LAZY_Q4_1 : LAZY_Q8_0;
     const lazy_format *target = &lazy_formats[*format];
-    if (lazy_is_quantized(*format) && !b->model->backend->ops->quantize)
-        return lazy_fail(err, LAZY_DEVICE,
-                         "tensor %s%s: in %s, which %s cannot compute with; the CPU can (device=\"cpu\")", b->prefix,
-                         name, target->name, b->model->backend->name);
     if (*format != stored && lazy_is_quantized(stored))
         return lazy_invalid(
             err, "weights=\"%s\": tensor %s%s is stored in %s; quantized weights are used as stored, with \"auto\"",
@@ -217,7 +215,7 @@ static int prepare_part(binder *b, lazy_part *part, int cols, lazy_dtype format,
     }
     if (format == part->dtype) return LAZY_OK;
     if (!(code = own(b, &rounded, (size_t)part->rows * lazy_row_bytes(format, cols), err)))
-        code = b->model->backend->ops->quantize(b->stream, *rounded, format, part, cols, err);
+        code = b->rounding->backend->ops->quantize(b->rounding, *rounded, format, part, cols, err);
     if (code) return code;
     *part = (lazy_part){ .data = *rounded, .rows = part->rows, .dtype = format };
     if (sorted) {
@@ -244,13 +242,24 @@ static int prepare_matrix(binder *b, lazy_matrix *matrix, const source *from, la
     return LAZY_OK;
 }
 
+/* Binds n prepared matrices. What the model has come to own since n_owned is freed if the backend has copied it. */
+static int bind_prepared(binder *b, lazy_matrix *matrices, int n, int n_owned, lazy_error *err)
+{
+    lazy_model *model = b->model;
+    const void *prepared = matrices->part[0].data;
+    int code = model->backend->ops->bind(model->backend, matrices, n, err);
+    while (!code && matrices->part[0].data != prepared && model->n_owned > n_owned)
+        lazy_free(model->owned[--model->n_owned]);
+    return code;
+}
+
 static int bind_matrix(binder *b, lazy_matrix *matrix, const source *from, lazy_error *err)
 {
     lazy_matrix bound;
-    int code = prepare_matrix(b, &bound, from, err);
+    int n_owned = b->model->n_owned, code = prepare_matrix(b, &bound, from, err);
     if (code || b->dry) return code;
     bound.bias = matrix->bias;
-    code = b->model->backend->ops->bind(b->model->backend, &bound, 1, err);
+    code = bind_prepared(b, &bound, 1, n_owned, err);
     if (!code) *matrix = bound;
     return code;
 }
@@ -258,14 +267,14 @@ static int bind_matrix(binder *b, lazy_matrix *matrix, const source *from, lazy_
 /* The matrices of all experts of layer l. */
 static int bind_experts(binder *b, lazy_matrix **out, int l, const source *from, lazy_error *err)
 {
-    int n = b->model->config.n_experts, code = LAZY_OK;
+    int n = b->model->config.n_experts, n_owned = b->model->n_owned, code = LAZY_OK;
     lazy_matrix *bound = NULL, unused;
     if (!b->dry) code = lazy_alloc(&bound, n, "the table of experts", err);
     for (int e = 0; e < n && !code; e++) {
         snprintf(b->prefix, sizeof b->prefix, "model.layers.%d.mlp.experts.%d.", l, e);
         code = prepare_matrix(b, bound ? &bound[e] : &unused, from, err);
     }
-    if (!code && !b->dry) code = b->model->backend->ops->bind(b->model->backend, bound, n, err);
+    if (!code && !b->dry) code = bind_prepared(b, bound, n, n_owned, err);
     if (code) lazy_free(bound);
     else *out = bound;
     return code;
@@ -360,10 +369,11 @@ static int bind_all(binder *b, const lazy_watch *watch, lazy_error *err)
     return code;
 }
 
-int lazy_bind(lazy_model *model, const lazy_tensor *tensors, int n_tensors, const char *weights,
+int lazy_bind(lazy_model *model, const lazy_tensor *tensors, int n_tensors, const char *weights, int threads,
               const lazy_watch *watch, lazy_error *err)
 {
     const lazy_ops *ops = model->backend->ops;
+    lazy_backend *cpu = NULL;
     if (strcmp(weights, "auto") != 0 && strcmp(weights, "q8") != 0 && strcmp(weights, "q4") != 0)
         return lazy_invalid(err, "weights must be auto, q8 or q4, not \"%s\"", weights);
     binder b = { .model = model, .n = n_tensors, .weights = weights };
@@ -380,10 +390,20 @@ int lazy_bind(lazy_model *model, const lazy_tensor *tensors, int n_tensors, cons
     /* at most two for each tensor: sorted, and rounded */
     if (!code) code = lazy_alloc(&model->owned, 2 * (size_t)n_tensors, "the table of weights", err);
     if (!code) code = ops->stream_open(model->backend, &model->config, &b.stream, err);
+    b.rounding = b.stream;
+    if (!code && !ops->quantize && strcmp(weights, "auto") != 0) {
+        b.rounding = NULL;
+        code = lazy_cpu_open(&cpu, threads, LAZY_COMPUTE_F32, LAZY_F32, err);
+        if (!code) code = cpu->ops->stream_open(cpu, &model->config, &b.rounding, err);
+    }
     if (!code) {
         b.dry = false;
         b.stream->watch = watch;
         code = bind_all(&b, watch, err);
+    }
+    if (cpu) {
+        cpu->ops->stream_close(b.rounding);
+        cpu->ops->close(cpu);
     }
     ops->stream_close(b.stream);
     lazy_free(b.by_name);

@@ -78,7 +78,7 @@ int lazy_device_open(lazy_backend **out, const lazy_device *device, lazy_dtype t
     if (compute < 0) return lazy_invalid(err, "compute is \"%s\"; it must be f32, bf16 or int8", device->compute);
     if (kv < 0) return lazy_invalid(err, "kv is \"%s\"; it must be f32, f16 or bf16", device->kv);
     bool on_cpu = strcmp(device->name, "cpu") == 0;
-    if (on_cpu && (device->threads < 1 || device->threads > MAX_THREADS))
+    if (device->threads < 1 || device->threads > MAX_THREADS)
         return lazy_invalid(err, "threads is %d; it must be 1 to %d", device->threads, MAX_THREADS);
     if (on_cpu) return lazy_cpu_open(out, device->threads, (lazy_compute)compute, (lazy_dtype)kv, err);
 
@@ -91,7 +91,7 @@ int lazy_device_open(lazy_backend **out, const lazy_device *device, lazy_dtype t
         return lazy_invalid(err, "compute is for the CPU; a GPU computes in the type of the checkpoint's weights");
     if (kv != LAZY_F32 && kv != (int)type)
         return lazy_invalid(
-            err, "kv is \"%s\"; the CUDA core keeps K and V as %s, the type of the checkpoint's weights: leave kv out",
+            err, "kv is \"%s\"; the CUDA core keeps K and V as %s, the type that it computes in: leave kv out",
             types[kv], types[type]);
     const lazy_cuda_library *library;
     int code = lazy_cuda_load(&library, err);

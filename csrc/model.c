@@ -115,7 +115,7 @@ int lazy_model_open(lazy_model **out, const lazy_config *config, const char *con
 
     if ((code = lazy_alloc_zeroed(&model->layers, (size_t)config->n_layers, "the layer table", err))) goto done;
     if ((code = lazy_device_open(&model->backend, device, lazy_bind_dtype(tensors, n_tensors), err))) goto done;
-    code = lazy_bind(model, tensors, n_tensors, weights, watch, err);
+    code = lazy_bind(model, tensors, n_tensors, weights, device->threads, watch, err);
     if (!code) code = lazy_model_check(model, err);
 done:
     if (code) lazy_model_close(model);

@@ -50,11 +50,13 @@ int lazy_model_check(const lazy_model *model, lazy_error *err);
 /* ---- binder.c ------------------------------------------------------------------------------ */
 
 /* Checks every tensor that the model's config asks for (name, dtype, shape, place within its mapping), then fills
- * the model's weights. model->config, backend and shards are set; layers has n_layers zeroed entries. */
-int lazy_bind(lazy_model *model, const lazy_tensor *tensors, int n_tensors, const char *weights,
+ * the model's weights. model->config, backend and shards are set; layers has n_layers zeroed entries. threads: that
+ * round weights where the backend cannot. */
+int lazy_bind(lazy_model *model, const lazy_tensor *tensors, int n_tensors, const char *weights, int threads,
               const lazy_watch *watch, lazy_error *err);
 
-/* The dtype that holds most of the tensors' bytes; f32 if none is known. */
+/* The dtype of F32, F16 and BF16 that holds most of the tensors' bytes, where quantized weights count as BF16; f32 if
+ * none is known. */
 lazy_dtype lazy_bind_dtype(const lazy_tensor *tensors, int n_tensors);
 
 /* ---- rope.c -------------------------------------------------------------------------------- */

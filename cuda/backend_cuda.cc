@@ -78,10 +78,18 @@ int admit(lazy_backend *backend, uint64_t bytes, const char *what, lazy_error *e
 
 /* ---- weights ---------------------------------------------------------------------------- */
 
+/* The type in which the device has weights of this type. */
+lazy_dtype held_type(const lazy_cuda *cuda, lazy_dtype stored)
+{
+    return lazy_is_quantized(stored) ? stored : cuda->type;
+}
+
 int upload_part(lazy_cuda *cuda, char *to, const lazy_part *part, int cols, lazy_error *err)
 {
-    size_t n = (size_t)part->rows * (size_t)cols, bytes = n * lazy_float_bytes(cuda->type);
-    if (part->dtype == cuda->type)
+    size_t n = (size_t)part->rows * (size_t)cols;
+    lazy_dtype held = held_type(cuda, part->dtype);
+    size_t bytes = (size_t)part->rows * lazy_row_bytes(held, cols);
+    if (part->dtype == held)
         return lazy_cuda_check(cudaMemcpy(to, part->data, bytes, cudaMemcpyHostToDevice), "weights", err);
     void *converted;
     int code = lazy_alloc_bytes(&converted, n, lazy_float_bytes(cuda->type), nullptr, "converted weights", err);
@@ -92,32 +100,45 @@ int upload_part(lazy_cuda *cuda, char *to, const lazy_part *part, int cols, lazy
     return code;
 }
 
-/* Copies the matrices, one after the other, into one block of device memory, which the first owns until unbind; each
- * has a single part then. */
+/* The matrix in device memory from `at` on: neighbours that are held in one type are one part. place(part, address) is
+ * called for every part as it is stored. *end: of the matrix. */
+template <class F>
+lazy_matrix laid_out(const lazy_cuda *cuda, const lazy_matrix &stored, size_t at, size_t *end, F place)
+{
+    lazy_matrix held = stored;
+    held.n_parts = 0;
+    for (int i = 0; i < stored.n_parts; i++) {
+        const lazy_part &part = stored.part[i];
+        lazy_dtype type = held_type(cuda, part.dtype);
+        if (held.n_parts && held.part[held.n_parts - 1].dtype == type) held.part[held.n_parts - 1].rows += part.rows;
+        else held.part[held.n_parts++] = { (void *)(at = lazy_cuda_aligned(at)), part.rows, type };
+        place(part, (char *)at);
+        at += (size_t)part.rows * lazy_row_bytes(type, stored.cols);
+    }
+    *end = at;
+    return held;
+}
+
+/* Copies the matrices, one after the other, into one block of device memory, which the first owns until unbind. */
 int bind(lazy_backend *backend, lazy_matrix *matrices, int n, lazy_error *err)
 {
     lazy_cuda *cuda = reinterpret_cast<lazy_cuda *>(backend);
-    size_t row = (size_t)matrices->cols * lazy_float_bytes(cuda->type), bytes = (size_t)matrices->rows * row;
+    size_t at = 0, widened = (size_t)matrices->rows * lazy_row_bytes(cuda->type, matrices->cols);
+    for (int i = 0; i < n; i++) laid_out(cuda, matrices[i], at, &at, [](const lazy_part &, char *) {});
     void *memory;
-    int code = allocate(backend, &memory, (size_t)n * bytes, "weights", err);
-    char *to = (char *)memory;
-    for (const lazy_matrix *matrix = matrices; matrix < matrices + n; matrix++)
-        for (int i = 0; i < matrix->n_parts && !code; i++) {
-            code = upload_part(cuda, to, &matrix->part[i], matrix->cols, err);
-            to += (size_t)matrix->part[i].rows * row;
-        }
+    int code = allocate(backend, &memory, lazy_cuda_aligned(at), "weights", err);
+    at = (size_t)memory;
+    for (int i = 0; i < n && !code; i++)
+        matrices[i] = laid_out(cuda, matrices[i], at, &at, [&](const lazy_part &part, char *to) {
+            if (!code) code = upload_part(cuda, to, &part, matrices[i].cols, err);
+            if (lazy_is_quantized(part.dtype))
+                cuda->panel_bytes = std::max(cuda->panel_bytes, std::min<size_t>(widened, LAZY_PANEL_BYTES));
+        });
     /* A copy from pageable memory may return before its last bytes have arrived, and sessions' streams do not wait for
      * the default stream. */
     if (!code) code = lazy_cuda_check(cudaStreamSynchronize(nullptr), "weights", err);
-    if (code) {
-        release(backend, memory);
-        return code;
-    }
-    for (int i = 0; i < n; i++) {
-        matrices[i].part[0] = { (char *)memory + (size_t)i * bytes, matrices[i].rows, cuda->type };
-        matrices[i].n_parts = 1;
-    }
-    return LAZY_OK;
+    if (code) release(backend, memory);
+    return code;
 }
 
 void unbind(lazy_backend *backend, lazy_matrix *matrix) { release(backend, const_cast<void *>(matrix->part[0].data)); }
@@ -130,8 +151,10 @@ struct scratch {
     size_t bytes;
 };
 
+size_t panel_bytes(const lazy_cuda *cuda, int n_rows) { return n_rows > LAZY_GEMV_BLOCK_ROWS ? cuda->panel_bytes : 0; }
+
 /* All buffers, for passes of up to n_rows rows over up to n_tokens tokens. */
-std::array<scratch, 17> scratch_of(lazy_cuda_stream *s, int n_rows, int n_tokens)
+std::array<scratch, 18> scratch_of(lazy_cuda_stream *s, int n_rows, int n_tokens)
 {
     const lazy_config *c = s->base.config;
     const lazy_cuda *cuda = lazy_cuda_of(&s->base);
@@ -142,6 +165,7 @@ std::array<scratch, 17> scratch_of(lazy_cuda_stream *s, int n_rows, int n_tokens
                { (void **)&s->local.of_row, rows * sizeof *s->local.of_row },
                { (void **)&s->partial, partials * (d + 2) * sizeof *s->partial },
                { (void **)&s->tickets, partials * sizeof *s->tickets },
+               { &s->panel, panel_bytes(cuda, n_rows) },
                { &s->gate_up, chunk * 2 * std::max((size_t)c->ffn, ffn) * width },
                { (void **)&s->softmaxes, lazy_cuda_max_softmaxes(c, n_rows, n_tokens) * sizeof *s->softmaxes },
                { (void **)&s->products, (size_t)c->n_heads * (size_t)n_tokens * sizeof *s->products },
@@ -223,6 +247,7 @@ int reserve(lazy_stream *stream, int n_rows, int n_tokens, lazy_error *err)
     }
     s->rows = n_rows;
     s->tokens = n_tokens;
+    s->panel_bytes = panel_bytes(lazy_cuda_of(stream), n_rows);
     return LAZY_OK;
 }
 

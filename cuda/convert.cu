@@ -10,7 +10,7 @@ float wide(const void *from, lazy_dtype type, size_t i)
     case LAZY_F16: return __half2float(static_cast<const __half *>(from)[i]);
     case LAZY_BF16: return __bfloat162float(static_cast<const __nv_bfloat16 *>(from)[i]);
     case LAZY_F32:
-    default: break; /* quantized weights are not for CUDA */
+    default: break; /* quantized weights are not converted */
     }
     return static_cast<const float *>(from)[i];
 }

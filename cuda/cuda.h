@@ -1,5 +1,6 @@
-/* cuda.h — declarations shared by the files of the CUDA backend. Weights, activations, K, V and Aux rows all have the
- * backend's type; sums are accumulated in f32 or wider. */
+/* cuda.h — declarations shared by the files of the CUDA backend. Activations, K, V and Aux rows have the
+ * backend's type, and so have weights, unless they are quantized and stay as stored. Sums are accumulated in f32 or
+ * wider. */
 #ifndef LAZY_CUDA_H
 #define LAZY_CUDA_H
 
@@ -8,15 +9,18 @@
 extern "C" {
 #include "../csrc/cuda_library.h"
 #include "../csrc/error.h"
+#include "../csrc/format.h"
 }
 
 #include "gemm.h"
 #include "staging.h"
 
 enum {
-    LAZY_GEMV_ROWS = 4,     /* up to which products are by GEMV: their time is that of reading the weights */
-    LAZY_TOKEN_BLOCK = 512, /* tokens of one block of threads where tokens are chosen */
-    LAZY_BUCKETS = 2048,    /* of a histogram of scores */
+    LAZY_GEMV_ROWS = 4,          /* up to which products are by GEMV: their time is that of reading the weights */
+    LAZY_GEMV_BLOCK_ROWS = 16,   /* the same with quantized weights */
+    LAZY_PANEL_BYTES = 64 << 20, /* at most, of quantized weights that are widened at a time */
+    LAZY_TOKEN_BLOCK = 512,      /* tokens of one block of threads where tokens are chosen */
+    LAZY_BUCKETS = 2048,         /* of a histogram of scores */
 };
 
 /* A score that is not a number: its layer in the upper 32 bits and its position in the lower ones. The minimum is the
@@ -61,13 +65,14 @@ struct lazy_cuda {
     int device;
     char name[16];     /* "cuda:0" */
     char variant[320]; /* "NVIDIA H200, sm_90, bf16" */
-    lazy_dtype type;   /* of weights and activations */
+    lazy_dtype type;   /* of activations, and of weights that are not quantized */
     cudaMemPool_t pool;
     int capability; /* 90 is 9.0 */
     int processors;
     size_t shared_bytes; /* shared memory of a multiprocessor */
     bool wgmma;          /* attention of many rows uses the kernel in attention_sm90a.cu */
     lazy_gemm *gemm;
+    size_t panel_bytes; /* of the largest panel; grows while weights are bound, before streams are opened for passes */
 };
 
 struct lazy_cuda_stream {
@@ -78,6 +83,8 @@ struct lazy_cuda_stream {
     lazy_ranges full, local;  /* of layers without a window, and with one */
     float *partial;           /* (lazy_cuda_max_partials, D + 2): see attention_task */
     unsigned *tickets;        /* (lazy_cuda_max_partials,) zeros */
+    size_t panel_bytes;       /* of the panel */
+    void *panel;              /* quantized weights, widened for a product of many rows */
     void *gate_up;            /* (row_chunk, 2 F), of the larger F where there are experts */
     lazy_softmax *softmaxes;  /* (lazy_cuda_max_softmaxes,) of the query rows */
     float *products;          /* (H, tokens) of a single query row and the keys */
@@ -129,12 +136,20 @@ static inline cudaDataType_t lazy_cuda_data_type(lazy_dtype type)
 int lazy_cuda_upload(lazy_stream *, void *, const void *, size_t, lazy_error *);
 int lazy_cuda_download(lazy_stream *, void *, const void *, size_t, lazy_error *);
 
+/* Matrices, and their parts of different types, begin at multiples of 16 bytes. */
+static inline size_t lazy_cuda_aligned(size_t bytes) { return (bytes + 15) / 16 * 16; }
+
+/* rows.cu: to[r, :] = scale * row ids[r] of the quantized w, or row r if ids is NULL, of n; scale is rounded to the
+ * backend's type first. */
+int lazy_cuda_widen(lazy_stream *, void *to, const void *w, lazy_dtype, const int32_t *ids, int n, int cols,
+                    float scale, lazy_error *);
 /* products.cu */
 int lazy_cuda_matmul(lazy_stream *, void *, const void *, int, const lazy_matrix *, bool, lazy_error *);
 int lazy_cuda_gated(lazy_stream *, void *, const void *, int, const lazy_matrix *, lazy_error *);
 int lazy_cuda_f32_product(lazy_stream *, float *, const void *, int, const lazy_matrix *, lazy_error *);
 int lazy_cuda_logits(lazy_stream *, float *, const void *, int, const lazy_matrix *, lazy_error *);
-/* y[i, :] = x[i / share, :] W^T with matrix chosen[i] of w; y is of gate and up the gated product. */
+/* y[i, :] = x[i / share, :] W^T with matrix chosen[i] of w, all of one part and type; y is of gate and up the gated
+ * product. */
 int lazy_cuda_multiply_pairs(lazy_stream *, void *y, const void *x, int n, int share, const int32_t *chosen,
                              const lazy_matrix *w, bool gated, lazy_error *);
 /* experts.cu */

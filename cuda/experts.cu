@@ -2,6 +2,8 @@
  *
  * Up to LAZY_GEMV_ROWS rows, each pair of a row and one of its experts is computed where it stands. More rows are
  * sorted by expert on the device; the host waits once for the number that each expert has. */
+#include <algorithm>
+
 #include "scan.h"
 
 namespace
@@ -114,6 +116,14 @@ __global__ void __launch_bounds__(THREADS)
     lazy_narrow(to, sum);
 }
 
+/* True if each matrix has one part, and all have the same type, as multiply_pairs asks. */
+bool are_alike(const lazy_matrix *w, int n)
+{
+    return std::all_of(w, w + n, [&](const lazy_matrix &other) {
+        return other.n_parts == 1 && other.part[0].dtype == w->part[0].dtype;
+    });
+}
+
 dim3 blocks_of(int n, int d) { return dim3(n, (d + THREADS - 1) / THREADS); }
 
 char *at(const lazy_stream *stream, void *rows, int64_t values)
@@ -156,13 +166,13 @@ int lazy_cuda_mix_experts(lazy_stream *stream, void *y, const void *x, int n, co
 {
     lazy_cuda_stream *s = lazy_cuda_scratch(stream);
     const lazy_config *c = stream->config;
-    bool sorted = n > LAZY_GEMV_ROWS;
-    int d = experts->router.cols, k = c->experts_per_token;
+    int n_experts = experts->router.rows, d = experts->router.cols, k = c->experts_per_token;
+    bool sorted = n > LAZY_GEMV_ROWS || !are_alike(experts->gate_up, n_experts) || !are_alike(experts->down, n_experts);
     int code = lazy_cuda_f32_product(stream, s->router_logits, x, n, &experts->router, err);
     if (!code)
         code = lazy_cuda_op(stream, "routing", err, [&](cudaStream_t queue) {
             return lazy_launch(route_rows, dim3(n), dim3(32), 0, queue, s->weights, s->chosen, s->router_logits,
-                               experts->router.rows, k, c->normed_experts);
+                               n_experts, k, c->normed_experts);
         });
     if (!code && sorted) code = multiply_sorted(stream, x, n, experts, err);
     else if (!code) {

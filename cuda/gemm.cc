@@ -13,14 +13,14 @@ static constexpr int MAX_CHOICES = 256; /* a pruned pass has a few shapes for ea
 
 /* The arguments of lazy_gemm_run that an algorithm depends on. */
 struct shape {
-    int n, rows, cols;
+    int n, rows, cols, stride;
     cudaDataType_t in, out;
     bool accumulate;
     uint32_t alignment; /* bytes that all addresses are multiples of: 256, 16 or one element */
 
     bool operator==(const shape &o) const
     {
-        return n == o.n && rows == o.rows && cols == o.cols && in == o.in && out == o.out &&
+        return n == o.n && rows == o.rows && cols == o.cols && stride == o.stride && in == o.in && out == o.out &&
                accumulate == o.accumulate && alignment == o.alignment;
     }
 };
@@ -56,11 +56,10 @@ static int fail(const lazy_gemm *g, const shape &s, const char *call, cublasStat
 static uint32_t width_of(cudaDataType_t type) { return type == CUDA_R_32F ? 4 : 2; }
 
 static cublasStatus_t set_layout(const lazy_cublas *c, cublasLtMatrixLayout_t layout, cudaDataType_t type, int rows,
-                                 int cols)
+                                 int cols, int64_t stride)
 {
     uint32_t type_value = type;
     uint64_t rows_value = (uint64_t)rows, cols_value = (uint64_t)cols;
-    int64_t stride = rows;
     cublasStatus_t status = c->layout_set(layout, CUBLASLT_MATRIX_LAYOUT_TYPE, &type_value, sizeof type_value);
     if (status == CUBLAS_STATUS_SUCCESS)
         status = c->layout_set(layout, CUBLASLT_MATRIX_LAYOUT_ROWS, &rows_value, sizeof rows_value);
@@ -75,9 +74,9 @@ static cublasStatus_t set_layout(const lazy_cublas *c, cublasLtMatrixLayout_t la
  * n). It is therefore asked for y = w^T x, with w as the transposed operand. */
 static int set_layouts(const lazy_gemm *g, const shape &s, lazy_error *err)
 {
-    cublasStatus_t status = set_layout(g->cublas, g->w, s.in, s.cols, s.rows);
-    if (status == CUBLAS_STATUS_SUCCESS) status = set_layout(g->cublas, g->x, s.in, s.cols, s.n);
-    if (status == CUBLAS_STATUS_SUCCESS) status = set_layout(g->cublas, g->y, s.out, s.rows, s.n);
+    cublasStatus_t status = set_layout(g->cublas, g->w, s.in, s.cols, s.rows, s.cols);
+    if (status == CUBLAS_STATUS_SUCCESS) status = set_layout(g->cublas, g->x, s.in, s.cols, s.n, s.cols);
+    if (status == CUBLAS_STATUS_SUCCESS) status = set_layout(g->cublas, g->y, s.out, s.rows, s.n, s.stride);
     return status == CUBLAS_STATUS_SUCCESS ? LAZY_OK : fail(g, s, "cublasLtMatrixLayoutSetAttribute", status, err);
 }
 
@@ -164,11 +163,12 @@ static bool is_supported(cudaDataType_t type)
 }
 
 int lazy_gemm_run(lazy_gemm *g, cudaStream_t stream, void *y, const void *x, const void *w, int n, int rows, int cols,
-                  bool accumulate, cudaDataType_t in_type, cudaDataType_t out_type, bool *refused, lazy_error *err)
+                  int stride, bool accumulate, cudaDataType_t in_type, cudaDataType_t out_type, bool *refused,
+                  lazy_error *err)
 {
     *refused = false;
     if (n == 0) return LAZY_OK;
-    if (!y || !x || !w || n < 0 || rows < 1 || cols < 1)
+    if (!y || !x || !w || n < 0 || rows < 1 || cols < 1 || stride < rows)
         return lazy_fail(err, LAZY_INVALID,
                          "matrix product (%d, %d) by (%d, %d)^T: a size is below 1, or a pointer is NULL", n, cols,
                          rows, cols);
@@ -178,9 +178,8 @@ int lazy_gemm_run(lazy_gemm *g, cudaStream_t stream, void *y, const void *x, con
             "matrix product: type %d to type %d is not supported; f32, f16 and bf16 inputs give the same type or f32",
             in_type, out_type);
     uintptr_t bits = (uintptr_t)x | (uintptr_t)w | (uintptr_t)y;
-    shape s = {
-        n, rows, cols, in_type, out_type, accumulate, bits % 256 == 0 ? 256u : bits % 16 == 0 ? 16u : width_of(in_type)
-    };
+    shape s = { n,       rows,     cols,       stride,
+                in_type, out_type, accumulate, bits % 256 == 0 ? 256u : bits % 16 == 0 ? 16u : width_of(in_type) };
     std::lock_guard<std::mutex> hold(g->lock);
     for (int of_choice : { rounded(n), n }) {
         choice *c;

@@ -1,9 +1,10 @@
 /* products.cu — products with weight matrices: by cuBLASLt for many rows; by a GEMV kernel, which reads every weight
- * once for each group of rows, for few rows and for shapes that cuBLASLt refuses. */
+ * once for each group of rows, for few rows and for shapes that cuBLASLt refuses. The kernel reads quantized weights as
+ * they are stored; for cuBLASLt they are widened, a panel of rows at a time. */
 #include <algorithm>
 #include <type_traits>
 
-#include "values.h"
+#include "blocks.h"
 
 namespace
 {
@@ -39,6 +40,30 @@ __device__ __forceinline__ void add_products(float (&sum)[ROWS], const T *x, int
     }
 }
 
+/* The same with a row of blocks: not unrolled, because a unit takes so many instructions that other warps hide its
+ * loads, the more of them the fewer registers each has. */
+template <class T, int ROWS, class B>
+__device__ __forceinline__ void add_products(float (&sum)[ROWS], const T *x, int n, const B *w, int cols)
+{
+    constexpr int WIDE = 16 / sizeof(T);
+#pragma unroll 1
+    for (int u = threadIdx.x % 32; u < cols / LAZY_UNIT; u += 32) {
+        float weights[LAZY_UNIT];
+        const T *at = x + lazy_widen_unit(weights, w, u);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            if (r && r >= n) break; /* n is at least 1: no branch in front of the first loads of x */
+#pragma unroll
+            for (int k = 0; k < LAZY_UNIT; k += WIDE) {
+                auto *from = at + (int64_t)r * cols + lazy_place_in_unit<B>(k);
+                lazy_pack<T> values = *reinterpret_cast<const lazy_pack<T> *>(from);
+#pragma unroll
+                for (int i = 0; i < WIDE; i++) sum[r] += weights[k + i] * lazy_wide(values.value[i]);
+            }
+        }
+    }
+}
+
 /* activation(gate) * up. SiLU: x / (1 + exp(-x)). GELU, by its tanh form: x / (1 + exp(-2u)),
  * u = sqrt(2/pi) (x + 0.044715 x^3). */
 __device__ __forceinline__ float gated_value(float gate, float up, bool gelu)
@@ -48,73 +73,86 @@ __device__ __forceinline__ float gated_value(float gate, float up, bool gelu)
     return gate / (1.0f + expf(-x)) * up;
 }
 
-template <class T> struct gemv_task {
-    const T *x;        /* (n, cols) */
-    const T *w;        /* (columns, cols), if gated (2 columns, cols): gate above up */
+struct gemv_task {
+    void *y;           /* (n, columns), rows of it `stride` apart, f32 if wide, else of type T */
+    const void *x;     /* (n, cols), of which row r / share is multiplied */
+    const void *w;     /* (columns, cols), if gated (2 columns, cols): gate above up */
     const float *bias; /* (rows of w,) or NULL */
-    int n, columns, cols;
-    bool accumulate, gelu;
+    int n, columns, cols, stride;
+    bool wide, accumulate, gelu;
+    const int32_t *chosen = nullptr; /* (n,) each row's matrix, of those at w; NULL: the first, and share is 1 */
+    int share = 1;
+    int64_t matrix_bytes = 0; /* from one to the next */
+    int first = 0;            /* row of y of the first group */
 };
 
-/* y: (n, columns), of type T or f32. Grid: (blocks of columns, groups of ROWS rows). */
-template <class T, class Y, int ROWS, bool GATED>
-__global__ void __launch_bounds__(32 * WARPS) gemv(Y *y, gemv_task<T> p)
+template <class Y> __device__ __forceinline__ void put(void *y, int64_t at, float total, bool accumulate)
 {
-    int column = blockIdx.x * WARPS + threadIdx.x / 32, first = blockIdx.y * ROWS, n = min(ROWS, p.n - first);
+    Y *out = static_cast<Y *>(y) + at;
+    lazy_narrow(out, accumulate ? lazy_wide(*out) + total : total);
+}
+
+/* W: T, or the blocks of a format. Grid: (blocks of columns, groups of ROWS rows). */
+template <class T, class W, int ROWS, bool GATED> __global__ void __launch_bounds__(32 * WARPS) gemv(gemv_task p)
+{
+    int column = blockIdx.x * WARPS + threadIdx.x / 32, first = p.first + blockIdx.y * ROWS, n = min(ROWS, p.n - first);
     if (column >= p.columns) return;
-    const T *x = p.x + (int64_t)first * p.cols;
+    int of_x = first;
+    auto *matrix = static_cast<const char *>(p.w);
+    if (p.chosen) {
+        of_x /= p.share;
+        matrix += p.chosen[first] * p.matrix_bytes;
+    }
+    const T *x = static_cast<const T *>(p.x) + (int64_t)of_x * p.cols;
+    const W *w = reinterpret_cast<const W *>(matrix);
+    int64_t row = p.cols / lazy_block_values<W>;
     float sum[ROWS] = {}, up[ROWS] = {};
-    add_products(sum, x, n, p.w + (int64_t)column * p.cols, p.cols);
-    if (GATED) add_products(up, x, n, p.w + (int64_t)(p.columns + column) * p.cols, p.cols);
+    add_products(sum, x, n, w + column * row, p.cols);
+    if (GATED) add_products(up, x, n, w + (p.columns + column) * row, p.cols);
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         if (r >= n) break;
         float total = lazy_warp_sum(sum[r]) + (p.bias ? p.bias[column] : 0.0f);
         if (GATED)
             total = gated_value(total, lazy_warp_sum(up[r]) + (p.bias ? p.bias[p.columns + column] : 0.0f), p.gelu);
-        Y *out = y + (int64_t)(first + r) * p.columns + column;
-        if (threadIdx.x % 32 == 0) lazy_narrow(out, p.accumulate ? lazy_wide(*out) + total : total);
+        if (threadIdx.x % 32) continue;
+        int64_t at = (int64_t)(first + r) * p.stride + column;
+        if (p.wide) put<float>(p.y, at, total, p.accumulate);
+        else put<T>(p.y, at, total, p.accumulate);
     }
 }
 
-/* lazy_cuda_multiply_pairs; columns: of y. Grid: (blocks of columns, pairs). */
-template <class T, bool GATED>
-__global__ void __launch_bounds__(32 * WARPS)
-    multiply_pairs(T *y, const T *x, int share, const int32_t *chosen, const T *w, int columns, int cols, bool gelu)
-{
-    int column = blockIdx.x * WARPS + threadIdx.x / 32, pair = blockIdx.y;
-    if (column >= columns) return;
-    x += (int64_t)(pair / share) * cols;
-    w += ((int64_t)chosen[pair] * (GATED ? 2 : 1) * columns + column) * cols;
-    float sum[1] = {}, up[1] = {};
-    add_products(sum, x, 1, w, cols);
-    if (GATED) add_products(up, x, 1, w + (int64_t)columns * cols, cols);
-    float total = lazy_warp_sum(sum[0]);
-    if (GATED) total = gated_value(total, lazy_warp_sum(up[0]), gelu);
-    if (threadIdx.x % 32 == 0) lazy_narrow(y + (int64_t)pair * columns + column, total);
-}
-
-template <class T, class Y, bool GATED> cudaError_t run_gemv(Y *y, gemv_task<T> p, cudaStream_t queue)
+template <class T, class W, bool GATED> cudaError_t run_gemv(gemv_task p, cudaStream_t queue)
 {
     dim3 block(32 * WARPS), grid((p.columns + WARPS - 1) / WARPS);
-    if (p.n == 1) return lazy_launch(gemv<T, Y, 1, GATED>, grid, block, 0, queue, y, p);
-    if (p.n == 2) return lazy_launch(gemv<T, Y, 2, GATED>, grid, block, 0, queue, y, p);
+    if (p.n == 1 || p.chosen) {
+        grid.y = (unsigned)p.n;
+        return lazy_launch(gemv<T, W, 1, GATED>, grid, block, 0, queue, p);
+    }
+    if constexpr (std::is_same_v<T, W>)
+        if (p.n == 2) return lazy_launch(gemv<T, W, 2, GATED>, grid, block, 0, queue, p);
     cudaError_t failed = cudaSuccess;
-    for (int left = p.n; left > 0 && failed == cudaSuccess; left -= GEMV_ROWS * MAX_GROUPS) {
-        p.n = std::min(left, GEMV_ROWS * MAX_GROUPS);
-        grid.y = (unsigned)(p.n + GEMV_ROWS - 1) / GEMV_ROWS;
-        failed = lazy_launch(gemv<T, Y, GEMV_ROWS, GATED>, grid, block, 0, queue, y, p);
-        p.x += (int64_t)p.n * p.cols;
-        y += (int64_t)p.n * p.columns;
+    for (; p.first < p.n && failed == cudaSuccess; p.first += GEMV_ROWS * MAX_GROUPS) {
+        grid.y = (unsigned)std::min((p.n - p.first + GEMV_ROWS - 1) / GEMV_ROWS, (int)MAX_GROUPS);
+        failed = lazy_launch(gemv<T, W, GEMV_ROWS, GATED>, grid, block, 0, queue, p);
     }
     return failed;
 }
 
-/* y: (n, columns). Grid: (n, blocks of columns). */
-template <class Y> __global__ void __launch_bounds__(THREADS) add_bias(Y *y, const float *bias, int columns)
+template <bool GATED>
+int run_gemv(lazy_stream *stream, const char *what, lazy_dtype dtype, const gemv_task &p, lazy_error *err)
+{
+    return lazy_cuda_typed_op(stream, what, err, [&](auto type, cudaStream_t queue) {
+        using T = decltype(type);
+        return lazy_with_format<T>(dtype, [&](auto format) { return run_gemv<T, decltype(format), GATED>(p, queue); });
+    });
+}
+
+/* y: (n, columns), of rows `stride` apart. Grid: (n, blocks of columns). */
+template <class Y> __global__ void __launch_bounds__(THREADS) add_bias(Y *y, const float *bias, int columns, int stride)
 {
     int column = blockIdx.y * THREADS + threadIdx.x;
-    Y *at = y + (int64_t)blockIdx.x * columns + column;
+    Y *at = y + (int64_t)blockIdx.x * stride + column;
     if (column < columns) lazy_narrow(at, lazy_wide(*at) + bias[column]);
 }
 
@@ -151,50 +189,69 @@ __global__ void __launch_bounds__(THREADS) cap_logits(float *logits, int vocab, 
 
 dim3 blocks_of(int n, int columns, int per_block) { return dim3(n, (columns + per_block - 1) / per_block); }
 
-/* The product by gemv; y as in `multiply`. */
-template <class Y>
-int multiply_by_gemv(lazy_stream *stream, Y *y, const void *x, int n, const lazy_matrix *w, bool accumulate,
-                     lazy_error *err)
+/* The most rows of x that gemv multiplies. Rows more than LAZY_GEMV_ROWS at a time read quantized weights again, and
+ * widening these for cuBLASLt moves about five times as many bytes as they have. */
+int most_few_rows(lazy_dtype dtype) { return lazy_is_quantized(dtype) ? LAZY_GEMV_BLOCK_ROWS : LAZY_GEMV_ROWS; }
+
+/* The product by cuBLASLt, panel by panel if w is quantized. */
+int multiply_many(lazy_stream *stream, const gemv_task &p, lazy_dtype dtype, lazy_error *err)
 {
-    return lazy_cuda_typed_op(stream, "GEMV", err, [&](auto type, cudaStream_t queue) {
+    const lazy_cuda *cuda = lazy_cuda_of(stream);
+    const lazy_cuda_stream *s = lazy_cuda_scratch(stream);
+    cudaDataType_t type = lazy_cuda_data_type(cuda->type);
+    bool widens = lazy_is_quantized(dtype);
+    int most = widens ? (int)(s->panel_bytes / lazy_row_bytes(cuda->type, p.cols)) : p.columns;
+    int code = lazy_cuda_enter(stream->backend, err);
+    for (int first = 0; first < p.columns && !code; first += most) {
+        bool refused = false;
+        gemv_task panel = p;
+        panel.y = (char *)p.y + first * lazy_row_bytes(p.wide ? LAZY_F32 : cuda->type, 1);
+        panel.w = (const char *)p.w + first * lazy_row_bytes(dtype, p.cols);
+        panel.columns = std::min(most, p.columns - first);
+        panel.bias = nullptr;
+        if (widens) code = lazy_cuda_widen(stream, s->panel, panel.w, dtype, nullptr, panel.columns, p.cols, 1, err);
+        if (!code)
+            code = lazy_gemm_run(cuda->gemm, s->queue, panel.y, p.x, widens ? s->panel : panel.w, p.n, panel.columns,
+                                 p.cols, p.stride, p.accumulate, type, p.wide ? CUDA_R_32F : type, &refused, err);
+        if (!code && refused) code = run_gemv<false>(stream, "GEMV", dtype, panel, err);
+    }
+    if (code || !p.bias) return code;
+    return lazy_cuda_typed_op(stream, "bias", err, [&](auto type, cudaStream_t queue) {
         using T = decltype(type);
-        gemv_task<T> p = { (const T *)x, (const T *)w->part[0].data, w->bias, n, w->rows, w->cols, accumulate, false };
-        if constexpr (std::is_same_v<Y, float>) return run_gemv<T, float, false>(y, p, queue);
-        else return run_gemv<T, T, false>((T *)y, p, queue);
+        dim3 grid = blocks_of(p.n, p.columns, THREADS), block(THREADS);
+        return p.wide ? lazy_launch(add_bias<float>, grid, block, 0, queue, (float *)p.y, p.bias, p.columns, p.stride)
+                      : lazy_launch(add_bias<T>, grid, block, 0, queue, (T *)p.y, p.bias, p.columns, p.stride);
     });
 }
 
-/* y[n, w->rows] (+)= x w^T + bias; y is f32 if Y is float, else (Y is void) of the backend's type. */
-template <class Y>
-int multiply(lazy_stream *stream, Y *y, const void *x, int n, const lazy_matrix *w, bool accumulate, lazy_error *err)
+/* y[n, w->rows] (+)= x w^T + bias; y is f32 if wide, else of the backend's type. */
+int multiply(lazy_stream *stream, void *y, bool wide, const void *x, int n, const lazy_matrix *w, bool accumulate,
+             lazy_error *err)
 {
-    if (n <= GEMV_ROWS) return multiply_by_gemv(stream, y, x, n, w, accumulate, err);
-    cudaDataType_t type = lazy_cuda_data_type(lazy_cuda_of(stream)->type);
-    bool refused = false;
-    int code = lazy_cuda_enter(stream->backend, err);
-    if (!code)
-        code = lazy_gemm_run(lazy_cuda_of(stream)->gemm, lazy_cuda_scratch(stream)->queue, y, x, w->part[0].data, n,
-                             w->rows, w->cols, accumulate, type, std::is_same_v<Y, float> ? CUDA_R_32F : type, &refused,
-                             err);
-    if (!code && refused) return multiply_by_gemv(stream, y, x, n, w, accumulate, err);
-    if (code || !w->bias) return code;
-    return lazy_cuda_typed_op(stream, "bias", err, [&](auto type, cudaStream_t queue) {
-        using Out = std::conditional_t<std::is_same_v<Y, float>, float, decltype(type)>;
-        return lazy_launch(add_bias<Out>, blocks_of(n, w->rows, THREADS), dim3(THREADS), 0, queue, (Out *)y, w->bias,
-                           w->rows);
-    });
+    gemv_task p = { y, x, nullptr, w->bias, n, 0, w->cols, w->rows, wide, accumulate, false };
+    int code = LAZY_OK;
+    for (int i = 0; i < w->n_parts && !code; i++) {
+        const lazy_part &part = w->part[i];
+        p.w = part.data;
+        p.columns = part.rows;
+        code = n <= most_few_rows(part.dtype) ? run_gemv<false>(stream, "GEMV", part.dtype, p, err)
+                                              : multiply_many(stream, p, part.dtype, err);
+        p.y = (char *)p.y + part.rows * lazy_row_bytes(wide ? LAZY_F32 : lazy_cuda_of(stream)->type, 1);
+        if (p.bias) p.bias += part.rows;
+    }
+    return code;
 }
 } // namespace
 
 int lazy_cuda_matmul(lazy_stream *stream, void *y, const void *x, int n, const lazy_matrix *w, bool accumulate,
                      lazy_error *err)
 {
-    return multiply(stream, y, x, n, w, accumulate, err);
+    return multiply(stream, y, false, x, n, w, accumulate, err);
 }
 
 int lazy_cuda_f32_product(lazy_stream *stream, float *y, const void *x, int n, const lazy_matrix *w, lazy_error *err)
 {
-    return multiply(stream, y, x, n, w, false, err);
+    return multiply(stream, y, true, x, n, w, false, err);
 }
 
 int lazy_cuda_logits(lazy_stream *stream, float *y, const void *x, int n, const lazy_matrix *w, lazy_error *err)
@@ -211,16 +268,12 @@ int lazy_cuda_gated(lazy_stream *stream, void *y, const void *x, int n, const la
 {
     int ffn = gate_up->rows / 2;
     bool gelu = stream->config->gelu;
-    if (n <= GEMV_ROWS)
-        return lazy_cuda_typed_op(stream, "gated GEMV", err, [&](auto type, cudaStream_t queue) {
-            using T = decltype(type);
-            gemv_task<T> p = {
-                (const T *)x, (const T *)gate_up->part[0].data, gate_up->bias, n, ffn, gate_up->cols, false, gelu
-            };
-            return run_gemv<T, T, true>((T *)y, p, queue);
-        });
+    const lazy_part &part = gate_up->part[0];
+    if (gate_up->n_parts == 1 && n <= most_few_rows(part.dtype))
+        return run_gemv<true>(stream, "gated GEMV", part.dtype,
+                              { y, x, part.data, gate_up->bias, n, ffn, gate_up->cols, ffn, false, false, gelu }, err);
     void *product = lazy_cuda_scratch(stream)->gate_up;
-    int code = multiply(stream, product, x, n, gate_up, false, err);
+    int code = multiply(stream, product, false, x, n, gate_up, false, err);
     if (code) return code;
     return lazy_cuda_typed_op(stream, "gate", err, [&](auto type, cudaStream_t queue) {
         using T = decltype(type);
@@ -233,10 +286,10 @@ int lazy_cuda_multiply_pairs(lazy_stream *stream, void *y, const void *x, int n,
                              const lazy_matrix *w, bool gated, lazy_error *err)
 {
     int columns = gated ? w->rows / 2 : w->rows;
-    return lazy_cuda_typed_op(stream, "GEMV of experts", err, [&](auto type, cudaStream_t queue) {
-        using T = decltype(type);
-        return lazy_launch(gated ? multiply_pairs<T, true> : multiply_pairs<T, false>,
-                           dim3((columns + WARPS - 1) / WARPS, n), dim3(32 * WARPS), 0, queue, (T *)y, (const T *)x,
-                           share, chosen, (const T *)w->part[0].data, columns, w->cols, stream->config->gelu);
-    });
+    const lazy_part &part = w->part[0];
+    int64_t bytes = (int64_t)lazy_cuda_aligned(w->rows * lazy_row_bytes(part.dtype, w->cols));
+    gemv_task p = { y,      x,     part.data, nullptr, n, columns, w->cols, columns, false, false, stream->config->gelu,
+                    chosen, share, bytes };
+    return gated ? run_gemv<true>(stream, "GEMV of experts", part.dtype, p, err)
+                 : run_gemv<false>(stream, "GEMV of experts", part.dtype, p, err);
 }

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cfloat>
 
-#include "values.h"
+#include "blocks.h"
 
 namespace
 {
@@ -23,6 +23,28 @@ __global__ void __launch_bounds__(THREADS)
     T *to = x + (int64_t)blockIdx.x * d;
     const T *from = table + (int64_t)ids[blockIdx.x] * d;
     for (int i = threadIdx.x; i < d; i += THREADS) lazy_narrow(&to[i], lazy_wide(from[i]) * lazy_wide(rounded));
+}
+
+/* to[r, :] = scale * row ids[r] of w, or row r if ids is NULL; a thread widens a unit. to: (n, cols) */
+template <class T, class B>
+__global__ void __launch_bounds__(THREADS)
+    widen_rows(T *to, const B *w, const int32_t *ids, int n, int cols, float scale)
+{
+    constexpr int WIDE = 16 / sizeof(T), N_PACKS = LAZY_UNIT / WIDE;
+    int i = blockIdx.x * THREADS + threadIdx.x, units = cols / LAZY_UNIT, r = i / units;
+    if (r >= n) return;
+    float values[LAZY_UNIT];
+    T rounded;
+    lazy_narrow(&rounded, scale);
+    to += (int64_t)r * cols +
+          lazy_widen_unit(values, w + (int64_t)(ids ? ids[r] : r) * (cols / lazy_block_values<B>), i % units);
+#pragma unroll
+    for (int k = 0; k < N_PACKS; k++) {
+        lazy_pack<T> pack;
+#pragma unroll
+        for (int j = 0; j < WIDE; j++) lazy_narrow(&pack.value[j], values[k * WIDE + j] * lazy_wide(rounded));
+        *reinterpret_cast<lazy_pack<T> *>(to + lazy_place_in_unit<B>(k * WIDE)) = pack;
+    }
 }
 
 /* 1 / sqrt(mean of squares + eps), from each thread's sum of squares. wide_squares(): the same sum in double, for
@@ -290,11 +312,30 @@ int norm(lazy_stream *stream, void *y, const void *x, int n, int d, const float 
 }
 } // namespace
 
+int lazy_cuda_widen(lazy_stream *stream, void *to, const void *w, lazy_dtype dtype, const int32_t *ids, int n, int cols,
+                    float scale, lazy_error *err)
+{
+    return lazy_cuda_typed_op(stream, "widening weights", err, [&](auto type, cudaStream_t queue) {
+        using T = decltype(type);
+        return lazy_with_format<T>(dtype, [&](auto format) {
+            using B = decltype(format);
+            if constexpr (lazy_block_values<B> == 1) return cudaErrorInvalidValue;
+            else
+                return lazy_launch(widen_rows<T, B>, lazy_blocks(n * (cols / LAZY_UNIT), THREADS), dim3(THREADS), 0,
+                                   queue, (T *)to, (const B *)w, ids, n, cols, scale);
+        });
+    });
+}
+
 int lazy_cuda_embed(lazy_stream *stream, void *x, const int32_t *ids, int n, const lazy_matrix *table, lazy_error *err)
 {
+    const lazy_part &part = table->part[0];
+    if (lazy_is_quantized(part.dtype))
+        return lazy_cuda_widen(stream, x, part.data, part.dtype, ids, n, table->cols, stream->config->embedding_scale,
+                               err);
     return lazy_cuda_typed_op(stream, "embedding", err, [&](auto type, cudaStream_t queue) {
         using T = decltype(type);
-        return lazy_launch(embed_rows<T>, dim3(n), dim3(THREADS), 0, queue, (T *)x, ids, (const T *)table->part[0].data,
+        return lazy_launch(embed_rows<T>, dim3(n), dim3(THREADS), 0, queue, (T *)x, ids, (const T *)part.data,
                            table->cols, stream->config->embedding_scale);
     });
 }

@@ -17,8 +17,10 @@ import pytest
 from children import python
 from comparison import converse, per_layer, state_after
 from folders import model_folder
+from test_gguf_checkpoint import toy
 from tiny import DEVICE, Shape, Tiny, build, pruning
-from tolerances import HALF_LOGITS, error
+from tolerances import HALF_LOGITS, LOGITS, error
+from toys import write_gguf
 
 import lazyllm
 from lazyllm import _core
@@ -436,11 +438,32 @@ def test_conversations_on_several_threads_give_the_same_bits(seven_layers: Tiny)
     assert seen == alone
 
 
-def test_quantized_weights_are_for_the_cpu(tmp_path: Path) -> None:
-    folder = model_folder(tmp_path, Shape(vocab=300, hidden=64, ffn=96, dtype="BF16"))
-    with pytest.raises(lazyllm.DeviceError, match=r"q_proj\.weight: in Q8_0, which cuda:0 cannot compute"):
-        lazyllm.load(folder, device="cuda", weights="q8")
-    assert lazyllm.load(folder, weights="q8").device == "cpu"
+@pytest.mark.parametrize("weights", ["q8", "q4"])
+@pytest.mark.parametrize("n_experts", [0, 5])
+def test_rounded_weights_answer_as_on_the_cpu(weights: str, n_experts: int, tmp_path: Path) -> None:
+    """Prompts and decode steps, in f32, so that the tokens are the same."""
+    experts = {**EXPERTS, "n_experts": n_experts, "expert_ffn": 32, "expert_layers": (1,), "qk_norm": True}
+    shape = Shape(vocab=300, hidden=64, ffn=96)
+    folder = model_folder(tmp_path, replace(shape, **experts) if n_experts else shape)
+    cpu, gpu = (lazyllm.load(folder, device=device, weights=weights) for device in ("cpu", "cuda"))
+    assert gpu.core.bytes == cpu.core.bytes
+    for ids in ([5], list(range(3, 90))):
+        got, want = (llm.core.session(None).forward(ids) for llm in (gpu, cpu))
+        assert error(got, want) < LOGITS["F32"]
+    rule = lazyllm.Pruning({1: 0.5})
+    got, want = (llm.generate(list(range(90)), pruning=rule, max_new_tokens=12) for llm in (gpu, cpu))
+    assert got.token_ids == want.token_ids
+
+
+def test_a_gguf_file_of_several_formats_answers_as_on_the_cpu(tmp_path: Path) -> None:
+    """Activations have 16 bits, although all that is not quantized, the norms and biases, is in f32."""
+    files, stored = toy(["Q4_K", "Q6_K", "Q5_K", "Q8_0", "Q4_0"], biased=True)
+    path = write_gguf(tmp_path / "model.gguf", *files, kind=stored)
+    cpu, gpu = (lazyllm.load(path, device=device) for device in ("cpu", "cuda"))
+    assert "bf16" in gpu.core.isa
+    for ids in ([5], list(range(16)), list(range(100))):
+        got, want = (llm.core.session(None).forward(ids) for llm in (gpu, cpu))
+        assert error(got, want) < HALF_LOGITS["BF16"]
 
 
 @pytest.mark.parametrize("dtype", ["F32", "BF16"])
@@ -460,11 +483,15 @@ def test_a_session_is_forked_and_restored_to_the_bit(tmp_path: Path, dtype: str)
 
 
 @fakes_only
+@pytest.mark.parametrize("weights", ["auto", "q8"])
 @pytest.mark.parametrize("rules", [None, STAGES], ids=["dense", "pruned"])
 def test_memory_is_planned_and_grows_buffer_by_buffer(
-    runtime: Runtime, seven_layers: Tiny, rules: Any
+    runtime: Runtime, tmp_path: Path, rules: Any, weights: str
 ) -> None:
-    model = on(seven_layers, DEVICE)
+    made = build(Shape(seed=48, n_layers=7, ffn=64), tmp_path)
+    model = _core.Model(
+        made.config, [str(made.path)], made.tensors, device=DEVICE, libraries=libraries(), weights=weights
+    )
     model.session(None).reserve(400)  # makes the RoPE table, which the model keeps
     empty = runtime.bytes()
     session = model.session(rules and pruning(rules))

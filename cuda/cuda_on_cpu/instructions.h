@@ -139,6 +139,13 @@ inline bool take_ticket(unsigned *taken, unsigned n)
 }
 inline unsigned __float_as_uint(float x) { return bits_as<unsigned>(x); }
 inline float __uint_as_float(unsigned x) { return bits_as<float>(x); }
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector)
+{
+    uint64_t bytes = (uint64_t)y << 32 | x;
+    unsigned picked = 0;
+    for (int i = 0; i < 4; i++) picked |= (unsigned)(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+    return picked;
+}
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline float fast_exp2f(float x) { return exp2f(x); }
 inline float __fdividef(float a, float b) { return a / b; }

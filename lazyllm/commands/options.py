@@ -115,7 +115,7 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     add(parser, "--device", "auto, cpu, cuda or cuda:N; default auto")
     add(parser, "--threads", "default: all physical cores", "N")
     add(parser, "--compute", "products on the CPU: f32, bf16, int8 or fastest (never int8); default f32")
-    add(parser, "--weights", "on the CPU: auto (as stored), q8 or q4 (rounded on loading); default auto")
+    add(parser, "--weights", "auto (as stored), q8 or q4 (rounded on loading); default auto")
     add(parser, "--kv", "keys and values on the CPU: f32, f16 or bf16; default f32")
 
 

@@ -156,8 +156,8 @@ static void test_product(lazy_gemm *gemm, kind t, int n, int rows, int cols, boo
 
     lazy_error err = {};
     bool refused = true;
-    int code = lazy_gemm_run(gemm, stream, on_y.at(), on_x.at(), on_w.at(), n, rows, cols, t.accumulate, t.in, t.out,
-                             &refused, &err);
+    int code = lazy_gemm_run(gemm, stream, on_y.at(), on_x.at(), on_w.at(), n, rows, cols, rows, t.accumulate, t.in,
+                             t.out, &refused, &err);
     bool whole, whole_x, whole_w;
     bytes got = on_y.back(&whole);
     bool untouched = on_x.back(&whole_x) == x && on_w.back(&whole_w) == w;
@@ -225,7 +225,7 @@ static void test_arguments(lazy_gemm *gemm)
     copy m(bytes(1024, 0), 0);
     lazy_error err = {};
     bool refused;
-    check(lazy_gemm_run(gemm, stream, nullptr, nullptr, nullptr, 0, 4, 4, false, CUDA_R_32F, CUDA_R_32F, &refused,
+    check(lazy_gemm_run(gemm, stream, nullptr, nullptr, nullptr, 0, 4, 4, 4, false, CUDA_R_32F, CUDA_R_32F, &refused,
                         &err) == LAZY_OK,
           "no rows: %s", err.message);
     const struct {
@@ -244,8 +244,8 @@ static void test_arguments(lazy_gemm *gemm)
     };
     for (const auto &b : bad) {
         err = {};
-        int code =
-            lazy_gemm_run(gemm, stream, b.y, m.at(), m.at(), b.n, b.rows, b.cols, false, b.in, b.out, &refused, &err);
+        int code = lazy_gemm_run(gemm, stream, b.y, m.at(), m.at(), b.n, b.rows, b.cols, b.rows, false, b.in, b.out,
+                                 &refused, &err);
         check(code == LAZY_INVALID && strstr(err.message, b.says), "%s: code %d, %s", b.says, code, err.message);
     }
 }
@@ -375,11 +375,12 @@ static void test_choices()
     lazy_error err = {};
     bool refused = false;
     int code =
-        lazy_gemm_run(gemm, stream, m.at(), m.at(), m.at(), 3, 5, 7, false, CUDA_R_32F, CUDA_R_32F, &refused, &err);
+        lazy_gemm_run(gemm, stream, m.at(), m.at(), m.at(), 3, 5, 7, 5, false, CUDA_R_32F, CUDA_R_32F, &refused, &err);
     check(code == LAZY_OK && refused, "no algorithm at all: code %d, %s, refused is %d", code, err.message, refused);
     max_alignment = UINT32_MAX;
     product_status = CUBLAS_STATUS_EXECUTION_FAILED;
-    code = lazy_gemm_run(gemm, stream, m.at(), m.at(), m.at(), 3, 6, 7, false, CUDA_R_32F, CUDA_R_32F, &refused, &err);
+    code =
+        lazy_gemm_run(gemm, stream, m.at(), m.at(), m.at(), 3, 6, 7, 6, false, CUDA_R_32F, CUDA_R_32F, &refused, &err);
     check(code == LAZY_DEVICE && strstr(err.message, "(3, 7) by (6, 7)^T") &&
               strstr(err.message, "CUBLAS_STATUS_EXECUTION_FAILED"),
           "a device that fails: code %d, %s", code, err.message);
@@ -406,10 +407,10 @@ static void test_workspace(lazy_gemm *gemm)
     lazy_error err = {};
     float got[2][3];
     for (auto [queue, to] : { std::pair(stream, y.at()), std::pair(other, later.at()) })
-        check(
-            !lazy_gemm_run(gemm, queue, to, x.at(), w.at(), 1, 3, 64, false, CUDA_R_32F, CUDA_R_32F, &refused, &err) &&
-                !refused,
-            "%s", err.message);
+        check(!lazy_gemm_run(gemm, queue, to, x.at(), w.at(), 1, 3, 64, 3, false, CUDA_R_32F, CUDA_R_32F, &refused,
+                             &err) &&
+                  !refused,
+              "%s", err.message);
     must(cudaStreamSynchronize(other));
     must(cudaMemcpy(got[0], y.at(), sizeof got[0], cudaMemcpyDeviceToHost)); /* of the stream that is not waited for */
     must(cudaMemcpy(got[1], later.at(), sizeof got[1], cudaMemcpyDeviceToHost));
@@ -435,8 +436,8 @@ static void test_threads(lazy_gemm *gemm)
         results[which].resize(MOST * ROWS);
         int code = LAZY_OK;
         for (int n = 1; n <= MOST && code == LAZY_OK; n++)
-            code = lazy_gemm_run(gemm, own, y, x.at(), w.at(), n, ROWS, COLS, false, CUDA_R_32F, CUDA_R_32F, &refused,
-                                 &errors[which]);
+            code = lazy_gemm_run(gemm, own, y, x.at(), w.at(), n, ROWS, COLS, ROWS, false, CUDA_R_32F, CUDA_R_32F,
+                                 &refused, &errors[which]);
         must(cudaMemcpyAsync(results[which].data(), y, MOST * ROWS * sizeof *y, cudaMemcpyDeviceToHost, own));
         must(cudaStreamSynchronize(own));
         lazy_gemm_leave(gemm, own);

@@ -153,6 +153,30 @@ static floats random_values(lazy_dtype type, size_t n, float limit = 1)
     return type == LAZY_F32 ? values : widened(type, narrowed(type, values));
 }
 
+/* Weights of any type, n values of up to about 1. */
+static bytes random_weights(lazy_dtype type, size_t n)
+{
+    static const float largest[] = { 1, 1, 1, 128, 8, 16, 16, 32, 1024, 2048, 4096 }; /* integers times scales */
+    if (!lazy_is_quantized(type)) return narrowed(type, random_values(type, n));
+    const lazy_format &format = lazy_formats[type];
+    bytes data(n / (size_t)format.values * (size_t)format.bytes);
+    for (unsigned char &byte : data) byte = (unsigned char)random_bits();
+    for (size_t block = 0; block < data.size(); block += (size_t)format.bytes) {
+        size_t scale = block + (type == LAZY_Q6_K ? offsetof(lazy_q6_k, scale) : 0);
+        put(&data[scale], LAZY_F16, random_values(LAZY_F16, 1)[0] / largest[type]);
+        if (format.has_offset)
+            put(&data[scale + 2], LAZY_F16, random_values(LAZY_F16, 1)[0] / (format.values == 256 ? 64 : 1));
+    }
+    return data;
+}
+
+static floats weights_of(lazy_dtype type, const bytes &data, size_t n)
+{
+    floats values(n);
+    reference_widen(values.data(), data.data(), type, (int)n);
+    return values;
+}
+
 /* n positions from 0 … length-1, ascending; always includes length-1. */
 static ints random_positions(int n, int length)
 {
@@ -228,11 +252,12 @@ static lazy_config config_of(int n_heads, int n_kv_heads, int head_dim)
 }
 
 struct rig {
-    lazy_dtype type;
+    lazy_dtype type, stored; /* of the backend, and of weights */
     lazy_config config;
     side gpu, plain;
 
-    rig(lazy_dtype of_type, const lazy_config &of_config, int rows, int tokens) : type(of_type), config(of_config)
+    rig(lazy_dtype of_type, const lazy_config &of_config, int rows, int tokens)
+        : type(of_type), stored(of_type), config(of_config)
     {
         lazy_error err = {};
         lazy_backend *cuda, *cpu;
@@ -452,23 +477,26 @@ static void test_streams(const rig &r)
 
 /* ---- products --------------------------------------------------------------------------- */
 
-/* A matrix of several parts for the device; the reference gets the values after conversion to the device's type. */
+/* A matrix of several parts for the device; the reference gets the values after conversion to the device's type, but
+ * those of quantized parts as they are. */
 class weights
 {
   public:
-    lazy_matrix gpu = {}, plain = {};
+    lazy_matrix gpu = {}, plain = {}, rounded = {}; /* rounded: all values are, to the device's type */
 
     weights(const rig &r, int n_parts, int rows, int cols, bool mixed, bool biased) : s(r.gpu)
     {
         gpu.cols = cols;
         gpu.n_parts = n_parts;
         for (int i = 0; i < n_parts; i++) {
-            lazy_dtype type = mixed ? (lazy_dtype)((r.type + 1 + i) % 3) : r.type;
+            lazy_dtype type = type_of(r, i, cols, mixed);
             int part_rows = rows + i;
-            floats part = random_values(type, (size_t)part_rows * (size_t)cols),
-                   exact = widened(r.type, narrowed(r.type, part));
-            values.insert(values.end(), exact.begin(), exact.end());
-            parts[i] = narrowed(type, part);
+            size_t n = (size_t)part_rows * (size_t)cols;
+            parts[i] = random_weights(type, n);
+            floats part = weights_of(type, parts[i], n), narrow = widened(r.type, narrowed(r.type, part));
+            narrow_values.insert(narrow_values.end(), narrow.begin(), narrow.end());
+            if (lazy_is_quantized(type)) narrow = part;
+            values.insert(values.end(), narrow.begin(), narrow.end());
             gpu.part[i] = { parts[i].data(), part_rows, type };
             gpu.rows += part_rows;
         }
@@ -481,6 +509,8 @@ class weights
             gpu.bias = on_gpu->as<float>();
             plain.bias = bias.data();
         }
+        rounded = plain;
+        rounded.part[0].data = narrow_values.data();
         did(s, "bind", s.ops->bind(s.backend, &gpu, 1, &s.err));
     }
     ~weights() { s.ops->unbind(s.backend, &gpu); }
@@ -489,8 +519,16 @@ class weights
   private:
     side s;
     bytes parts[LAZY_MAX_PARTS];
-    floats values, bias;
+    floats values, narrow_values, bias;
     std::unique_ptr<input> on_gpu;
+
+    /* Where mixed, beside a first quantized part there are some of any type. */
+    static lazy_dtype type_of(const rig &r, int part, int cols, bool mixed)
+    {
+        if (!mixed || (!part && r.stored != r.type)) return r.stored;
+        if (r.stored == r.type) return (lazy_dtype)((r.type + 1 + part) % 3);
+        return (lazy_dtype)random_int(LAZY_F32, cols % LAZY_LONGEST_BLOCK ? LAZY_Q5_1 : LAZY_Q6_K);
+    }
 };
 
 /* Minimum scale of a product's errors: a sum that cancels still has the rounding errors of its terms. */
@@ -534,15 +572,17 @@ static void test_logits(const rig &r, int n, int rows, int cols, bool mixed)
     input on_gpu(r.gpu, narrowed(r.type, x));
     output y(r.gpu, want.size() * sizeof(float));
     did(r.gpu, "logits", r.gpu.ops->logits(r.gpu.stream, y.as<float>(), on_gpu.at(), n, &w.gpu, &r.gpu.err));
-    r.plain.ops->logits(r.plain.stream, want.data(), x.data(), n, &w.plain, nullptr);
+    const lazy_matrix *plain = n > LAZY_GEMV_BLOCK_ROWS ? &w.rounded : &w.plain;
+    r.plain.ops->logits(r.plain.stream, want.data(), x.data(), n, plain, nullptr);
     compare(widened(LAZY_F32, y.read()), want, precisions[r.type].of_f32, TERM);
 }
 
 static void test_gated(rig &r, int n, int ffn, int cols, bool mixed, bool gelu)
 {
+    if (mixed) ffn = (ffn + 2) / 3 * 3;
     now("%s gated n %d, ffn %d, cols %d%s%s", r.name(), n, ffn, cols, mixed ? ", mixed" : "", gelu ? ", GELU" : "");
     r.config.gelu = gelu;
-    weights w(r, 1, 2 * ffn, cols, mixed, n % 2);
+    weights w(r, mixed ? 3 : 1, mixed ? 2 * ffn / 3 - 1 : 2 * ffn, cols, mixed, n % 2);
     floats x = random_values(r.type, (size_t)(n * cols)), want((size_t)(n * ffn));
     input on_gpu(r.gpu, narrowed(r.type, x));
     output y(r.gpu, want.size() * r.width());
@@ -560,14 +600,16 @@ class expert_weights
     expert_weights(const rig &r, int n, int d, int ffn) : s(r.gpu), router(r, 1, n, d, false, false)
     {
         for (int e = 0; e < n; e++) {
+            lazy_dtype type = r.stored != r.type && n % 2 && e == 1 ? LAZY_F16 : r.stored;
             for (auto [parts, rows, cols] : { std::tuple(&gate_up, 2 * ffn, d), std::tuple(&down, d, ffn) }) {
-                kept.push_back(random_values(r.type, (size_t)rows * (size_t)cols));
-                stored.push_back(narrowed(r.type, kept.back()));
+                size_t size = (size_t)rows * (size_t)cols;
+                stored.push_back(random_weights(type, size));
+                kept.push_back(weights_of(type, stored.back(), size));
                 lazy_matrix matrix = {};
                 matrix.n_parts = 1;
                 matrix.rows = rows;
                 matrix.cols = cols;
-                matrix.part[0] = { stored.back().data(), rows, r.type };
+                matrix.part[0] = { stored.back().data(), rows, type };
                 parts->gpu.push_back(matrix);
                 matrix.part[0] = { kept.back().data(), rows, LAZY_F32 };
                 parts->plain.push_back(matrix);
@@ -654,8 +696,6 @@ static void test_products(rig &r)
     }
 }
 
-/* ---- rows ------------------------------------------------------------------------------- */
-
 static void test_embed(rig &r, int n, int cols, bool mixed, float scale)
 {
     now("%s embed n %d, cols %d%s, scale %g", r.name(), n, cols, mixed ? ", mixed" : "", scale);
@@ -673,6 +713,28 @@ static void test_embed(rig &r, int n, int cols, bool mixed, float scale)
     r.config.embedding_scale = 1;
     check(x.read() == narrowed(r.type, want), "other values than the table's");
 }
+
+/* Weights of one format, alone and beside others, by few rows and by many, for which they are widened a few rows at a
+ * time. */
+static void test_quantized(lazy_dtype type, lazy_dtype format)
+{
+    int block = lazy_formats[format].values, cols = block * random_int(1, (quick ? 256 : 768) / block), round = 0;
+    lazy_config config = config_of(3, 1, 16);
+    config.hidden = config.expert_ffn = cols;
+    rig r(type, config, 1, 1);
+    r.stored = format;
+    weights largest(r, 1, random_int(1, 9), cols, false, false);
+    did(r.gpu, "reserve", r.gpu.ops->reserve(r.gpu.stream, 40, 40, &r.gpu.err));
+    for (int n : quick ? ints{ 1, 6, 20 } : ints{ 1, 2, 4, 5, 16, 17, 40 }) {
+        test_matmul(r, { n, random_int(1, 3), random_int(1, 20), cols, ++round % 2 > 0, n % 3 > 0, n % 4 > 1, 1 });
+        test_logits(r, n, random_int(1, 30), cols, false);
+        test_gated(r, n, random_int(1, config.ffn), cols, round % 2 == 0, n % 2);
+        test_embed(r, n, cols, false, n % 2 ? 1.0f : 5.656854f);
+        test_mix_experts(r, n, 3 + round % 2, 2, cols, round % 2);
+    }
+}
+
+/* ---- rows ------------------------------------------------------------------------------- */
 
 static void test_rmsnorm(const rig &r, int n, int d, float limit, bool accumulate = false)
 {
@@ -1648,6 +1710,7 @@ static void test_portable(lazy_dtype type)
         test_read(r);
         test_other_positions(r);
     }
+    for (int format = LAZY_Q8_0; format < LAZY_N_DTYPES; format++) test_quantized(type, (lazy_dtype)format);
     if (type == LAZY_F32) test_many_tokens();
     test_all_heads(type);
     test_query_rows(type, 12, 3, 40);
