@@ -132,6 +132,7 @@ constexpr int blocks_at_once(int d, int warps) { return warps > 1 ? (d == 64 ? 3
 template <class T, int D, int WARPS>
 __global__ void __launch_bounds__(shape<D, WARPS>::THREADS, blocks_at_once(D, WARPS)) attend(attention_task<T> t)
 {
+    begin_kernel();
     using s = shape<D, WARPS>;
     constexpr int WIDE = 16 / sizeof(T), CHUNKS = D / WIDE;
     LAZY_DYNAMIC_SHARED(unsigned char, memory);

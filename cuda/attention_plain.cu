@@ -31,6 +31,7 @@ template <class T> __device__ __forceinline__ float dot(const float *q, const T 
 /* A block processes one head of one row over one chunk of keys. */
 template <class T> __global__ void __launch_bounds__(THREADS) attend(attention_task<T> t)
 {
+    begin_kernel();
     __shared__ float q[MAX_D], powers[THREADS], scratch[32];
     int row = t.n - 1 - (int)blockIdx.x, head = blockIdx.y, chunk = blockIdx.z,
         g = head / t.group; /* rows with the most keys first */

@@ -236,6 +236,7 @@ __device__ __forceinline__ void compute_rows(workspace<T, D> *work, const attent
 
 template <class T, int D> __global__ void __launch_bounds__(division<D>::THREADS, 1) attend(attention_task<T> t)
 {
+    begin_kernel();
     using divided = division<D>;
     LAZY_DYNAMIC_SHARED(unsigned char, memory);
     auto *work = reinterpret_cast<workspace<T, D> *>(aligned(memory));

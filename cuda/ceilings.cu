@@ -10,6 +10,7 @@ enum {
 
 __global__ void __launch_bounds__(THREADS) read_all(const uint4 *memory, size_t n, int *sink)
 {
+    begin_kernel();
     unsigned sum = 0;
     for (size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += (size_t)gridDim.x * THREADS) {
         uint4 words = memory[i];

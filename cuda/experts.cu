@@ -15,6 +15,7 @@ enum { THREADS = 256 };
 __global__ void __launch_bounds__(32)
     route_rows(float *weights, int32_t *chosen, const float *logits, int n_experts, int k, bool normed)
 {
+    begin_kernel();
     __shared__ float row[LAZY_MAX_EXPERTS];
     __shared__ bool taken[LAZY_MAX_EXPERTS];
     int lane = threadIdx.x; /* reads and writes only every 32nd expert's part of these */
@@ -67,6 +68,7 @@ __global__ void __launch_bounds__(32)
 /* counts[e] = how many of the pairs chose expert e. One block for an expert. chosen: (n_pairs,). */
 __global__ void __launch_bounds__(THREADS) count_pairs(int32_t *counts, const int32_t *chosen, int n_pairs)
 {
+    begin_kernel();
     __shared__ int scratch[32];
     int own = 0;
     for (int i = threadIdx.x; i < n_pairs; i += THREADS) own += chosen[i] == (int)blockIdx.x;
@@ -78,6 +80,7 @@ __global__ void __launch_bounds__(THREADS) count_pairs(int32_t *counts, const in
 __global__ void __launch_bounds__(SCAN_THREADS)
     sort_pairs(int32_t *sorted_rows, int32_t *places, const int32_t *counts, const int32_t *chosen, int n_pairs, int k)
 {
+    begin_kernel();
     __shared__ int scratch[32];
     int before = 0, expert = blockIdx.x;
     for (int e = threadIdx.x; e < expert; e += SCAN_THREADS) before += counts[e];
@@ -97,6 +100,7 @@ __global__ void __launch_bounds__(SCAN_THREADS)
 /* to[i, :] = x[rows[i], :]. Grid: (n, blocks of d). */
 template <class T> __global__ void __launch_bounds__(THREADS) gather(T *to, const T *x, const int32_t *rows, int d)
 {
+    begin_kernel();
     int i = blockIdx.y * THREADS + threadIdx.x;
     if (i < d) to[(int64_t)blockIdx.x * d + i] = x[(int64_t)rows[blockIdx.x] * d + i];
 }
@@ -107,6 +111,7 @@ template <class T>
 __global__ void __launch_bounds__(THREADS)
     add_outputs(T *y, const T *outputs, const float *weights, const int32_t *places, int k, int d, bool accumulate)
 {
+    begin_kernel();
     int i = blockIdx.y * THREADS + threadIdx.x, first = blockIdx.x * k;
     if (i >= d) return;
     T *to = y + (int64_t)blockIdx.x * d + i;

@@ -4,7 +4,7 @@
  * that every kernel is tested without a GPU, also under sanitizers: see cuda_on_cpu/cuda_on_cpu.h. The names below
  * exist in both builds. Rules for kernels:
  *
- * - They are started with lazy_launch, never with <<<>>>.
+ * - They are started with lazy_launch, never with <<<>>>, and call begin_kernel first.
  * - They are static or in an unnamed namespace; otherwise ASan does not put red zones around their __shared__ arrays.
  * - Static shared memory is declared with __shared__, dynamic shared memory with LAZY_DYNAMIC_SHARED, once per kernel.
  * - Shared memory is read and written by assignment (of uint4, for example): TSan does not see the code that g++
@@ -26,6 +26,17 @@
 
 #ifdef __CUDACC__
 
+/* Whether kernels of the current device may start before the stream's earlier ones have ended. */
+inline bool kernels_overlap()
+{
+    static signed char known[64]; /* of each device: 0, or 1 + the answer; another thread finds the same */
+    int device = 0, major = 0;
+    if (cudaGetDevice(&device) != cudaSuccess || device >= 64) return false;
+    if (!known[device] && cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess)
+        known[device] = 1 + (major >= 9);
+    return known[device] > 1;
+}
+
 /* Launches `kernel` and returns the launch's error; errors of earlier kernels may be reported here too. */
 template <class... P, class... A>
 cudaError_t lazy_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
@@ -36,9 +47,25 @@ cudaError_t lazy_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shar
     if (shared_bytes > always_allowed &&
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes) != cudaSuccess)
         return cudaGetLastError();
-    kernel<<<grid, block, shared_bytes, stream>>>(static_cast<P>(args)...);
-    return cudaGetLastError();
+    cudaLaunchAttribute overlap = {};
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = { grid, block, shared_bytes, stream, &overlap, kernels_overlap() };
+    cudaError_t failed = cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...);
+    return failed ? failed : cudaGetLastError();
 }
+
+/* The first statement of a kernel, before which it reads only what no kernel writes: lets the stream's next kernel
+ * start on what this one leaves free, and waits until the earlier ones have ended. */
+__device__ __forceinline__ void begin_kernel()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* Asks for the line of global memory at this address, which may be any. */
+__device__ __forceinline__ void prefetch(const void *global) { asm volatile("prefetch.global.L2 [%0];" ::"l"(global)); }
 
 /* T *name: the dynamic shared memory of the block, aligned to 16 bytes */
 #define LAZY_DYNAMIC_SHARED(T, name)                                                                                   \

@@ -9,6 +9,7 @@ enum { THREADS = 256 };
 __global__ void __launch_bounds__(LAZY_TOKEN_BLOCK)
     share_scores(float *share, double *sums, const float *scores, const int32_t *in_play, int m, const uint8_t *flags)
 {
+    begin_kernel();
     __shared__ double scratch[32];
     int j = blockIdx.x * LAZY_TOKEN_BLOCK + threadIdx.x;
     bool is_free = j < m && flags[in_play[j]] == LAZY_PRUNABLE;
@@ -23,6 +24,7 @@ __global__ void __launch_bounds__(LAZY_TOKEN_BLOCK)
 __global__ void __launch_bounds__(THREADS)
     find_largest(float *scores, const float *shares, int n, int capacity, const int32_t *in_play, int m, bool also)
 {
+    begin_kernel();
     int j = blockIdx.x * THREADS + threadIdx.x;
     if (j >= m) return;
     float largest = also ? scores[j] : shares[in_play[j]];
@@ -34,6 +36,7 @@ __global__ void __launch_bounds__(THREADS)
 __global__ void __launch_bounds__(THREADS)
     recall(float *scores, float *remembered, int n_old, int length, float factor, const int32_t *in_play, int m)
 {
+    begin_kernel();
     int first = blockIdx.x * THREADS, next = first + THREADS, j = first + threadIdx.x;
     int begin = first ? in_play[first] : 0, end = next < m ? in_play[next] : length;
     for (int i = begin + (int)threadIdx.x; i < end; i += THREADS)

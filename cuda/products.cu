@@ -95,17 +95,21 @@ template <class Y> __device__ __forceinline__ void put(void *y, int64_t at, floa
 /* W: T, or the blocks of a format. Grid: (blocks of columns, groups of ROWS rows). */
 template <class T, class W, int ROWS, bool GATED> __global__ void __launch_bounds__(32 * WARPS) gemv(gemv_task p)
 {
-    int column = blockIdx.x * WARPS + threadIdx.x / 32, first = p.first + blockIdx.y * ROWS, n = min(ROWS, p.n - first);
-    if (column >= p.columns) return;
-    int of_x = first;
+    constexpr int LINE = 128; /* bytes of one load from memory */
+    int column = blockIdx.x * WARPS + threadIdx.x / 32, first = p.first + blockIdx.y * ROWS, n = min(ROWS, p.n - first),
+        of_x = first, ahead = threadIdx.x % 32 * LINE;
+    int64_t row = p.cols / lazy_block_values<W>;
     auto *matrix = static_cast<const char *>(p.w);
+    if (!p.chosen && column < p.columns && ahead < row * (int64_t)sizeof(W))
+        prefetch(matrix + column * row * (int64_t)sizeof(W) + ahead);
+    begin_kernel();
+    if (column >= p.columns) return;
     if (p.chosen) {
         of_x /= p.share;
         matrix += p.chosen[first] * p.matrix_bytes;
     }
     const T *x = static_cast<const T *>(p.x) + (int64_t)of_x * p.cols;
     const W *w = reinterpret_cast<const W *>(matrix);
-    int64_t row = p.cols / lazy_block_values<W>;
     float sum[ROWS] = {}, up[ROWS] = {};
     add_products(sum, x, n, w + column * row, p.cols);
     if (GATED) add_products(up, x, n, w + (p.columns + column) * row, p.cols);
@@ -151,6 +155,7 @@ int run_gemv(lazy_stream *stream, const char *what, lazy_dtype dtype, const gemv
 /* y: (n, columns), of rows `stride` apart. Grid: (n, blocks of columns). */
 template <class Y> __global__ void __launch_bounds__(THREADS) add_bias(Y *y, const float *bias, int columns, int stride)
 {
+    begin_kernel();
     int column = blockIdx.y * THREADS + threadIdx.x;
     Y *at = y + (int64_t)blockIdx.x * stride + column;
     if (column < columns) lazy_narrow(at, lazy_wide(*at) + bias[column]);
@@ -160,6 +165,7 @@ template <class Y> __global__ void __launch_bounds__(THREADS) add_bias(Y *y, con
  * of elements). */
 template <class T> __global__ void __launch_bounds__(THREADS) apply_gate(T *y, const T *gate_up, int ffn, bool gelu)
 {
+    begin_kernel();
     constexpr int WIDE = 16 / sizeof(T);
     int first = (blockIdx.y * THREADS + threadIdx.x) * WIDE;
     const T *gate = gate_up + (int64_t)blockIdx.x * 2 * ffn + first, *up = gate + ffn;
@@ -181,6 +187,7 @@ template <class T> __global__ void __launch_bounds__(THREADS) apply_gate(T *y, c
 /* logits: (n, vocab). Grid: (n, blocks of columns). */
 __global__ void __launch_bounds__(THREADS) cap_logits(float *logits, int vocab, float cap)
 {
+    begin_kernel();
     int v = blockIdx.y * THREADS + threadIdx.x;
     if (v >= vocab) return;
     float *logit = logits + (int64_t)blockIdx.x * vocab + v;

@@ -19,6 +19,7 @@ __device__ __forceinline__ int count_up_to(int position, const int32_t *in_play,
 __global__ void __launch_bounds__(THREADS)
     find_ranges(lazy_key_range *of_row, const int32_t *rows, int n, const int32_t *in_play, int m, int window)
 {
+    begin_kernel();
     int r = blockIdx.x * THREADS + threadIdx.x;
     if (r >= n) return;
     int end = count_up_to(rows[r], in_play, m);

@@ -18,6 +18,7 @@ template <class T>
 __global__ void __launch_bounds__(THREADS)
     embed_rows(T *__restrict__ x, const int32_t *ids, const T *__restrict__ table, int d, float scale)
 {
+    begin_kernel();
     T rounded;
     lazy_narrow(&rounded, scale);
     T *to = x + (int64_t)blockIdx.x * d;
@@ -30,6 +31,7 @@ template <class T, class B>
 __global__ void __launch_bounds__(THREADS)
     widen_rows(T *to, const B *w, const int32_t *ids, int n, int cols, float scale)
 {
+    begin_kernel();
     constexpr int WIDE = 16 / sizeof(T), N_PACKS = LAZY_UNIT / WIDE;
     int i = blockIdx.x * THREADS + threadIdx.x, units = cols / LAZY_UNIT, r = i / units;
     if (r >= n) return;
@@ -75,6 +77,7 @@ template <class T>
 __global__ void __launch_bounds__(THREADS) norm_rows(T *y, const T *x, int d, int stride, const float *weight,
                                                      float eps, bool accumulate, bool layer_norm, layer_check check)
 {
+    begin_kernel();
     __shared__ float scratch[32];
     const T *from = x + (int64_t)blockIdx.x * stride;
     T *to = y + (int64_t)blockIdx.x * stride;
@@ -116,6 +119,7 @@ __global__ void __launch_bounds__(NORM_THREADS, 2)
             if (at < d / WIDE) f(p, at);
     };
     for_packs([&](int p, int at) { weights[p] = reinterpret_cast<const factors *>(weight)[at]; });
+    begin_kernel();
     for (int row = blockIdx.x; row < n; row += gridDim.x) {
         auto *from = reinterpret_cast<const lazy_pack<T> *>(x + (int64_t)row * stride);
         auto *to = reinterpret_cast<lazy_pack<T> *>(y + (int64_t)row * stride);
@@ -234,6 +238,7 @@ __device__ __forceinline__ void rotate_head(T *to, const T *from, const float *r
 /* qkv: (n, (H + 2G) D); k, v: (G, capacity, D). Grid: (n, blocks of heads). */
 template <int W, class T> __global__ void __launch_bounds__(THREADS) rotate_rows(T *qkv, T *k, T *v, rotation t)
 {
+    begin_kernel();
     int h = blockIdx.y * (THREADS / t.lanes) + threadIdx.x / t.lanes, position = t.rows[blockIdx.x],
         all = t.n_heads + 2 * t.n_kv_heads, g = h < t.n_heads ? 0 : (h - t.n_heads) % t.n_kv_heads;
     bool is_q = h < t.n_heads, is_k = !is_q && h < t.n_heads + t.n_kv_heads, is_v = !is_q && !is_k && h < all;
@@ -250,6 +255,7 @@ template <int W, class T> __global__ void __launch_bounds__(THREADS) rotate_rows
 __global__ void __launch_bounds__(THREADS)
     surprisal_of_rows(float *surprisal, const float *logits, int vocab, const int32_t *ids)
 {
+    begin_kernel();
     __shared__ float scratch[32];
     const float *row = logits + (int64_t)blockIdx.x * vocab;
     float max_logit = -INFINITY, sum = 0.0f;
@@ -273,6 +279,7 @@ __device__ __forceinline__ unsigned long long key_of(float logit, int id)
 /* *id as defined for `argmax` in backend.h. Launched with one block. */
 __global__ void __launch_bounds__(LOGIT_THREADS) find_argmax(int32_t *id, const float *logits, int vocab)
 {
+    begin_kernel();
     __shared__ unsigned long long min_key;
     if (threadIdx.x == 0) min_key = ~0ull;
     __syncthreads();

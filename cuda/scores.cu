@@ -178,6 +178,7 @@ __device__ __forceinline__ void multiply(tile &s, const scoring &t, int head, in
 /* A warp computes all rows of one head over one chunk. Grid: (chunks, blocks of heads). */
 template <class T> __global__ void __launch_bounds__(32 * SUM_WARPS) sum_chunks(scoring t)
 {
+    begin_kernel();
     int head = blockIdx.y * SUM_WARPS + threadIdx.x / 32, lane = threadIdx.x % 32, begin = first_query(t),
         first_key = blockIdx.x * t.length, end_key = min(first_key + t.length, t.a.m);
     if (head >= t.n_heads) return;
@@ -215,6 +216,7 @@ template <class T> __global__ void __launch_bounds__(32 * SUM_WARPS) sum_chunks(
  * the inverse. A warp joins one row and head. */
 __global__ void __launch_bounds__(32 * SUM_WARPS) merge_chunks(scoring t)
 {
+    begin_kernel();
     int pair = blockIdx.x * SUM_WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (pair >= (t.a.n - first_query(t)) * t.n_heads) return;
     lazy_softmax *chunks = softmaxes_of(t, 0, pair), all = EMPTY;
@@ -226,6 +228,7 @@ __global__ void __launch_bounds__(32 * SUM_WARPS) merge_chunks(scoring t)
 /* A block pools 32 keys over all heads and rows; each of its warps adds a share of the heads, in ascending order. */
 template <class T> __global__ void __launch_bounds__(32 * POOL_WARPS) pool_rows(scoring t)
 {
+    begin_kernel();
     __shared__ float sums[POOL_WARPS][ROWS][KEYS + PAD]; /* over the warp's heads */
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, begin = first_query(t), first_key = blockIdx.x * KEYS,
         heads = (t.n_heads + POOL_WARPS - 1) / POOL_WARPS, end_head = min((warp + 1) * heads, t.n_heads);

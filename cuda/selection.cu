@@ -22,12 +22,14 @@ __device__ __forceinline__ uint32_t order_of(float score)
 
 __global__ void __launch_bounds__(THREADS) average_scores(float *mean, const float *scores, int m, int n)
 {
+    begin_kernel();
     int j = blockIdx.x * THREADS + threadIdx.x;
     if (j < m) mean[j] = n == 1 ? scores[j] : mean[j] + (scores[j] - mean[j]) / (float)n;
 }
 
 __global__ void __launch_bounds__(THREADS) smooth_scores(float *out, const float *scores, int m, int width)
 {
+    begin_kernel();
     int j = blockIdx.x * THREADS + threadIdx.x;
     if (j >= m) return;
     int64_t first = (int64_t)j - width / 2, last = (int64_t)j + width / 2;
@@ -140,6 +142,7 @@ template <bool BY_MASS>
 __global__ void __launch_bounds__(SCAN_THREADS)
     find_threshold(tokens t, double wanted, lazy_choice *choice, unsigned long long *counts, int32_t *n_free)
 {
+    begin_kernel();
     using W = std::conditional_t<BY_MASS, unsigned long long, unsigned>;
     __shared__ histogram<W> h;
     clear(&h);
@@ -211,6 +214,7 @@ __global__ void __launch_bounds__(SCAN_THREADS)
 __global__ void __launch_bounds__(SCAN_THREADS)
     write_kept(int32_t *kept, tokens t, const lazy_choice *choice, const unsigned long long *counts)
 {
+    begin_kernel();
     __shared__ unsigned long long scratch[32];
     int j = blockIdx.x * SCAN_THREADS + threadIdx.x, ties = choice->ties;
     unsigned long long own = count_of(t.orders[j], choice->threshold, choice->shift),

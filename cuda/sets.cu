@@ -7,6 +7,7 @@ enum { THREADS = 256 };
 
 __global__ void __launch_bounds__(THREADS) mark_rows(int32_t *depth, const int32_t *rows, int n, int value)
 {
+    begin_kernel();
     int r = blockIdx.x * THREADS + threadIdx.x;
     if (r < n) depth[rows[r]] = value;
 }
@@ -16,6 +17,7 @@ __global__ void __launch_bounds__(SCAN_THREADS)
     filter_positions(int32_t *out, int32_t *n_out, int *counts, const int32_t *positions, int n, const int32_t *depth,
                      int low, int high)
 {
+    begin_kernel();
     __shared__ int scratch[32];
     int i = blockIdx.x * SCAN_THREADS + threadIdx.x, position = i < n ? positions[i] : 0;
     bool wanted = i < n && depth[position] >= low && depth[position] <= high;
@@ -49,6 +51,7 @@ template <class T>
 __global__ void __launch_bounds__(THREADS) move_rows(T *y, const int32_t *new_rows, int n_new, const T *x,
                                                      const int32_t *rows, int n, T *aux, int d, int32_t *n_revived)
 {
+    begin_kernel();
     int i = blockIdx.x;
     if (i < n_new) {
         int32_t position = new_rows[i];

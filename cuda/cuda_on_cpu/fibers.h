@@ -91,7 +91,7 @@ struct mbarrier;
 
 struct cuda_thread {
     context stack;
-    bool started = false, exited;
+    bool started = false, exited, has_begun;
     int number; /* within its block */
     uint3 index;
     int step; /* warp operations that it has reached in this block */
@@ -446,7 +446,9 @@ __attribute__((noinline)) inline void run_thread()
     current->copies.clear();
     current->landed.clear();
     current->waited_for = NULL;
+    current->has_begun = false;
     (*running->kernel)();
+    if (!current->has_begun) fail("a kernel returned without begin_kernel");
     if (!current->products.empty())
         fail("returned without waiting for wgmma, at %s:%d", current->products[0].at.file,
              current->products[0].at.line);

@@ -129,6 +129,8 @@ template <class T> T atomicMin(T *address, same<T> b)
 {
     return update(address, [b](T a) { return a < b ? a : b; });
 }
+inline void begin_kernel() { current->has_begun = true; }
+inline void prefetch(const void *) {}
 /* The only atomic that orders memory. */
 inline bool take_ticket(unsigned *taken, unsigned n)
 {

@@ -12,7 +12,7 @@
     one(STATIC_OVERRUN) one(DYNAMIC_TOO_SMALL) one(DEVICE_OVERRUN) one(UNWRITTEN_STATIC) one(UNWRITTEN_DYNAMIC)                            \
     one(NO_SYNCTHREADS_BEFORE_WGMMA) one(NO_PROXY_FENCE) one(NO_WGMMA_FENCE) one(READ_BEFORE_WGMMA_WAIT) one(NO_WGMMA_WAIT)           \
     one(WRITE_UNDER_WGMMA) one(NO_SWIZZLE)                                                                                                \
-    one(DIVERGENT_BARRIER) one(WRONG_MASK) one(MIXED_OPERATIONS) one(MISSING_LANE) one(MISALIGNED) one(HOST_ACCESS)
+    one(DIVERGENT_BARRIER) one(WRONG_MASK) one(MIXED_OPERATIONS) one(MISSING_LANE) one(MISALIGNED) one(HOST_ACCESS) one(NO_BEGIN)
 #define NAME(defect) defect,
 #define TEXT(defect) #defect,
 /* clang-format on */
@@ -32,6 +32,7 @@ template <int THREADS>
 static __global__ void __launch_bounds__(THREADS)
     block_sums(const float *__restrict__ x, float *sums, int n, int rounds)
 {
+    begin_kernel();
     __shared__ float part[THREADS / 32];
     for (int round = 0; round < rounds; round++) {
         float sum = 0;
@@ -63,6 +64,7 @@ cudaError_t launch_block_sums(const float *x, float *sums, int n, int n_blocks, 
  * padded so that the rows of an ldmatrix lie in different banks. */
 template <class T> static __global__ void __launch_bounds__(32) product(const T *a, const T *b, float *c, int n, int k)
 {
+    begin_kernel();
     constexpr int A_ROW = 24, B_ROW = 8, STAGE = 16 * A_ROW + 16 * B_ROW;
     LAZY_DYNAMIC_SHARED(T, shared);
     const int lane = threadIdx.x, row = blockIdx.y * 16, col = blockIdx.x * 8;
@@ -109,6 +111,7 @@ template cudaError_t launch_product(const __half *, const __half *, float *, int
  * in bf16. Registers are filled according to kernel.h's layout, so this tests that layout. */
 template <class T> static __global__ void one_hot(float *d)
 {
+    begin_kernel();
     const int lane = threadIdx.x, g = lane / 4, t = lane % 4, hot = blockIdx.x;
     auto pair = [](float low, float high) {
         const T both[2] = { T(low), T(high) };
@@ -148,6 +151,7 @@ enum { WGMMA_SLACK = 2 * WGMMA_ATOM - 16 };
 template <class T>
 static __global__ void __launch_bounds__(128) wgmma_products(const T *a, const T *b, const T *b_transposed, float *out)
 {
+    begin_kernel();
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
     LAZY_DYNAMIC_SHARED(unsigned char, memory);
     const uint32_t into_atom = shared_address(memory) % (2 * WGMMA_ATOM);
@@ -213,6 +217,7 @@ template cudaError_t launch_wgmma_products(const __half *, const __half *, const
  * ldmatrix.trans */
 static __global__ void load_matrices(const uint16_t *matrix, uint32_t *plain, uint32_t *trans)
 {
+    begin_kernel();
     __shared__ __align__(16) uint16_t rows[32][8];
     const int lane = threadIdx.x;
     for (int i = 0; i < 8; i++) rows[(lane + i) % 32][i] = matrix[(lane + i) % 32 * 8 + i];
@@ -235,6 +240,7 @@ cudaError_t launch_load_matrices(const uint16_t *matrix, uint32_t *plain, uint32
  * Shared: one float4 per thread. */
 static __global__ void reverse_quads(const float4 *x, float4 *y, int n)
 {
+    if (planted != NO_BEGIN) begin_kernel();
     LAZY_DYNAMIC_SHARED(float4, quads);
     const int self = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x,
               size = blockDim.x * blockDim.y * blockDim.z;
@@ -259,6 +265,7 @@ cudaError_t launch_reverse_quads(const float4 *x, float4 *y, int n, dim3 block, 
 /* Uses more dynamic shared memory than the default limit of 48 KiB. */
 static __global__ void fill_shared(int *sum, int n)
 {
+    begin_kernel();
     LAZY_DYNAMIC_SHARED(int, values);
     for (int i = threadIdx.x; i < n; i += blockDim.x) values[i] = i % 7;
     __syncthreads();
@@ -277,6 +284,7 @@ cudaError_t launch_fill_shared(int *sum, int n, cudaStream_t stream)
 /* out: (3, 32), the results of each operation in one warp whose lane l passes 3 l */
 static __global__ void lane_operations(int *out)
 {
+    begin_kernel();
     const int lane = threadIdx.x, value = 3 * lane;
     int answer = 0;
     auto write = [&](int v) { out[answer++ * 32 + lane] = v; };
@@ -302,6 +310,7 @@ struct counts {
 
 static __global__ void count(counts *c)
 {
+    begin_kernel();
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     atomicAdd(&c->sum, i);
     atomicMin(&c->minimum, 50 - i);
@@ -320,6 +329,7 @@ cudaError_t launch_count(counts *c, int n_blocks, int n_threads, cudaStream_t st
 /* out: (32, n); each lane applies the same functions to its own x[lane] */
 static __global__ void compute(const float *x, float *out, int n)
 {
+    begin_kernel();
     const int lane = threadIdx.x;
     const float v = x[lane];
     int i = 0;
@@ -344,6 +354,7 @@ cudaError_t launch_compute(const float *x, float *out, int n, cudaStream_t strea
 
 static __global__ void twice_and(int *x, int n, int add)
 {
+    begin_kernel();
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) x[i] = 2 * x[i] + add;
 }

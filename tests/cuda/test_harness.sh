@@ -43,6 +43,7 @@ plain MISSING_LANE                    lanes         thread 2 waits in __syncthre
 tsan  BLOCKS_RACE                     sums          data race
 plain MISALIGNED                      product_bf16  no multiple of 16
 asan  HOST_ACCESS                     host_access   use-after-poison
+plain NO_BEGIN                        reverse_quads returned without begin_kernel
 '
 
 # compile KIND SOURCE OBJECT
