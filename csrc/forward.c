@@ -545,9 +545,9 @@ static int finish(pass *p, lazy_error *err)
         code = p->ops->checked_rmsnorm(p->stream, cache->normed, last, 1, c->hidden, model->final_norm, c->norm_eps,
                                        c->n_layers - 1, cache->notes, err);
     if (!code) code = p->ops->logits(p->stream, cache->fresh_logits, cache->normed, 1, &model->head, err);
+    if (!code) code = p->ops->argmax(p->stream, cache->notes + 1 + c->n_layers, cache->fresh_logits, c->vocab, err);
     if (!code && logits)
         code = p->ops->download(p->stream, logits, cache->fresh_logits, (size_t)c->vocab * sizeof *logits, err);
-    if (!code) code = p->ops->argmax(p->stream, cache->notes + 1 + c->n_layers, cache->fresh_logits, c->vocab, err);
     if (!code) code = read_back(p, err);
     if (code) return code;
     int best = ((int32_t *)staged(p, cache->notes))[1 + c->n_layers];
