@@ -198,7 +198,8 @@ typedef struct lazy_ops {
     /* ---- bookkeeping ---- */
     /* depth[rows[r]] = value */
     int (*mark)(lazy_stream *, int32_t *depth, const int32_t *rows, int n, int value, lazy_error *);
-    /* out = { p in positions : low <= depth[p] <= high }, ascending; *n_out (host). Waits. */
+    /* out = { p in positions : low <= depth[p] <= high }, ascending; *n_out (host), which is NULL if the caller knows
+     * it. Waits, but for NULL. */
     int (*filter)(lazy_stream *, int32_t *out, int *n_out, const int32_t *positions, int n, const int32_t *depth,
                   int low, int high, lazy_error *);
     /* From x[n,d] of rows[] to y[n_new,d] of new_rows[]: rows in both are copied; those only in rows[] are stored in

@@ -4,7 +4,7 @@
 
 #include "backend.h"
 
-enum { LAZY_CUDA_VERSION = 10 }; /* increases with every change of this file or of backend.h */
+enum { LAZY_CUDA_VERSION = 11 }; /* increases with every change of this file or of backend.h */
 
 typedef struct lazy_cuda_options {
     int device;
@@ -13,7 +13,7 @@ typedef struct lazy_cuda_options {
     int n_libraries;
 } lazy_cuda_options;
 
-enum { LAZY_CUDA_TEXT = 256 };
+enum { LAZY_CUDA_TEXT = 1024 };
 
 typedef struct lazy_cuda_facts {
     int n_devices;

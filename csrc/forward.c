@@ -387,24 +387,35 @@ static int prune(pass *p, const lazy_stage *stage, const float *scores, lazy_err
     return lazy_fail_in(err, code, "selection");
 }
 
+/* How many tokens that are not gone had a depth from low to high when the pass began. */
+static int count_depths(const pass *p, int low, int high)
+{
+    const lazy_tokens *tokens = &p->session->tokens;
+    int n = 0;
+    for (int i = 0; i < p->length; i++) n += !tokens->gone[i] && tokens->depths[i] >= low && tokens->depths[i] <= high;
+    return n;
+}
+
 /* C[l] = the tokens of A[l] whose K,V layer l does not hold: those that go on from layer l-1, and those that come back
- * from Aux. Hidden states of dropped tokens go to Aux, unless they are gone. before: A[l-1]. */
-static int revive(pass *p, int l, set before, bool for_good, lazy_error *err)
+ * from Aux, of the n_waiting that are there. Hidden states of dropped tokens go to Aux, unless they are gone. before:
+ * A[l-1]. */
+static int revive(pass *p, int l, set before, int n_waiting, bool for_good, lazy_error *err)
 {
     lazy_cache *cache = p->cache;
     const set rows = p->computed;
-    bool pruned = p->in_play.n < before.n, computed_all = rows.n == before.n;
-    if (!pruned && (computed_all || !p->session->waiting[l])) return LAZY_OK;
-    if (pruned && !for_good) p->session->waiting[l] = 1;
-    void *aux = p->session->waiting[l] ? cache->aux[l] : NULL;
+    bool pruned = p->in_play.n < before.n, computed_all = rows.n == before.n,
+         whole = p->in_play.n == p->length - p->session->tokens.n_gone;
+    if (!pruned && (computed_all || !n_waiting)) return LAZY_OK;
+    void *aux = for_good && !n_waiting ? NULL : cache->aux[l];
 
     int code = p->ops->mark(p->stream, cache->depth, rows.positions, rows.n, l, err);
     p->computed = p->in_play;
     if (!code && !computed_all) {
         int32_t *waiting = room_beside(cache->rows, rows);
-        code = p->ops->filter(p->stream, waiting, &p->computed.n, p->in_play.positions, p->in_play.n, cache->depth, l,
-                              l, err);
-        p->computed = all_or(p->in_play, (set){ waiting, p->computed.n });
+        int n = rows.n + n_waiting; /* unless some of them are not in play */
+        code = p->ops->filter(p->stream, waiting, whole ? NULL : &n, p->in_play.positions, p->in_play.n, cache->depth,
+                              l, l, err);
+        p->computed = all_or(p->in_play, (set){ waiting, n });
     }
     if (code) return code;
     code = p->ops->regroup(p->stream, p->x_next, p->computed.positions, p->computed.n, p->x, rows.positions, rows.n,
@@ -419,9 +430,9 @@ static int revive(pass *p, int l, set before, bool for_good, lazy_error *err)
 static int mask_uncached(pass *p, int l, lazy_error *err)
 {
     int32_t *held = room_beside(p->cache->in_play, p->in_play);
-    int n, n_layers = p->config->n_layers;
-    int code =
-        p->ops->filter(p->stream, held, &n, p->in_play.positions, p->in_play.n, p->cache->depth, l + 1, n_layers, err);
+    int n_layers = p->config->n_layers, n = count_depths(p, l + 1, n_layers) + p->computed.n;
+    int code = p->ops->filter(p->stream, held, NULL, p->in_play.positions, p->in_play.n, p->cache->depth, l + 1,
+                              n_layers, err);
     if (code) return code;
     p->in_play = (set){ held, n };
     p->computed = tail_of(p->in_play, p->computed.n);
@@ -435,17 +446,19 @@ static int prune_and_revive(pass *p, int l, lazy_error *err)
     lazy_session *session = p->session;
     const lazy_stage *stage = lazy_schedule_stage(&p->schedule, l);
     const set before = p->in_play;
-    bool waiting = session->waiting[l + 1], last = l == p->config->n_layers - 1;
+    bool last = l == p->config->n_layers - 1;
+    int n_waiting = !last && p->cache->aux[l + 1] ? count_depths(p, l + 1, l + 1) : 0;
     float *scores;
     int code = score_stage(p, l, &scores, err);
-    if (code || (!stage && !waiting && !last)) return code;
+    if (code || (!stage && !n_waiting && !last)) return code;
 
     if (scores && (code = prune(p, stage, scores, err))) return code;
     code = lazy_trace_add(&session->under_way, p->stream, p->trace_first, l, before.positions, before.n,
                           p->computed.positions, p->computed.n, scores, err);
     p->trace_first = l + 1;
     if (code || last) return code;
-    return p->schedule.frozen ? mask_uncached(p, l + 1, err) : revive(p, l + 1, before, stage && stage->for_good, err);
+    return p->schedule.frozen ? mask_uncached(p, l + 1, err)
+                              : revive(p, l + 1, before, n_waiting, stage && stage->for_good, err);
 }
 
 /* ---- the end ---------------------------------------------------------------------------- */
@@ -545,9 +558,9 @@ static int finish(pass *p, lazy_error *err)
         code = p->ops->checked_rmsnorm(p->stream, cache->normed, last, 1, c->hidden, model->final_norm, c->norm_eps,
                                        c->n_layers - 1, cache->notes, err);
     if (!code) code = p->ops->logits(p->stream, cache->fresh_logits, cache->normed, 1, &model->head, err);
+    if (!code) code = p->ops->argmax(p->stream, cache->notes + 1 + c->n_layers, cache->fresh_logits, c->vocab, err);
     if (!code && logits)
         code = p->ops->download(p->stream, logits, cache->fresh_logits, (size_t)c->vocab * sizeof *logits, err);
-    if (!code) code = p->ops->argmax(p->stream, cache->notes + 1 + c->n_layers, cache->fresh_logits, c->vocab, err);
     if (!code) code = read_back(p, err);
     if (code) return code;
     int best = ((int32_t *)staged(p, cache->notes))[1 + c->n_layers];
@@ -578,7 +591,6 @@ static int finish_early(pass *p, int l, lazy_error *err)
     if (!code) code = read_back(p, err);
     if (code) return code;
     commit(p);
-    session->waiting[l] = 1;
     cache->has_logits = false;
     return LAZY_OK;
 }

@@ -1,7 +1,5 @@
 #include "session.h"
 
-#include <string.h>
-
 #include "error.h"
 #include "memory.h"
 #include "numeric.h"
@@ -18,7 +16,6 @@ int lazy_session_open(lazy_session **out, lazy_model *model, const lazy_pruning 
     if (!code) code = lazy_cache_open(&s->cache, model, &s->pruning, err);
     if (!code) code = lazy_report_open(&s->last, n_layers, err);
     if (!code) code = lazy_report_open(&s->under_way, n_layers, err);
-    if (!code) code = lazy_alloc_zeroed(&s->waiting, (size_t)n_layers + 1, "the waiting marks", err);
     if (code) lazy_session_close(s);
     else *out = s;
     return code;
@@ -27,7 +24,6 @@ int lazy_session_open(lazy_session **out, lazy_model *model, const lazy_pruning 
 void lazy_session_close(lazy_session *s)
 {
     if (!s) return;
-    lazy_free(s->waiting);
     lazy_report_close(&s->under_way);
     lazy_report_close(&s->last);
     lazy_cache_close(&s->cache);
@@ -123,7 +119,6 @@ int lazy_session_fork(lazy_session **out, lazy_session *s, void *policy_context,
         return code;
     }
     lazy_tokens_copy(&fork->tokens, &s->tokens);
-    memcpy(fork->waiting, s->waiting, (size_t)s->model->config.n_layers + 1);
     return LAZY_OK;
 }
 

@@ -13,7 +13,6 @@ struct lazy_session {
     lazy_cache cache;
     lazy_report last, under_way; /* of the last pass that has ended; of the one under way */
     bool traces;                 /* passes to come are traced */
-    uint8_t *waiting;            /* (n_layers + 1,) true where tokens of that depth may be in the Aux cache */
 };
 
 /* ---- forward.c -------------------------------------------------------------------------- */

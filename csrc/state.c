@@ -137,7 +137,6 @@ int lazy_session_set_tokens(lazy_session *s, const int32_t *ids, const uint8_t *
         tokens->depths[i] = depths[i];
         tokens->gone[i] = gone[i];
         tokens->n_gone += gone[i];
-        if (depths[i] < s->model->config.n_layers && !gone[i]) s->waiting[depths[i]] = 1;
     }
     return code;
 }

@@ -86,7 +86,8 @@ int lazy_cuda_filter(lazy_stream *stream, int32_t *out, int *n_out, const int32_
                                      &s->found->count, (int *)s->of_blocks, positions, n, depth, low, high);
         return failed;
     });
-    if (!code) code = lazy_cuda_wait(stream, err);
+    if (code || !n_out) return code;
+    code = lazy_cuda_wait(stream, err);
     *n_out = s->found->count;
     return code;
 }

@@ -17,7 +17,7 @@ from typing import Any
 
 from tiny import Shape, Tiny, build
 
-from lazyllm import Pruning, Scoring
+from lazyllm import Drop, Pruning, Scoring
 from lazyllm._core import Model, Sampler, Session
 
 SHAPE = Shape(n_layers=32, dtype="BF16")  # narrow: widths and heads change no count
@@ -25,6 +25,7 @@ PROMPT = 256  # every stage keeps more than the 64 tokens that a step revives
 RULE = Pruning(  # twice as fast by count at 4096 prompt tokens
     {7: 0.40385, 16: 0.34327, 20: 0.29077}, scoring=Scoring.recommended(), sink=4
 )
+DROPPING = replace(RULE, stages={layer: Drop(keep) for layer, keep in RULE.stages})
 COUNTERS = ("launches", "searches", "memsets", "waits", "uploads", "downloads", "pageable")
 RECORDED = {
     "prefill, dense": (294, 4, 0, 1, 1, 1, 0),
@@ -32,6 +33,9 @@ RECORDED = {
     "one more scored layer": (5, 0, 0, 0, 0, 0, 0),
     "prefill, pruned, of a later session": (388, 0, 0, 1, 1, 1, 0),
     "decode, dense": (262, 0, 0, 1, 1, 1, 0),
+    "decode, dense, after a pruned prompt": (262, 0, 0, 1, 1, 1, 0),
+    "decode, frozen": (271, 0, 0, 1, 1, 1, 0),
+    "decode, dropped for good": (341, 0, 0, 1, 1, 1, 0),
     "decode, pruned, none revived": (362, 0, 0, 4, 1, 1, 0),
     "decode, pruned, 1 revived": (363, 0, 0, 4, 1, 1, 0),
     "decode, pruned, 8 revived": (386, 4, 0, 4, 1, 1, 0),
@@ -60,6 +64,14 @@ def prefill(tiny: Tiny, rule: Pruning | None, before: int = 0) -> tuple[int, ...
 
 def step(session: Session, ids: list[int], generated: bool) -> int:
     return session.advance(ids, Sampler(0.0, 1.0, 0, 0), generated)
+
+
+def decode_after(tiny: Tiny, rule: Pruning) -> tuple[int, ...]:
+    """The second step after a prompt; in the first, the rule may revive more."""
+    session = tiny.load().session(rule.core())
+    step(session, tiny.ids(PROMPT), False)
+    step(session, [5], True)
+    return counted(lambda: step(session, [5], True))
 
 
 def decode(tiny: Tiny, n_revived: int | None, before: int | None = None) -> tuple[int, ...]:
@@ -101,6 +113,9 @@ def main() -> int:
             "one more scored layer": tuple(b - a for a, b in zip(fewer, more, strict=True)),
             "prefill, pruned, of a later session": prefill(tiny, RULE, before=PROMPT - 4),
             "decode, dense": decode(tiny, None),
+            "decode, dense, after a pruned prompt": decode_after(tiny, replace(RULE, decode={})),
+            "decode, frozen": decode_after(tiny, replace(RULE, decode="frozen")),
+            "decode, dropped for good": decode_after(tiny, DROPPING),
             "decode, pruned, none revived": decode(tiny, 0),
             **{f"decode, pruned, {n} revived": decode(tiny, n) for n in (1, 8, 64)},
             "the same, of a session after one that revived 70": decode(tiny, 64, before=70),

@@ -24,7 +24,12 @@ from toys import write_gguf
 
 import lazyllm
 from lazyllm import _core
-from lazyllm.machine.device import libraries
+from lazyllm.commands.main import main
+from lazyllm.evaluation.generated.tasks import GeneratedTasks
+from lazyllm.evaluation.options import RulerOptions, RunOptions
+from lazyllm.evaluation.trial import scored_answer
+from lazyllm.evaluation.workers import Recipe, connected, model_there
+from lazyllm.machine.device import libraries, nth_device
 
 pytestmark = pytest.mark.skipif(DEVICE == "cpu", reason="LAZYLLM_TEST_DEVICE is not cuda")
 
@@ -157,6 +162,50 @@ except lazyllm.DeviceError as error:
 """
     seen = python(code, model_folder(tmp_path), LAZYLLM_CUDA_FAKE_DEVICES="2").splitlines()
     assert seen == ["['cuda:0', 'cuda:1']", "True", "there is no cuda:2: this machine has 2"]
+
+
+@fakes_only
+def test_workers_have_a_device_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAZYLLM_CUDA_FAKE_DEVICES", "2")
+    folder, names = model_folder(tmp_path / "model"), ["cuda:0", "cuda:1"]
+    here = lazyllm.load(folder, device="cuda:1")
+    tasks = GeneratedTasks(here, RulerOptions(tasks=["niah_single_1"], lengths=[560], wrapper="none"))
+    of_many = RunOptions(wrapper="none", workers=3)
+    with connected(of_many, {}) as client:
+        workers = client.scheduler_info(n_workers=-1)["workers"]
+        by_number = sorted(workers, key=lambda address: workers[address]["name"])
+        for given, taken in (
+            (None, [*names, "cuda:0"]),
+            ("auto", [*names, "cuda:0"]),
+            ("cuda:1", ["cuda:1"] * 3),
+        ):
+            recipe = Recipe.of(here, tasks, scored_answer, replace(of_many, worker_device=given))
+            found = [
+                client.submit(lambda it: model_there(it).device, recipe, workers=[address], pure=False)
+                for address in by_number
+            ]
+            assert client.gather(found) == taken
+
+
+@fakes_only
+def test_all_devices_of_a_machine_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAZYLLM_CUDA_FAKE_DEVICES", "16")
+    assert [nth_device("cuda", n) for n in (0, 15, 17)] == ["cuda:0", "cuda:15", "cuda:1"]
+    assert [nth_device(device, 5) for device in ("auto", "cpu", "cuda:3")] == ["auto:5", "cpu", "cuda:3"]
+
+
+@fakes_only
+def test_a_command_with_workers_leaves_the_devices_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: Runtime
+) -> None:
+    monkeypatch.setenv("LAZYLLM_CUDA_FAKE_DEVICES", "2")
+    monkeypatch.setenv("LAZYLLM_PROGRESS", "0")
+    call = ["niah", "--model", str(model_folder(tmp_path / "model")), "--wrapper", "none", "--warm-ups", "0"]
+    call += ["--lengths", "560", "--depths", "0,50", "--out", str(tmp_path / "run")]
+    before = runtime.bytes()
+    assert main([*call, "--workers", "2", "--device", "cuda"]) == 0
+    assert runtime.peak() == before
+    assert lazyllm.longbench.Run(tmp_path / "run").manifest["conditions"]["device"] == "cuda"
 
 
 @fakes_only

@@ -12,11 +12,12 @@ int lazy_cpu_mark(lazy_stream *stream, int32_t *depth, const int32_t *rows, int 
 int lazy_cpu_filter(lazy_stream *stream, int32_t *out, int *n_out, const int32_t *positions, int n,
                     const int32_t *depth, int low, int high, lazy_error *err)
 {
-    *n_out = 0;
+    int found = 0;
     for (int i = 0; i < n; i++) {
         int32_t position = positions[i];
-        if (depth[position] >= low && depth[position] <= high) out[(*n_out)++] = position;
+        if (depth[position] >= low && depth[position] <= high) out[found++] = position;
     }
+    if (n_out) *n_out = found;
     return LAZY_OK;
 }
 

@@ -45,7 +45,7 @@ static PyObject *core_cuda(PyObject *module, PyObject *libraries)
     const char **places = NULL;
     PyObject *owner;
     int n, code = strings_parse(libraries, &owner, &places, &n);
-    char text[1024];
+    char text[4096];
     lazy_error err = { 0 };
     if (!code) code = lazy_cuda_look(text, sizeof text, places, n, &err);
     PyMem_Free(places);

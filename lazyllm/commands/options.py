@@ -184,17 +184,16 @@ def loaded(args: argparse.Namespace) -> LLM:
     from lazyllm.llm import load
 
     keywords = keywords_of(args, *signature(load).parameters)
-    if "scheduler" in args:
-        keywords["device"] = "cpu"
+    if "workers" in args or "scheduler" in args:
+        keywords["device"] = "cpu"  # they have the device; here are tokenizer and configuration
     return load(args.model if "model" in args else demo_model(), **keywords)
 
 
 def of_run(args: argparse.Namespace, kind: type[RunOptions], *more: str) -> dict[str, Any]:
     """The arguments of a run as keyword arguments, and `more` of them."""
     keywords = keywords_of(args, "pruning", "out", *(option.name for option in options_of(kind)), *more)
-    if "scheduler" in args:
-        keywords["worker_device"] = vars(args).get("device")
     if "workers" in args or "scheduler" in args:
+        keywords["worker_device"] = vars(args).get("device", "auto")
         keywords["worker_threads"] = vars(args).get("threads")
     return keywords
 

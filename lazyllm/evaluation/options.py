@@ -49,7 +49,9 @@ class RunOptions:
         "run on the workers of this Dask scheduler; device and threads are those of each worker",
         "ADDRESS",
     ] = None
-    worker_device: Annotated[str | None, "device of each worker", IN_PYTHON] = None
+    worker_device: Annotated[
+        str | None, "device of each worker; workers on cuda have a GPU each in turn", IN_PYTHON
+    ] = None
     worker_threads: Annotated[int | None, "threads of each worker", IN_PYTHON] = None
     progress: Annotated[bool, "show a bar", IN_PYTHON] = True
     on_row: Annotated[

@@ -152,7 +152,10 @@ def run_items(
     with ExitStack() as stack:
         path = out or Path(stack.enter_context(TemporaryDirectory(prefix="lazyllm-")))
         client = stack.enter_context(connected(options, settings)) if options.on_workers else None
-        if client and options.scheduler:
+        if client and (options.scheduler or options.worker_device):
+            if options.workers:  # on this machine: they need not read all of it again
+                llm.checkpoint.weights_digest(options.progress)
+                recipe = replace(recipe, digests=dict(files.known_digests))
             common = client.submit(conditions_there, recipe, pure=False).result()
         else:
             common = conditions_of_model(llm, options.wrapper, options.progress)

@@ -20,6 +20,7 @@ from lazyllm.evaluation.results import differences
 from lazyllm.evaluation.tasks import Tasks
 from lazyllm.evaluation.trial import Measure, Trial, result_row, warm_up
 from lazyllm.llm import LLM, load
+from lazyllm.machine.device import nth_device
 from lazyllm.method import Method
 from lazyllm.support import files
 from lazyllm.support.optional import package
@@ -31,7 +32,7 @@ log = logging.getLogger("lazyllm")
 class Recipe:
     """The model, tasks and measure that the trials of a call of `run_items` share. `model` has the arguments
     of `load`; `expected` are the conditions that a worker must have, and `digests` those of files that need
-    not be read again."""
+    not be read again. With `share_gpus` the n-th worker has the n-th GPU."""
 
     model: Mapping[str, Any]
     tasks: Tasks
@@ -40,15 +41,17 @@ class Recipe:
     warm_ups: int
     expected: Mapping[str, Any] = field(default_factory=dict)
     digests: files.KnownDigests = field(default_factory=dict)
+    share_gpus: bool = False
     call: str = field(default_factory=lambda: uuid4().hex)
 
     @classmethod
     def of(cls, llm: LLM, tasks: Tasks, measure: Measure, options: RunOptions) -> Recipe:
         """The workers of a scheduler choose device and threads where they are; others share this process's
-        threads and have its device."""
+        threads, and have its kind of device: of several GPUs one each, in turn."""
         tasks = copy(tasks)
         tasks.items = {}  # a trial has its own
-        device, threads = ("auto", None) if options.scheduler else (llm.device, llm.threads)
+        kind = llm.device.partition(":")[0]
+        device, threads = ("auto", None) if options.scheduler else (kind, llm.threads)
         if threads and options.workers:
             threads = max(1, threads // options.workers)
         model = {
@@ -59,7 +62,9 @@ class Recipe:
             "weights": llm.weights,
             "kv": llm.kv,
         }
-        return cls(model, tasks, measure, options.wrapper, options.warm_ups)
+        return cls(
+            model, tasks, measure, options.wrapper, options.warm_ups, share_gpus=options.scheduler is None
+        )
 
 
 @contextmanager
@@ -137,11 +142,21 @@ def model_there(recipe: Recipe) -> LLM:
     if key not in _models or _models[key].checkpoint.changed():
         _warm.clear()
         _models.clear()  # the memory is free before the next is loaded
-        _models[key] = load(**recipe.model)
+        _models[key] = load(**{**recipe.model, "device": device_there(recipe)})
     return _models[key]
 
 
+def device_there(recipe: Recipe) -> str:
+    device: str = recipe.model["device"]
+    if not recipe.share_gpus or device == "cpu":
+        return device
+    from distributed import get_worker
+
+    return nth_device(device, get_worker().name)
+
+
 def conditions_there(recipe: Recipe) -> dict[str, Any]:
+    files.known_digests.update(recipe.digests)
     return conditions_of_model(model_there(recipe), recipe.wrapper, progress=False)
 
 

@@ -24,8 +24,14 @@ log = logging.getLogger("lazyllm")
 def check_device(device: str) -> None:
     if not isinstance(device, str):
         raise TypeError(f"device must be a string, not {device!r}")
-    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,4})?", device):
+    if not re.fullmatch(r"cpu|(auto|cuda)(:\d{1,4})?", device):
         raise ValueError(f"device must be auto, cpu, cuda or cuda:N, not {device!r}")
+
+
+def nth_device(device: str, number: int) -> str:
+    """The device of one of several processes that have "cuda" or "auto" together: each has a GPU in turn."""
+    n_devices = len(re.findall(r"\bcuda:\d+ ", cuda_facts()))
+    return f"{device}:{number % n_devices}" if n_devices and device in ("auto", "cuda") else device
 
 
 def chosen_compute(compute: str, device: str) -> str:
@@ -50,14 +56,16 @@ def libraries() -> list[str]:
 def open_model(
     checkpoint: Checkpoint, device: str, threads: int | None, compute: str, weights: str, kv: str
 ) -> _core.Model:
-    """The model on a device; "auto" takes CUDA where it works, unless `compute` or `kv` ask for the CPU."""
+    """The model on a device; "auto" takes CUDA where it works, and "auto:N" cuda:N, unless `compute` or `kv`
+    ask for the CPU."""
     options: dict[str, Any] = {"threads": threads or cores(), "libraries": libraries()}
     options |= {"compute": compute, "weights": weights, "kv": kv}
     opened = partial(_core.Model, checkpoint.config.core(), checkpoint.shards, checkpoint.tensors, **options)
-    if device != "auto" or (compute, kv) != ("f32", "f32"):
-        return opened(device="cpu" if device == "auto" else device)
+    kind, _, number = device.partition(":")
+    if kind != "auto" or (compute, kv) != ("f32", "f32"):
+        return opened(device="cpu" if kind == "auto" else device)
     try:
-        core = opened(device="cuda")
+        core = opened(device=f"cuda:{number or 0}")
     except (DeviceError, MemoryError) as reason:
         core = opened(device="cpu")
         log.info('device="auto" took the CPU (%s, %d threads): %s', core.isa, core.threads, reason)

@@ -1482,6 +1482,11 @@ static void test_depths(const rig &r, int n)
                         marked.as<int32_t>(), low, high, &gpu.err));
     check(n_got == n_want, "%d found, not %d", n_got, n_want);
     check(ints_of(found.read()) == want, "other positions than the reference's");
+    output same(gpu, want.size() * sizeof(int32_t));
+    did(gpu, "filter",
+        gpu.ops->filter(gpu.stream, same.as<int32_t>(), nullptr, candidates.as<int32_t>(), (int)positions.size(),
+                        marked.as<int32_t>(), low, high, &gpu.err));
+    check(same.read() == found.read(), "other positions where their number is known");
 }
 
 /* Tens of thousands of tokens, in many blocks: most scores in one bucket of a histogram or in few, all equal, or below
