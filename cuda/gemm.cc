@@ -192,7 +192,7 @@ int lazy_gemm_run(lazy_gemm *g, cudaStream_t stream, void *y, const void *x, con
         cublasStatus_t status = multiply(g, stream, *c, y, x, w);
         if (status == CUBLAS_STATUS_SUCCESS) return LAZY_OK;
         if (!is_refusal(status)) return fail(g, s, "cublasLtMatmul", status, err);
-        c->refused = true;
+        c->refused = of_choice == n; /* other n of this choice do not depend on what ran before */
     }
     *refused = true;
     return LAZY_OK;

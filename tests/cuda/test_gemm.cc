@@ -364,10 +364,14 @@ static void test_choices()
     refused_products = 1;
     test_asked(gemm, "refused for what n is rounded to", 20, 302, 2, 2);
     test_asked(gemm, "the same n", 20, 302, 0, 1);
-    test_asked(gemm, "another n that is rounded alike", 21, 302, 1, 1);
+    test_asked(gemm, "another n that is rounded alike", 21, 302, 0, 1);
     refused_products = 2;
     test_asked(gemm, "refused when run", 20, 303, 2, 2, ADDED, true);
-    test_asked(gemm, "refused before", 20, 303, 0, 0, ADDED, true);
+    refused_products = 1;
+    test_asked(gemm, "refused before", 20, 303, 0, 1, ADDED, true);
+    refused_products = 1;
+    test_asked(gemm, "an n that is not rounded, refused", 32, 304, 1, 1, ADDED, true);
+    test_asked(gemm, "the same once more", 32, 304, 0, 0, ADDED, true);
     check(workspace_seen && !workspace_moved, "the workspace moved or shrank");
 
     max_alignment = 0;
