@@ -484,12 +484,16 @@ class weights
   public:
     lazy_matrix gpu = {}, plain = {}, rounded = {}; /* rounded: all values are, to the device's type */
 
-    weights(const rig &r, int n_parts, int rows, int cols, bool mixed, bool biased) : s(r.gpu)
+    weights(const rig &r, int n_parts, int rows, int cols, bool mixed, bool biased)
+        : weights(r, r.stored, n_parts, rows, cols, mixed, biased)
+    {
+    }
+    weights(const rig &r, lazy_dtype stored, int n_parts, int rows, int cols, bool mixed, bool biased) : s(r.gpu)
     {
         gpu.cols = cols;
         gpu.n_parts = n_parts;
         for (int i = 0; i < n_parts; i++) {
-            lazy_dtype type = type_of(r, i, cols, mixed);
+            lazy_dtype type = type_of(r, stored, i, cols, mixed);
             int part_rows = rows + i;
             size_t n = (size_t)part_rows * (size_t)cols;
             parts[i] = random_weights(type, n);
@@ -523,10 +527,10 @@ class weights
     std::unique_ptr<input> on_gpu;
 
     /* Where mixed, beside a first quantized part there are some of any type. */
-    static lazy_dtype type_of(const rig &r, int part, int cols, bool mixed)
+    static lazy_dtype type_of(const rig &r, lazy_dtype stored, int part, int cols, bool mixed)
     {
-        if (!mixed || (!part && r.stored != r.type)) return r.stored;
-        if (r.stored == r.type) return (lazy_dtype)((r.type + 1 + part) % 3);
+        if (!mixed || (!part && stored != r.type)) return stored;
+        if (stored == r.type) return (lazy_dtype)((r.type + 1 + part) % 3);
         return (lazy_dtype)random_int(LAZY_F32, cols % LAZY_LONGEST_BLOCK ? LAZY_Q5_1 : LAZY_Q6_K);
     }
 };
@@ -597,7 +601,7 @@ class expert_weights
   public:
     lazy_experts gpu = {}, plain = {};
 
-    expert_weights(const rig &r, int n, int d, int ffn) : s(r.gpu), router(r, 1, n, d, false, false)
+    expert_weights(const rig &r, int n, int d, int ffn) : s(r.gpu), router(r, r.type, 1, n, d, false, false)
     {
         for (int e = 0; e < n; e++) {
             lazy_dtype type = r.stored != r.type && n % 2 && e == 1 ? LAZY_F16 : r.stored;
