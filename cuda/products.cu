@@ -12,7 +12,8 @@ enum {
     GEMV_ROWS = LAZY_GEMV_ROWS, /* of a group; one warp per column of y */
     WARPS = 4,                  /* per block */
     THREADS = 256,
-    MAX_GROUPS = 16, /* in one launch */
+    MAX_GROUPS = 16,       /* in one launch */
+    ALIGNED_COLUMNS = 128, /* cuBLASLt is faster where a panel's columns of y begin at a multiple of 256 bytes */
 };
 
 /* sum[r] += x[r, :cols] . w[:cols], this lane's elements only; f32 accumulation */
@@ -208,6 +209,7 @@ int multiply_many(lazy_stream *stream, const gemv_task &p, lazy_dtype dtype, laz
     cudaDataType_t type = lazy_cuda_data_type(cuda->type);
     bool widens = lazy_is_quantized(dtype);
     int most = widens ? (int)(s->panel_bytes / lazy_row_bytes(cuda->type, p.cols)) : p.columns;
+    if (most < p.columns && most > ALIGNED_COLUMNS) most -= most % ALIGNED_COLUMNS;
     int code = lazy_cuda_enter(stream->backend, err);
     for (int first = 0; first < p.columns && !code; first += most) {
         bool refused = false;
