@@ -55,17 +55,16 @@ cudaError_t lazy_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shar
     return failed ? failed : cudaGetLastError();
 }
 
-/* The first statement of a kernel, before which it reads only what no kernel writes: lets the stream's next kernel
- * start on what this one leaves free, and waits until the earlier ones have ended. */
-__device__ __forceinline__ void begin_kernel()
+/* The first statement of a kernel, before which it reads only what no kernel writes: waits until the stream's earlier
+ * kernels have ended, and lets the next one start on what this one leaves free. That pays unless this one is limited by
+ * reading memory in all blocks that fit. */
+__device__ __forceinline__ void begin_kernel(bool next_starts = true)
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;" ::: "memory");
+    if (next_starts) asm volatile("griddepcontrol.launch_dependents;");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-
-/* Asks for the line of global memory at this address, which may be any. */
-__device__ __forceinline__ void prefetch(const void *global) { asm volatile("prefetch.global.L2 [%0];" ::"l"(global)); }
 
 /* T *name: the dynamic shared memory of the block, aligned to 16 bytes */
 #define LAZY_DYNAMIC_SHARED(T, name)                                                                                   \

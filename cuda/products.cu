@@ -96,14 +96,11 @@ template <class Y> __device__ __forceinline__ void put(void *y, int64_t at, floa
 /* W: T, or the blocks of a format. Grid: (blocks of columns, groups of ROWS rows). */
 template <class T, class W, int ROWS, bool GATED> __global__ void __launch_bounds__(32 * WARPS) gemv(gemv_task p)
 {
-    constexpr int LINE = 128; /* bytes of one load from memory */
     int column = blockIdx.x * WARPS + threadIdx.x / 32, first = p.first + blockIdx.y * ROWS, n = min(ROWS, p.n - first),
-        of_x = first, ahead = threadIdx.x % 32 * LINE;
+        of_x = first;
     int64_t row = p.cols / lazy_block_values<W>;
     auto *matrix = static_cast<const char *>(p.w);
-    if (!p.chosen && column < p.columns && ahead < row * (int64_t)sizeof(W))
-        prefetch(matrix + column * row * (int64_t)sizeof(W) + ahead);
-    begin_kernel();
+    begin_kernel(false);
     if (column >= p.columns) return;
     if (p.chosen) {
         of_x /= p.share;
@@ -197,9 +194,10 @@ __global__ void __launch_bounds__(THREADS) cap_logits(float *logits, int vocab, 
 
 dim3 blocks_of(int n, int columns, int per_block) { return dim3(n, (columns + per_block - 1) / per_block); }
 
-/* The most rows of x that gemv multiplies. Rows more than LAZY_GEMV_ROWS at a time read quantized weights again, and
- * widening these for cuBLASLt moves about five times as many bytes as they have. */
-int most_few_rows(lazy_dtype dtype) { return lazy_is_quantized(dtype) ? LAZY_GEMV_BLOCK_ROWS : LAZY_GEMV_ROWS; }
+/* The most rows of x that gemv multiplies: of plain weights one, since cuBLASLt takes half as long for two to four.
+ * Rows more than LAZY_GEMV_ROWS at a time read quantized weights again, and widening these for cuBLASLt moves about
+ * five times as many bytes as they have. */
+int most_few_rows(lazy_dtype dtype) { return lazy_is_quantized(dtype) ? LAZY_GEMV_BLOCK_ROWS : 1; }
 
 /* The product by cuBLASLt, panel by panel if w is quantized. */
 int multiply_many(lazy_stream *stream, const gemv_task &p, lazy_dtype dtype, lazy_error *err)

@@ -37,7 +37,7 @@ RECORDED = {
     "decode, frozen": (271, 0, 0, 1, 1, 1, 0),
     "decode, dropped for good": (341, 0, 0, 1, 1, 1, 0),
     "decode, pruned, none revived": (362, 0, 0, 4, 1, 1, 0),
-    "decode, pruned, 1 revived": (363, 0, 0, 4, 1, 1, 0),
+    "decode, pruned, 1 revived": (386, 4, 0, 4, 1, 1, 0),
     "decode, pruned, 8 revived": (386, 4, 0, 4, 1, 1, 0),
     "decode, pruned, 64 revived": (386, 4, 0, 4, 1, 1, 0),
     "the same, of a session after one that revived 70": (386, 0, 0, 4, 1, 1, 0),

@@ -129,8 +129,7 @@ template <class T> T atomicMin(T *address, same<T> b)
 {
     return update(address, [b](T a) { return a < b ? a : b; });
 }
-inline void begin_kernel() { current->has_begun = true; }
-inline void prefetch(const void *) {}
+inline void begin_kernel(bool = true) { current->has_begun = true; }
 /* The only atomic that orders memory. */
 inline bool take_ticket(unsigned *taken, unsigned n)
 {
