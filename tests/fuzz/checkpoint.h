@@ -161,7 +161,7 @@ static int bind_file(lazy_model *model, const table *t, const unsigned char *fil
 {
     model->shards[0] = (lazy_mapping){ .data = file, .bytes = t->bytes };
     model->n_shards = 1;
-    int code = lazy_bind(model, t->tensors, t->n, weights, NULL, err);
+    int code = lazy_bind(model, t->tensors, t->n, weights, 1, NULL, err);
     model->n_shards = 0; /* the rest of the core would ask the system about files that are mapped */
     return code;
 }
