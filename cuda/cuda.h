@@ -16,7 +16,7 @@ extern "C" {
 #include "staging.h"
 
 enum {
-    LAZY_GEMV_ROWS = 4,          /* that a GEMV of several rows multiplies at a time */
+    LAZY_GEMV_ROWS = 4,          /* that a GEMV multiplies at a time, and up to which experts are not sorted */
     LAZY_GEMV_BLOCK_ROWS = 16,   /* up to which products of quantized weights are by GEMV */
     LAZY_PANEL_BYTES = 64 << 20, /* at most, of quantized weights that are widened at a time */
     LAZY_TOKEN_BLOCK = 512,      /* tokens of one block of threads where tokens are chosen */

@@ -2,7 +2,6 @@
  * once for each group of rows, for few rows and for shapes that cuBLASLt refuses. The kernel reads quantized weights as
  * they are stored; for cuBLASLt they are widened, a panel of rows at a time. */
 #include <algorithm>
-#include <type_traits>
 
 #include "blocks.h"
 
@@ -131,8 +130,6 @@ template <class T, class W, bool GATED> cudaError_t run_gemv(gemv_task p, cudaSt
         grid.y = (unsigned)p.n;
         return lazy_launch(gemv<T, W, 1, GATED>, grid, block, 0, queue, p);
     }
-    if constexpr (std::is_same_v<T, W>)
-        if (p.n == 2) return lazy_launch(gemv<T, W, 2, GATED>, grid, block, 0, queue, p);
     cudaError_t failed = cudaSuccess;
     for (; p.first < p.n && failed == cudaSuccess; p.first += GEMV_ROWS * MAX_GROUPS) {
         grid.y = (unsigned)std::min((p.n - p.first + GEMV_ROWS - 1) / GEMV_ROWS, (int)MAX_GROUPS);

@@ -182,19 +182,18 @@ __device__ __forceinline__ void rotate_head(T *to, const T *from, const float *r
     using factors = values_of<float, W>;
     int half = t.d / 2, first = threadIdx.x % t.lanes * W, step = t.lanes * W;
     float mean = 0.0f, factor = 1.0f;
-    auto for_pairs = [&](auto f) { /* calls f(i, a, b, cosine, sine) */
-                                   for (int i = first; i < half; i += step) {
-                                       pack a = *(const pack *)(from + i), b = *(const pack *)(from + half + i);
-                                       factors c = *(const factors *)(rope + i),
-                                               s = *(const factors *)(rope + half + i);
+    /* calls f(a, b, cosine, sine) for each pair of the lane */
+    auto for_pairs = [&](auto f) {
+        for (int i = first; i < half; i += step) {
+            pack a = *(const pack *)(from + i), b = *(const pack *)(from + half + i);
+            factors c = *(const factors *)(rope + i), s = *(const factors *)(rope + half + i);
 #pragma unroll
-                                       for (int e = 0; e < W; e++)
-                                           f(i + e, lazy_wide(a.value[e]) - mean, lazy_wide(b.value[e]) - mean,
-                                             c.value[e], s.value[e]);
-                                   }
+            for (int e = 0; e < W; e++)
+                f(lazy_wide(a.value[e]) - mean, lazy_wide(b.value[e]) - mean, c.value[e], s.value[e]);
+        }
     };
     auto squares = [&](auto sum) {
-        for_pairs([&](int, float a, float b, float c, float s) {
+        for_pairs([&](float a, float b, float c, float s) {
             decltype(sum) x = t.late ? a * c - b * s : a, y = t.late ? b * c + a * s : b;
             sum += x * x + y * y;
         });
@@ -203,7 +202,7 @@ __device__ __forceinline__ void rotate_head(T *to, const T *from, const float *r
     if (weight) {
         if (t.layer_norm) {
             float sum = 0.0f;
-            for_pairs([&](int, float a, float b, float, float) { sum += a + b; });
+            for_pairs([&](float a, float b, float, float) { sum += a + b; });
             mean = head_sum(sum, t) / (float)t.d;
         }
         factor = 1.0f / sqrtf(squares(0.0f) / (float)t.d + t.eps);
