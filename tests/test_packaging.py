@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import subprocess
@@ -40,14 +39,23 @@ def test_an_sdist_has_all_that_a_build_reads(tmp_path: Path) -> None:
     ("wish", "nvcc", "fetched"), [("1", None, True), ("1", "/usr/bin/nvcc", False), ("auto", None, False)]
 )
 def test_a_build_of_the_cuda_core_fetches_an_nvcc_where_there_is_none(
-    wish: str, nvcc: str | None, fetched: bool, monkeypatch: pytest.MonkeyPatch
+    wish: str, nvcc: str | None, fetched: bool
 ) -> None:
-    monkeypatch.syspath_prepend(str(TREE / "cuda"))
-    monkeypatch.chdir(TREE)
-    monkeypatch.setenv("LAZYLLM_CUDA", wish)
-    monkeypatch.setattr(importlib.import_module("build_cuda"), "find_nvcc", lambda: nvcc)
-    backend = importlib.import_module("build_backend")
-    assert any("nvcc" in package for package in backend.get_requires_for_build_wheel()) == fetched
+    """In a process of its own: setuptools replaces distutils, which another test may have imported."""
+    code = (
+        "import build_cuda, build_backend\n"
+        f"build_cuda.find_nvcc = lambda: {nvcc!r}\n"
+        "print(build_backend.get_requires_for_build_wheel())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=TREE,
+        env=os.environ | {"LAZYLLM_CUDA": wish, "PYTHONPATH": str(TREE / "cuda")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ("nvcc" in done.stdout.splitlines()[-1]) == fetched
 
 
 def test_the_changelog_begins_with_this_version() -> None:

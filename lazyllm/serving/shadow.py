@@ -115,11 +115,11 @@ class Shadow:
         try:
             comparison = compared(self.llm, ids, setting, self._wait)
             self.figures.observe(given, len(ids), **comparison)
-            text = {"prompt": self.llm.tokenizer.decode(ids)} if self.options.log_text else {}
-            self._write({"setting": given.label, "prompt_tokens": len(ids), **comparison, **text})
             if change := self.guard.observe(given, comparison["divergence_nats"]):
                 log.warning("the speedup is now %(to)g, after %(from)g: %(reason)s", change)
-                self._write({"guard": change})
+            text = {"prompt": self.llm.tokenizer.decode(ids)} if self.options.log_text else {}
+            line = {"setting": given.label, "prompt_tokens": len(ids), **comparison, **text}
+            self._write(line | ({"guard": change} if change else {}))
         except Exception:
             log.exception("a comparison with dense failed")
         finally:
