@@ -53,7 +53,7 @@ class Method:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        return cls.from_fields(parse_json(text, cls.name or "pruning", strict=True))
+        return cls.from_fields(parse_json(text, cls.name or "pruning"))
 
     @classmethod
     def from_fields(cls, value: Any) -> Self:

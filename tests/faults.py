@@ -626,7 +626,7 @@ PRESET = faults(
     "preset.json",
     *((name, holds(text), words) for name, (text, words) in JSON_TEXTS.items()),
     ("a field twice", replaced(b"{", b'{"model": "", '), "'model' appears twice"),
-    ("NaN", replaced(b'"speedup": 2.0', b'"speedup": NaN'), "NaN is not a JSON number"),
+    ("NaN", replaced(b'"speedup": 2.0', b'"speedup": NaN'), "speedup must be finite, not nan"),
     ("another format", having(format=2), "is no preset of format 1"),
     ("a field missing", lacking("sha256"), "preset: missing a required argument: 'sha256'"),
     (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import platform
 import pydoc
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, replace
@@ -123,37 +122,6 @@ def test_info_prints_as_a_table() -> None:
     assert "numpy" in info["packages"]
     assert len(repr(info).splitlines()) == len(info)
     assert "<pre>" in info._repr_html_()
-
-
-CORE = """\
-processor\t: {}
-BogoMIPS\t: 243.75
-CPU implementer\t: 0x41
-CPU architecture: 8
-CPU variant\t: 0x3
-CPU part\t: {}
-CPU revision\t: 1
-
-"""
-
-
-def test_processors_without_a_name_are_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from lazyllm.machine import info as environment
-
-    for parts, board, name in (
-        (None, None, ""),  # neither /proc nor a board
-        (["0xd08"], None, ", 0x41/0xd08/0x3/1"),
-        (["0xd0c", "0xd0c"], "c6g.large\n", ", 0x41/0xd0c/0x3/1, c6g.large"),
-        (["0xd0c", "0xd40"], "c6g.large\n", ", 0x41/0xd0c/0x3/1, 0x41/0xd40/0x3/1, c6g.large"),
-        (["0xd08"], "Raspberry Pi 4 Model B\0", ", 0x41/0xd08/0x3/1, Raspberry Pi 4 Model B"),
-    ):
-        if parts is not None:
-            (tmp_path / "cpuinfo").write_text("".join(CORE.format(i, part) for i, part in enumerate(parts)))
-        if board is not None:
-            (tmp_path / "board").write_text(board)
-        monkeypatch.setattr(environment, "CPUINFO", tmp_path / "cpuinfo")
-        monkeypatch.setattr(environment, "BOARDS", (tmp_path / "none", tmp_path / "board"))
-        assert environment.processor() == f"{platform.machine()}{name}"
 
 
 def test_info_names_the_unrelated_distribution(monkeypatch: pytest.MonkeyPatch) -> None:

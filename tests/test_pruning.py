@@ -208,7 +208,7 @@ def test_json_refused() -> None:
     for text, kind, words in (
         ("{10: 0.7}", ValueError, "pruning is not JSON"),
         ('{"10": 0.7, "10": 0.5}', ValueError, "'10' appears twice"),
-        ('{"10": NaN}', ValueError, "NaN is not a JSON number"),
+        ('{"10": NaN}', ValueError, "must be finite, not nan"),
         ('{"stages": {"10": 0.7}, "sinks": 4}', ValueError, "no field 'sinks'; its fields are stages"),
         ('{"10": 0.5, "min_tokens": 3000}', ValueError, "no field '10'; its fields are stages"),
         ("0.5", TypeError, "must be a JSON object"),

@@ -177,7 +177,7 @@ def list_shards(folder: Path) -> tuple[list[str], dict[str, str]]:
     if (folder / SINGLE_FILE).exists():
         return [SINGLE_FILE], {}
     if (folder / INDEX_FILE).exists():
-        index = Fields(folder / INDEX_FILE, read_json(folder / INDEX_FILE, strict=True))
+        index = Fields(folder / INDEX_FILE, read_json(folder / INDEX_FILE))
         weight_map = index.section("weight_map")
         if not (placed := weight_map.values):
             index.refuse("weight_map", "an object naming the file of each tensor")
@@ -206,7 +206,7 @@ def read_shard(path: Path, index: int) -> list[Tensor]:
         raise CheckpointError(f"{path} is not a whole safetensors file: {error}") from error
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        header = json_object(path, file.read(length), strict=True)
+        header = json_object(path, file.read(length))
     header.pop("__metadata__", None)
     tensors: list[Tensor] = []
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):

@@ -13,12 +13,12 @@ from lazyllm.support.json_text import parse_object
 JSON_LIMIT = 32 << 20  # bytes; the largest known are indexes of 10 MiB
 
 
-def read_json(path: Path, strict: bool = False) -> dict[str, Any]:
-    """The object in the file `path`; `strict` refuses repeated keys."""
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in the file `path`."""
     if not path.is_file():
         raise CheckpointError(f"{path} is missing; a Hugging Face model folder has it")
     check_size(path, JSON_LIMIT)
-    return json_object(path, path.read_bytes(), strict)
+    return json_object(path, path.read_bytes())
 
 
 def check_size(path: Path, limit: int) -> None:
@@ -27,10 +27,10 @@ def check_size(path: Path, limit: int) -> None:
         raise CheckpointError(f"{path} has {size} bytes; expected at most {limit}")
 
 
-def json_object(path: Path, text: bytes, strict: bool) -> dict[str, Any]:
+def json_object(path: Path, text: bytes) -> dict[str, Any]:
     """The JSON object in `text`, which was read from `path`."""
     try:
-        return parse_object(text, path, strict)
+        return parse_object(text, path)
     except ValueError as error:
         raise CheckpointError(str(error)) from error
 

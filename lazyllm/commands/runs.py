@@ -88,9 +88,7 @@ def sweep(parser: argparse.ArgumentParser) -> Run:
         keywords = options.of_run(args, DataOptions, "measure", "tokens")
         if ("space" in args) == ("pruning" in args):
             raise ValueError("give --space, or --pruning once for each setting")
-        space = (
-            keywords.pop("pruning") if "pruning" in args else parse_json(args.space, "--space", strict=True)
-        )
+        space = keywords.pop("pruning") if "pruning" in args else parse_json(args.space, "--space")
         return options.print_result(sweep(options.loaded(args), space, **keywords))
 
     return run

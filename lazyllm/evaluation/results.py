@@ -129,7 +129,7 @@ class RunFolder:
     ) -> None:
         path.mkdir(parents=True, exist_ok=True)
         try:
-            self._lock = locked(path / LOCK, wait=False)  # held until the run ends
+            self._lock = locked(path / LOCK)  # held until the run ends
         except BlockingIOError:
             raise RuntimeError(f"{path}: another process is writing to this run") from None
         try:

@@ -6,9 +6,10 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
+from lazyllm.support.files import system_text
+
 PROCESSORS = Path("/sys/devices/system/cpu")
 CGROUP = Path("/sys/fs/cgroup")
-SIBLINGS = "core_cpus_list", "thread_siblings_list"  # the second before Linux 5.3
 
 
 def cores() -> int:
@@ -19,30 +20,17 @@ def cores() -> int:
 
 
 def count_cores(folder: Path, usable: Collection[int]) -> int:
-    """Cores that have at least one of the usable processors, by the files cpuN/topology; the number of
-    usable processors if the files are not all there."""
-    firsts = {_first_sibling(folder / f"cpu{cpu}" / "topology", cpu) for cpu in usable}
-    return len(usable) if None in firsts else len(firsts)
-
-
-def _first_sibling(folder: Path, cpu: int) -> int | None:
-    """The first processor of the same core, by a list such as "0,64" or "0-1"; None where that is unknown."""
-    for name in SIBLINGS:
-        try:
-            first = int((folder / name).read_text().replace("-", ",").split(",")[0])
-        except (OSError, ValueError):
-            continue
-        return first if first <= cpu else None
-    return None
+    """Cores that have at least one of the usable processors, each known by the list of its processors, such
+    as "0,64"; the number of usable processors if the lists are not all there."""
+    lists = {system_text(folder / f"cpu{cpu}/topology/thread_siblings_list") for cpu in usable}
+    return len(usable) if "" in lists else len(lists)
 
 
 def granted_cores(folder: Path) -> int:
     """The CPU time that a control group of version 2 or 1 grants, in cores rounded up; 0: no limit."""
-    texts = [folder / "cpu.max"]
-    if not texts[0].is_file():
-        texts = [folder / "cpu" / f"cpu.cfs_{name}_us" for name in ("quota", "period")]
+    first_version = (system_text(folder / f"cpu/cpu.cfs_{name}_us") for name in ("quota", "period"))
     try:
-        quota, period = (int(number) for text in texts for number in text.read_text().split())
-    except (OSError, ValueError):  # "max" is no limit
+        quota, period = map(int, (system_text(folder / "cpu.max") or "".join(first_version)).split())
+    except ValueError:  # no such files, or "max", which is no limit
         return 0
-    return -(-quota // period) if quota > 0 and period > 0 else 0
+    return -(-quota // period) if quota > 0 else 0

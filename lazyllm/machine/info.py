@@ -13,13 +13,11 @@ import lazyllm
 from lazyllm import _core
 from lazyllm.machine.cores import cores
 from lazyllm.machine.device import cuda_facts
-from lazyllm.support.files import system_text, system_values
+from lazyllm.support.files import system_values
 
 REQUIRED = ("numpy", "safetensors", "tokenizers", "jinja2", "tqdm")
 OPTIONAL = ("tiktoken", "sentencepiece", "huggingface_hub", "matplotlib")
 CPUINFO = Path("/proc/cpuinfo")
-DESIGN = ("CPU implementer", "CPU part", "CPU variant", "CPU revision")  # of a core, on ARM
-BOARDS = (Path("/sys/firmware/devicetree/base/model"), Path("/sys/class/dmi/id/product_name"))
 
 
 class Info(dict[str, Any]):
@@ -75,12 +73,8 @@ def version(distribution: str) -> str | None:
 
 
 def processor() -> str:
-    """The CPU's model name; where there is none, as on ARM, architecture, cores' designs and board."""
-    if name := field(CPUINFO, "model name"):
-        return name
-    designs = zip(*(system_values(CPUINFO, part) for part in DESIGN), strict=False)
-    boards = [board for path in BOARDS if (board := system_text(path).strip("\0\n"))]
-    return ", ".join([platform.machine(), *sorted({"/".join(design) for design in designs}), *boards[:1]])
+    """The CPU's model name, or its architecture where it has none, as on ARM."""
+    return field(CPUINFO, "model name") or platform.machine()
 
 
 def field(file: Path, name: str) -> str | None:

@@ -68,7 +68,7 @@ def parse_method(text: str) -> Method:
     if text == "dense":
         return DENSE
     if text[:1] in ("{", "[") or text == "null":
-        return as_method(parse_json(text, "pruning", strict=True))
+        return as_method(parse_json(text, "pruning"))
     if speedup := SPEEDUP.fullmatch(text):
         return Speedup(float(speedup[1]))
     if cls := method_class(name):

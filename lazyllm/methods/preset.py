@@ -150,7 +150,7 @@ class Preset(Method):
     @classmethod
     def load(cls, path: str | Path) -> Preset:
         """The preset of a file that `save` wrote."""
-        table = parse_object(user_path(path).read_bytes(), path, strict=True)
+        table = parse_object(user_path(path).read_bytes(), path)
         if table.pop("format", None) != FORMAT:
             raise ValueError(f"{path} is no preset of format {FORMAT}, as calibrate and search write it")
         try:

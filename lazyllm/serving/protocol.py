@@ -51,7 +51,7 @@ class Ask:
     def __init__(self, llm: LLM, model: str, body: bytes, chat: bool, roles: Sequence[str] = ()) -> None:
         """ValueError or TypeError, in one sentence, for anything in the body that cannot be done. What the
         messages of `roles` say is protected."""
-        body_fields = parse_object(body, "the request's body", strict=True)
+        body_fields = parse_object(body, "the request's body")
         given = {name: value for name, value in body_fields.items() if value is not None}
         known = (*SHARED, *SAMPLING, *WITHOUT_EFFECT, *ONLY, *(CHAT if chat else ("prompt",)))
         checked.known_names(given, known, "a request")

@@ -65,13 +65,12 @@ def digest(files: Sequence[OpenedFile], progress: bool) -> str:
     """SHA-256 of the concatenated files; read once in a process for each state of the files."""
     key = tuple((file.path, file.state) for file in files)
     if key not in known_digests:
-        hasher, n_hashed = hashlib.sha256(), 0
-        total = sum(file.state[1] for file in files)  # bytes
-        with bar(total >> MIB, "hashing the model", "MiB", progress) as line:
+        hasher = hashlib.sha256()
+        n_bytes = sum(file.state[1] for file in files)
+        with bar(n_bytes >> MIB, "hashing the model", "MiB", progress) as line:
             for block in chain.from_iterable(file.blocks() for file in files):
                 hasher.update(block)
-                n_hashed += len(block)
-                line.update((n_hashed >> MIB) - line.n)  # whole MiB only
+                line.update(len(block) >> MIB)  # whole MiB only
         known_digests[key] = hasher.hexdigest()
     return known_digests[key]
 
@@ -103,11 +102,11 @@ def write_whole(path: Path, text: str) -> None:
         file.write(text.encode())
 
 
-def locked(path: Path, wait: bool = True) -> IO[str]:
-    """The file, locked until it is closed or the process ends."""
+def locked(path: Path) -> IO[str]:
+    """The file, locked until it is closed or the process ends; BlockingIOError if another process has it."""
     file = path.open("w")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BaseException:
         file.close()
         raise

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from typing import Any
 
 
-def parse_json(text: str | bytes, where: object, strict: bool = False) -> Any:
-    """The value of UTF-8 JSON. `strict` refuses keys that appear twice in an object, NaN and Infinity."""
-    hooks: dict[str, Any] = {"object_pairs_hook": _unique_keys, "parse_constant": _refuse_constant}
+def parse_json(text: str | bytes, where: object) -> Any:
+    """The value of UTF-8 JSON, in which each key of an object appears once."""
     try:
-        text = text if isinstance(text, str) else text.decode("utf-8")
-        return json.loads(text, **hooks) if strict else json.loads(text)
+        return json.loads(
+            text if isinstance(text, str) else text.decode("utf-8"), object_pairs_hook=_unique_keys
+        )
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{where} is not JSON: {error}") from error
 
 
-def parse_object(text: str | bytes, where: object, strict: bool = False) -> dict[str, Any]:
+def parse_object(text: str | bytes, where: object) -> dict[str, Any]:
     """Like `parse_json`, for a JSON object; any other value is an error."""
-    value = parse_json(text, where, strict)
+    value = parse_json(text, where)
     if not isinstance(value, dict):
         raise ValueError(f"{where} holds a {type(value).__name__}; expected a JSON object")
     return value
@@ -32,12 +31,9 @@ def json_digest(value: Any) -> str:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) != len(pairs):
-        twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
-        raise ValueError(f"{twice!r} appears twice; each key may appear once")
+    table: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in table:
+            raise ValueError(f"{key!r} appears twice; each key may appear once")
+        table[key] = value
     return table
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a JSON number")
