@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 FULL, SLIDING = LAYER_TYPES = ("full_attention", "sliding_attention")
-SCALINGS = {name: name for name in ("default", "linear", "llama3", "yarn", "longrope")}
 SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 
 
@@ -18,13 +17,14 @@ class Family:
     """The features of a model family, a row of families.toml."""
 
     model_type: str
-
+    features: Mapping[str, bool | str]
+    """Flags of `ModelConfig`, each with its value or with the field that has it."""
+    scalings: Mapping[str, str]
+    """The rule that each type of RoPE's scaling names."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values of fields that are missing or null."""
     nullable: Mapping[str, float] = field(default_factory=dict)
     """Values of fields that are missing; null in a file is none."""
-    features: Mapping[str, bool | str] = field(default_factory=dict)
-    """Flags of `ModelConfig`, each with its value or with the field that has it."""
     multimodal: bool = False
     """The text model's fields are in the object `text_config`, whose `model_type` may name another row."""
     activation: tuple[str, str] = ("hidden_act", "silu")
@@ -48,8 +48,6 @@ class Family:
     """The base frequency of RoPE in files that leave it out."""
     local_theta: tuple[str, float] | None = None
     """The field and the default of another base frequency, in layers with a window."""
-    scalings: Mapping[str, str] = field(default_factory=lambda: SCALINGS)
-    """The rule that each type of scaling names."""
     partial_rope: bool = False
     """RoPE may turn the first part of a head alone."""
     no_rope: Literal["none", "listed", "full", "full_if_mixed"] = "none"
@@ -69,9 +67,10 @@ class Family:
 
 def read_families() -> dict[str, Family]:
     """The rows of families.toml."""
-    rows: dict[str, dict[str, Any]] = {}
-    for architecture, row in tomllib.loads(Path(__file__).with_suffix(".toml").read_text()).items():
-        base = rows.get(row.pop("like", ""), {})
+    rows: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+    default = rows.pop("default")
+    for architecture, row in rows.items():
+        base = rows.get(row.pop("like", ""), default)
         tables = {key: base.get(key, {}) | value for key, value in row.items() if isinstance(value, dict)}
         rows[architecture] = base | row | tables
     return {architecture: Family(**row) for architecture, row in rows.items()}

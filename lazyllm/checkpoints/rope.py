@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,8 +17,7 @@ MAX_THETA = 1e15
 NO_ROPE = "no_rope"
 
 
-@dataclass(frozen=True)
-class Rope:
+class Rope(NamedTuple):
     """`inv_freq` holds float32 values of all pairs of a head, 0 for those after the first `rotary_dim`
     values, which RoPE leaves alone; `scale` multiplies cosine and sine; `context` is the length limit.
 
@@ -28,11 +26,11 @@ class Rope:
     """
 
     inv_freq: tuple[float, ...]
+    long_inv_freq: tuple[float, ...]
     scale: float
     context: int
     rotary_dim: int
     short_context: int
-    long_inv_freq: tuple[float, ...]
     original: int
     query_growth: float
 
@@ -60,21 +58,22 @@ def read_ropes(fields: Fields, family: Family, head_dim: int, kinds: Sequence[st
         if set(LAYER_TYPES) & set(rope.values):
             section = str(rope.source).rpartition(": ")[2]
             fields.refuse(section, "one object for all layers: ropes by layer type are not supported")
-        named = rope.get("rope_theta") is not None
-        holder, name = (rope, "rope_theta") if named else (fields, theta_name)
-        theta = holder.number(name, 1.0, MAX_THETA, default=default_theta)
+        if rope.get("rope_theta") is not None:
+            theta = rope.number("rope_theta", 1.0, MAX_THETA)
+        else:
+            theta = fields.number(theta_name, 1.0, MAX_THETA, default=default_theta)
         ropes[layer_type] = scaled_rope(fields, rope, family, theta, head_dim, context)
     full, none = ropes[FULL], (0.0,) * (head_dim // 2)
-    ropes[NO_ROPE] = replace(full, inv_freq=none, long_inv_freq=none, scale=1.0)
+    ropes[NO_ROPE] = full._replace(inv_freq=none, long_inv_freq=none, scale=1.0)
     used = {kind: ropes[kind] for kind in sorted(set(kinds))}
-    changing = any(rope.short_context < rope.context for rope in used.values())  # with the context's length
-    forms = ("inv_freq", "long_inv_freq") if changing else ("inv_freq",)
+    short_context = min(rope.short_context for rope in used.values())
+    forms = 2 if short_context < full.context else 1
     return {
         "context": full.context,
-        "inv_freq": tuple(getattr(rope, form) for rope in used.values() for form in forms),
-        "rope_scale": tuple(rope.scale for rope in used.values() for _ in forms),
-        "layer_rope": tuple([*used].index(kind) * len(forms) for kind in kinds),
-        "short_context": min(rope.short_context for rope in used.values()),
+        "inv_freq": tuple(inv_freq for rope in used.values() for inv_freq in rope[:forms]),
+        "rope_scale": tuple(rope.scale for rope in used.values() for _ in range(forms)),
+        "layer_rope": tuple([*used].index(kind) * forms for kind in kinds),
+        "short_context": short_context,
         "rotary_dim": full.rotary_dim,
         "query_growth": full.query_growth,
         "query_step": full.original,
@@ -99,62 +98,57 @@ def scaled_rope(
     if rope.get(name, "default") not in list(family.scalings):
         rope.refuse(name, f"one of {', '.join(family.scalings)}: other scalings are not supported")
     kind = family.scalings[rope.get(name, "default")]
-    if kind == "alpha":
-        alpha = rope.number("alpha", 0.0, MAX_FACTOR)
-        if rotary_dim > 2:  # with a single pair the base has no effect
-            theta *= alpha ** (rotary_dim / (rotary_dim - 2))
-    divisors = frequency_divisors(theta, rotary_dim)
-    inv_freq, scale, original, short_context = 1 / divisors, 1.0, context, MAX_CONTEXT
-    long_inv_freq = inv_freq
-    if kind == "linear":
-        inv_freq = inv_freq / rope.number("factor", 0.0, MAX_FACTOR)
-    elif kind in ("llama3", "yarn", "longrope"):
+    original, short_context, scale = context, context, 1.0
+    if kind in ("llama3", "yarn", "longrope"):
         name = "original_max_position_embeddings"
         holder = fields if fields.get(name) is not None else rope
         original = holder.whole(name, MAX_CONTEXT, default=context)
-        if kind == "llama3":
-            inv_freq = llama3(inv_freq, rope, original)
+    if kind == "alpha" and rotary_dim > 2:  # with a single pair the base has no effect
+        theta *= rope.number("alpha", 0.0, MAX_FACTOR) ** (rotary_dim / (rotary_dim - 2))
+    divisors = frequency_divisors(theta, rotary_dim)
+    long_inv_freq = inv_freq = 1 / divisors
+    if kind == "linear":
+        inv_freq = inv_freq / rope.number("factor", 0.0, MAX_FACTOR)
+    elif kind == "llama3":
+        inv_freq = llama3(inv_freq, rope, original)
+    elif kind in ("yarn", "longrope"):
+        factor = rope.number("factor", 0.0, MAX_FACTOR, default=context / original)
+        if kind == "yarn":
+            inv_freq, scale = yarn(divisors, rope, theta, factor, original), yarn_scale(rope, factor)
+            context = short_context = max(context, int(original * factor))
         else:
-            factor = rope.number("factor", 0.0, MAX_FACTOR, default=context / original)
-            if kind == "yarn":
-                inv_freq, scale = yarn(divisors, rope, theta, factor, original), yarn_scale(rope, factor)
-                context = max(context, int(original * factor))
-            else:
-                inv_freq = 1 / (read_factors(rope, "short_factor", rotary_dim) * divisors)
-                long_inv_freq = 1 / (read_factors(rope, "long_factor", rotary_dim) * divisors)
-                short_context = original
-                if factor > 1 and original > 1:
-                    scale = math.sqrt(1 + math.log(factor) / math.log(original))
-            scale = rope.number("attention_factor", 0.0, MAX_FACTOR, default=scale)
-
-    def of_head(frequencies: np.ndarray) -> tuple[float, ...]:
-        return (*frequencies.astype(np.float32).tolist(), *(0.0,) * ((head_dim - rotary_dim) // 2))
-
+            inv_freq, long_inv_freq = (1 / (factors * divisors) for factors in longrope(rope, rotary_dim))
+            short_context = min(original, context)
+            if factor > 1 and original > 1:
+                scale = math.sqrt(1 + math.log(factor) / math.log(original))
+        scale = rope.number("attention_factor", 0.0, MAX_FACTOR, default=scale)
+    unturned = (0.0,) * ((head_dim - rotary_dim) // 2)
     return Rope(
-        inv_freq=of_head(inv_freq),
+        inv_freq=(*inv_freq.astype(np.float32).tolist(), *unturned),
+        long_inv_freq=(*long_inv_freq.astype(np.float32).tolist(), *unturned),
         scale=scale,
         context=context,
         rotary_dim=rotary_dim,
-        short_context=min(short_context, context),
-        long_inv_freq=of_head(long_inv_freq),
+        short_context=short_context,
         original=original,
         query_growth=rope.number("llama_4_scaling_beta", 0.0, MAX_FACTOR, default=0.0),
     )
-
-
-def read_factors(rope: Fields, name: str, rotary_dim: int) -> np.ndarray:
-    """The divisors of longrope for contexts of one length, one for each pair."""
-    factors, pairs = rope.get(name), rotary_dim // 2
-    if not isinstance(factors, list) or len(factors) != pairs:
-        rope.refuse(name, f"a list of {pairs} numbers")
-    parts = Fields(f"{rope.source}: {name}", dict(zip(map(str, range(pairs)), factors, strict=True)))
-    return np.array([parts.number(pair, 1e-6, MAX_FACTOR) for pair in parts.values], np.float32)
 
 
 def frequency_divisors(theta: float, head_dim: int) -> np.ndarray:
     """theta^(2 i / head_dim) of each pair i, by which the position is divided where nothing is scaled."""
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / head_dim
     return np.power(theta, exponents.astype(np.float64)).astype(np.float32)
+
+
+def longrope(rope: Fields, rotary_dim: int) -> Iterator[np.ndarray]:
+    """The divisors for contexts up to the original length and for longer ones, one for each pair."""
+    for name in ("short_factor", "long_factor"):
+        factors, pairs = rope.get(name), rotary_dim // 2
+        if not isinstance(factors, list) or len(factors) != pairs:
+            rope.refuse(name, f"a list of {pairs} numbers")
+        parts = Fields(f"{rope.source}: {name}", dict(zip(map(str, range(pairs)), factors, strict=True)))
+        yield np.array([parts.number(pair, 1e-6, MAX_FACTOR) for pair in parts.values], np.float32)
 
 
 def llama3(inv_freq: np.ndarray, rope: Fields, original: int) -> np.ndarray:
@@ -194,13 +188,11 @@ def yarn(divisors: np.ndarray, rope: Fields, theta: float, factor: float, origin
 
 
 def yarn_scale(rope: Fields, factor: float) -> float:
-    def growth(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-    weights = [
-        rope.number(name, -MAX_FACTOR, MAX_FACTOR, default=0.0) for name in ("mscale", "mscale_all_dim")
-    ]
-    scale = growth(weights[0]) / growth(weights[1]) if all(weights) else growth(1.0)
-    if not 0 < scale <= MAX_FACTOR:
+    names = ("mscale", "mscale_all_dim")
+    weights = [rope.number(name, -MAX_FACTOR, MAX_FACTOR, default=0.0) for name in names]
+    if not all(weights):
+        return 0.1 * math.log(max(factor, 1.0)) + 1.0
+    growth, divisor = (0.1 * weight * math.log(max(factor, 1.0)) + 1.0 for weight in weights)
+    if not divisor or not 0 < growth / divisor <= MAX_FACTOR:
         rope.refuse("mscale", "a value that gives cosine and sine a factor above 0")
-    return scale
+    return growth / divisor
