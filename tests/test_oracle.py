@@ -90,9 +90,9 @@ needs_gemma = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def demo_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def demo_gguf() -> Path:
     """The GGUF file from which the demonstration model is converted."""
-    return gguf_file(SMOLLM2, tmp_path_factory.mktemp("gguf"), progress=False)
+    return gguf_file(SMOLLM2, progress=False)
 
 
 @pytest.fixture(scope="module")

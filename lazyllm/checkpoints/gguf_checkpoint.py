@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from array import array
@@ -19,7 +20,6 @@ from lazyllm.checkpoints.families import BY_TYPE, FAMILIES, FULL, SLIDING, SOFT_
 from lazyllm.checkpoints.fields import Fields
 from lazyllm.checkpoints.gguf_file import read_gguf
 from lazyllm.checkpoints.gguf_tokenizer import GgufVocabulary
-from lazyllm.checkpoints.rope import MAX_THETA, frequency_divisors, llama3
 from lazyllm.checkpoints.tensors import Tensor, core_tensors, unstacked
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.errors import CheckpointError
@@ -27,16 +27,15 @@ from lazyllm.support.files import OpenedFile
 
 NAMES = tomllib.loads(Path(__file__).with_name("gguf.toml").read_text())
 FIELDS: dict[str, str] = NAMES["required"] | NAMES["optional"]
-ROPE_FIELDS: dict[str, str] = NAMES["rope"]
 TOP_TENSORS: dict[str, str] = NAMES["top"]
-ARCHITECTURES = {arch: BY_TYPE[model_type] for arch, model_type in NAMES["model_types"].items()}
+MODEL_TYPES: dict[str, str] = {arch: arch for arch in NAMES["model_types"]} | NAMES["other_model_types"]
+ARCHITECTURES = {arch: BY_TYPE[model_type] for arch, model_type in MODEL_TYPES.items()}
 PAIRED: list[str] = NAMES["paired"]
 LAYER_TENSOR = re.compile(r"blk\.(?P<layer>[0-9]{1,9})\.(?P<kind>\w+)\.(?P<suffix>weight|bias)")
 SPECIAL_IDS = ("bos_token_id", "eos_token_id")
 EMBEDDING, ROPE_DIVISORS = "token_embd.weight", "rope_freqs.weight"
 LONGROPE = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
 LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
-LLAMA31_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
 def layer_tensors(arch: str) -> dict[str, str]:
@@ -56,21 +55,19 @@ class GgufCheckpoint(Checkpoint):
     def __init__(self, path: str | Path):
         self.path = Path(path)
         self.metadata, tensors = read_gguf(self.path)
-        self.shards = [str(self.path)]
+        self.shards, self.config_files = [str(self.path)], []
         self.shard_files = self.tokenizer_files = [OpenedFile(self.path)]
-        self.config_files = []
-        metadata = Fields(self.path, self.metadata)
-        self.arch = str(metadata.get("general.architecture"))
+        self.fields = Fields(self.path, self.metadata)
+        self.arch = str(self.fields.get("general.architecture"))
         if self.arch not in ARCHITECTURES:
-            metadata.refuse("general.architecture", f"one of {', '.join(ARCHITECTURES)}")
-        self.gemma = self.arch in LAYERS_OF_27B
-        self.is_paired = self.arch in PAIRED
-        self.stored = {tensor.name: tensor for tensor in tensors}
+            self.fields.refuse("general.architecture", f"one of {', '.join(ARCHITECTURES)}")
+        self.gemma, self.is_paired = self.arch in LAYERS_OF_27B, self.arch in PAIRED
         self.architecture = ARCHITECTURES[self.arch]
         if self.arch == "llama" and self.field("expert_count"):
             self.architecture = "MixtralForCausalLM"
         if self.arch == "olmo2" and self.field(FIELDS["sliding_window"]):
             self.architecture = "Olmo3ForCausalLM"
+        self.stored = {tensor.name: tensor for tensor in tensors}
         kinds = layer_tensors(self.arch)
         self.named_tensors = [
             matrix
@@ -78,9 +75,12 @@ class GgufCheckpoint(Checkpoint):
             if tensor.name not in (ROPE_DIVISORS, *LONGROPE.values())
             for matrix in unstacked(tensor._replace(name=self.core_name(tensor.name, kinds)))
         ]
-        self.names = {name: f"{self.arch}.{key}" for name, key in (FIELDS | ROPE_FIELDS).items()}
+        self.names = {name: f"{self.arch}.{key}" for name, key in (FIELDS | NAMES["rope"]).items()}
         self.config_json = self.read_config()
-        self.generation_config = self.read_generation_config()
+        self.generation_config = {name: self.config_json[name] for name in SPECIAL_IDS}
+        end, turn_end = self.config_json["eos_token_id"], self.metadata.get("tokenizer.ggml.eot_token_id")
+        if turn_end not in (None, end):  # an answer ends at the end of a turn, too
+            self.generation_config["eos_token_id"] = turn_end if end is None else [end, turn_end]
         fields = Fields(self.path, self.config_json, self.names)
         config = ModelConfig.read(fields, Fields(self.path, self.generation_config))
         paired_rope = self.is_paired or config.paired_rope
@@ -96,9 +96,6 @@ class GgufCheckpoint(Checkpoint):
     def tokenizer(self) -> Tokenizer | None:
         return Tokenizer.from_gguf(self.vocabulary, self.config) if self.vocabulary else None
 
-    def values_of(self, tensor: Tensor) -> np.ndarray:
-        return _core.widen(b"".join(self.chunks(tensor)), tensor.dtype)
-
     def core_name(self, name: str, kinds: dict[str, str]) -> str:
         part = LAYER_TENSOR.fullmatch(name)
         if name in TOP_TENSORS:
@@ -110,9 +107,8 @@ class GgufCheckpoint(Checkpoint):
     def refuse_tensor(self, name: str, problem: str) -> NoReturn:
         raise CheckpointError(f"{self.path}: tensor {name!r} {problem}")
 
-    def field(self, key: str, default: Any = None) -> Any:
-        value = self.metadata.get(f"{self.arch}.{key}")
-        return default if value is None else as_json(value)
+    def field(self, key: str) -> Any:
+        return as_json(self.metadata.get(f"{self.arch}.{key}"))
 
     def read_config(self) -> dict[str, Any]:
         """The contents of config.json; where a field is missing, it has the value that llama.cpp assumes."""
@@ -123,13 +119,14 @@ class GgufCheckpoint(Checkpoint):
         values |= {name: value for name, key in FIELDS.items() if (value := self.field(key)) is not None}
         values |= {name: values[name] or None for name in SOFT_CAPS if name in values}  # 0: no cap
         fields = Fields(self.path, values, self.names)
-        for name in [name for name in NAMES["required"] if name not in values]:
-            fields.refuse(name, "a value: every GGUF file has it")
+        for name in NAMES["required"]:
+            if name not in values:
+                fields.refuse(name, "a value: every GGUF file has it")
         heads, hidden = fields.whole("num_attention_heads", MAX_WIDTH), fields.whole("hidden_size", MAX_WIDTH)
         head_dim = fields.whole("head_dim", MAX_HEAD_DIM, default=hidden // heads)
         assumed = family.nullable["sliding_window"] if self.arch == "gemma2" else None
         window = values.get("sliding_window", assumed) or None
-        config = {
+        config: dict[str, Any] = {
             "architectures": [self.architecture],
             "model_type": family.model_type,
             "num_key_value_heads": heads,
@@ -149,52 +146,37 @@ class GgufCheckpoint(Checkpoint):
         if self.gemma:
             is_27b = values["num_hidden_layers"] == LAYERS_OF_27B[self.arch]
             config["query_pre_attn_scalar"] = hidden // heads if is_27b else head_dim
-        stored, turned = Fields(self.path, self.metadata), f"{self.arch}.rope.dimension_count"
+        turned = f"{self.arch}.rope.dimension_count"
         if family.partial_rope:
-            config["partial_rotary_factor"] = stored.whole(turned, head_dim, default=head_dim) / head_dim
+            config["partial_rotary_factor"] = self.fields.whole(turned, head_dim, default=head_dim) / head_dim
         else:
-            stored.only(turned, head_dim, "partial rotary embeddings")
+            self.fields.only(turned, head_dim, "partial rotary embeddings")
         if family.expert_ffn:
             config["norm_topk_prob"] = self.arch != "olmoe"
         else:
-            stored.only(f"{self.arch}.expert_count", 0, "mixtures of experts")
+            self.fields.only(f"{self.arch}.expert_count", 0, "mixtures of experts")
         for flag, tensor in (("o_bias", "attn_output"), ("qkv_bias", "attn_q")):
             if isinstance(bias := family.features.get(flag), str):
                 config[bias] = f"blk.0.{tensor}.bias" in self.stored
-        return config | self.rope_scaling(config)
+        return config | self.rope_scaling(config["max_position_embeddings"])
 
-    def read_generation_config(self) -> dict[str, Any]:
-        """The contents of generation_config.json: an answer ends at the end of a turn, too."""
-        ids = {name: self.config_json[name] for name in SPECIAL_IDS}
-        end, turn_end = ids["eos_token_id"], self.metadata.get("tokenizer.ggml.eot_token_id")
-        if turn_end not in (None, end):
-            ids["eos_token_id"] = turn_end if end is None else [end, turn_end]
-        return ids
+    def rope_scaling(self, context: int) -> dict[str, Any]:
+        """The fields of config.json about it; none where RoPE is not scaled. The divisors of frequencies that
+        files of Llama 3.1 have in place of its rule are those of a longrope whose two tables are equal."""
+        name = "original_max_position_embeddings"
+        scaling = {key: value for key, at in NAMES["rope"].items() if (value := self.field(at)) is not None}
+        tensors = dict.fromkeys(LONGROPE, ROPE_DIVISORS) if ROPE_DIVISORS in self.stored else LONGROPE
+        if not set(tensors.values()) <= set(self.stored):
+            return {"rope_scaling": scaling} if scaling.get("rope_type", "none") != "none" else {}
+        original = context if ROPE_DIVISORS in self.stored else scaling.get(name)
+        factors = {key: self.values_of(self.stored[tensor]) for key, tensor in tensors.items()}
+        return {name: original, "rope_scaling": {"rope_type": "longrope", **factors}}
 
-    def rope_scaling(self, config: dict[str, Any]) -> dict[str, Any]:
-        """The fields of config.json about it; none where RoPE is not scaled."""
-        scaling = {name: value for name, key in ROPE_FIELDS.items() if (value := self.field(key)) is not None}
-        if ROPE_DIVISORS in self.stored:
-            theta = Fields(self.path, config, self.names).number("rope_theta", 1.0, MAX_THETA)
-            return {"rope_scaling": self.llama3_scaling(theta, config["head_dim"])}
-        if set(LONGROPE.values()) <= set(self.stored):
-            factors = {name: self.values_of(self.stored[tensor]) for name, tensor in LONGROPE.items()}
-            lists = {name: [as_json(float(factor)) for factor in values] for name, values in factors.items()}
-            name = "original_max_position_embeddings"
-            return {name: scaling.get(name), "rope_scaling": {"rope_type": "longrope", **lists}}
-        return {"rope_scaling": scaling} if scaling.get("rope_type", "none") != "none" else {}
-
-    def llama3_scaling(self, theta: float, head_dim: int) -> dict[str, Any]:
-        """Recovers Llama 3.1's scaling rule, which a GGUF file stores as one divisor per frequency."""
-        tensor = self.stored[ROPE_DIVISORS]
-        divisors = self.values_of(tensor)
-        scaling = {"rope_type": "llama3", "factor": as_json(float(divisors.max())), **LLAMA31_ROPE}
-        plain = 1 / frequency_divisors(theta, head_dim)
-        original = LLAMA31_ROPE["original_max_position_embeddings"]
-        expected = plain / llama3(plain, Fields(self.path, scaling), int(original))
-        if divisors.shape != expected.shape or not np.allclose(divisors, expected, rtol=1e-3):
-            self.refuse_tensor(ROPE_DIVISORS, f"does not follow Llama 3.1's rule ({LLAMA31_ROPE})")
-        return scaling
+    def values_of(self, tensor: Tensor) -> list[float]:
+        if (count := math.prod(tensor.shape)) > MAX_HEAD_DIM:
+            self.refuse_tensor(tensor.name, f"has {count} values; expected one for each pair of a head")
+        values = _core.widen(b"".join(self.chunks(tensor)), tensor.dtype)
+        return [as_json(float(value)) for value in values]
 
 
 def as_json(value: Any) -> Any:
