@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +25,7 @@ class Refusal(Exception):
 
 
 def refuse(message: object) -> NoReturn:
-    raise Refusal(str(message))
+    raise Refusal(message)
 
 
 def to_json(
@@ -46,28 +47,26 @@ class GenerationTag(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def sandbox() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = to_json
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
-    return environment
+ENVIRONMENT = ImmutableSandboxedEnvironment(
+    trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols]
+)
+ENVIRONMENT.filters["tojson"] = to_json
+ENVIRONMENT.globals["raise_exception"] = refuse
+ENVIRONMENT.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
 
 
+@dataclass
 class ChatTemplate:
     """A template. `source` is the file that errors name; `tokens` holds bos_token and the like."""
 
-    def __init__(self, template: str, source: Path, tokens: Mapping[str, str]):
-        self.text = template
-        self.source = source
-        self.tokens = dict(tokens)
+    text: str
+    source: Path
+    tokens: Mapping[str, str]
 
     @cached_property
     def _compiled(self) -> jinja2.Template:
         try:
-            return sandbox().from_string(self.text)
+            return ENVIRONMENT.from_string(self.text)
         except Exception as error:  # of Jinja, and of Python, to which a template is translated
             raise self._error("is not valid", error) from None
 
@@ -92,12 +91,12 @@ class ChatTemplate:
         values |= plain([variables], "variables")[0]
         template = self._compiled
         pieces: list[str] = []
-        size = 0
+        room = CHARACTERS
         try:
             for piece in template.generate(values):
                 pieces.append(piece)
-                size += len(piece)
-                if size > CHARACTERS:
+                room -= len(piece)
+                if room < 0:
                     raise OverflowError(f"it wrote more than {CHARACTERS} characters")
         except Refusal as refusal:
             raise ValueError(f"the chat template refuses these messages: {refusal}") from None
@@ -126,20 +125,15 @@ def plain(values: Sequence[Mapping[str, Any]], name: str) -> list[dict[str, Any]
         raise TypeError(f"{name} must hold strings, numbers, lists and dicts only: {error}") from None
 
 
-def find_template(folder: Path, settings: Fields, tokens: Mapping[str, str]) -> ChatTemplate | None:
-    """The default template of a checkpoint, from chat_template.jinja or else tokenizer_config.json."""
-    source = folder / "chat_template.jinja"
-    if not source.is_file():
-        return read_template(settings, tokens)
-    check_size(source, LONGEST)
-    try:
-        return ChatTemplate(source.read_text(encoding="utf-8"), source, tokens)
-    except UnicodeDecodeError as error:
-        raise CheckpointError(f"{source} is not UTF-8: {error}") from error
-
-
-def read_template(settings: Fields, tokens: Mapping[str, str]) -> ChatTemplate | None:
-    """The template in tokenizer_config.json: a string, or the one of that name in a list of named ones."""
+def find_template(settings: Fields, tokens: Mapping[str, str], folder: Path | None = None) -> ChatTemplate | None:
+    """The default template of a checkpoint: that of chat_template.jinja in its folder, else that of
+    tokenizer_config.json, a string or the one of that name in a list of named ones."""
+    if folder and (source := folder / "chat_template.jinja").is_file():
+        check_size(source, LONGEST)
+        try:
+            return ChatTemplate(source.read_text(encoding="utf-8"), source, tokens)
+        except UnicodeDecodeError as error:
+            raise CheckpointError(f"{source} is not UTF-8: {error}") from error
     template = settings.get("chat_template")
     if isinstance(template, list):
         named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from lazyllm.checkpoints.chat import ChatTemplate, find_template, read_template
+from lazyllm.checkpoints.chat import ChatTemplate, find_template
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.checkpoints.fields import Fields, check_size, optional_fields
 from lazyllm.checkpoints.gguf_tokenizer import GgufVocabulary
@@ -60,15 +60,14 @@ class Tokenizer:
         settings = optional_fields(folder / "tokenizer_config.json")
         tokens = read_token_names(settings, optional_fields(folder / "special_tokens_map.json"))
         vocabulary, source = open_vocabulary(folder, settings, tokens)
-        return cls(vocabulary, source, tokens, find_template(folder, settings, tokens), config)
+        return cls(vocabulary, source, tokens, find_template(settings, tokens, folder), config)
 
     @classmethod
     def from_gguf(cls, gguf: GgufVocabulary, config: ModelConfig) -> Tokenizer:
         """From the vocabulary that a GGUF file describes."""
         settings = Fields(gguf.path, gguf.settings)
-        tokens = read_token_names(settings)
-        vocabulary = JsonVocabulary(gguf.path, gguf.backend, settings, tokens)
-        return cls(vocabulary, gguf.path, tokens, read_template(settings, tokens), config)
+        vocabulary = JsonVocabulary(gguf.path, gguf.backend, settings, gguf.special)
+        return cls(vocabulary, gguf.path, gguf.special, find_template(settings, gguf.special), config)
 
     @property
     def place(self) -> Path:
