@@ -49,7 +49,7 @@ TEXT_MODEL = {
 }
 """Prefixes of the text model's tensors in multimodal checkpoints, old and new, and in text checkpoints."""
 
-CHUNK_VALUES = 1 << 22
+CHUNK_BYTES = 1 << 23
 
 
 def resolve(path_or_id: str | Path, revision: str | None = None, file: str | None = None) -> Path:
@@ -148,9 +148,8 @@ class Checkpoint:
 
     def chunks(self, tensor: Tensor, together: int = 1) -> Iterator[bytes]:
         """The bytes of a tensor, a bounded number of rows at a time, which is a multiple of `together`."""
-        n_values, n_rows = max(math.prod(tensor.shape), 1), max(math.prod(tensor.shape[:-1]), 1)
-        together *= max(CHUNK_VALUES * n_rows // n_values // together, 1)
-        step = max(tensor.n_bytes // n_rows * together, 1)
+        least = max(tensor.n_bytes // max(math.prod(tensor.shape[:-1]), 1), 1) * together
+        step = max(CHUNK_BYTES // least, 1) * least
         for begin in range(0, tensor.n_bytes, step):
             n_bytes = min(step, tensor.n_bytes - begin)
             yield self.shard_files[tensor.shard].read(tensor.offset + begin, n_bytes)
@@ -189,7 +188,7 @@ def list_shards(folder: Path) -> tuple[list[str], dict[str, str]]:
             if not (folder / name).is_file():
                 raise CheckpointError(f"{folder / name} is missing; {INDEX_FILE} names it")
         return names, placed
-    if any(folder.glob("*.bin")) or any(folder.glob("*.pth")) or any(folder.glob("*.pt")):
+    if any(path.suffix in (".bin", ".pth", ".pt") for path in folder.iterdir()):
         raise CheckpointError(
             f"{folder} holds its weights as pickles, which can run code and are never opened; if you trust "
             "it, let transformers write it anew: from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
@@ -209,7 +208,7 @@ def read_shard(path: Path, index: int) -> list[Tensor]:
         header = json_object(path, file.read(length))
     header.pop("__metadata__", None)
     tensors: list[Tensor] = []
-    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+    for name, entry in header.items():
         (begin, end), shape = entry["data_offsets"], tuple(entry["shape"])
         if len(shape) > MOST_DIMENSIONS or "\0" in name:
             raise CheckpointError(
@@ -233,11 +232,10 @@ def text_model(tensors: Iterable[Tensor]) -> list[Tensor]:
 def header_bytes(tensors: Mapping[str, tuple[str, Sequence[int], int]], metadata: Mapping[str, str]) -> bytes:
     """The beginning of a safetensors file whose tensors, as (dtype, shape, bytes), follow in this order."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
-    begin = 0
+    end = 0
     for name, (dtype, shape, n_bytes) in tensors.items():
-        end = begin + n_bytes
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
-        begin = end
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + n_bytes]}
+        end += n_bytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text

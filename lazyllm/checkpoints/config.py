@@ -193,9 +193,7 @@ def read_architecture(fields: Fields) -> str:
         if any(part in str(listed) for part in parts.split()):
             fields.refuse("architectures", f"another architecture: {reason}")
     if listed is None:
-        if model_type not in list(BY_TYPE):
-            fields.refuse("model_type", f"one of {', '.join(BY_TYPE)}, or architectures naming one")
-        return BY_TYPE[model_type]
+        return architecture_of_type(fields)
     if listed not in [[architecture] for architecture in FAMILIES]:
         fields.refuse("architectures", f"one of {', '.join(FAMILIES)}")
     architecture: str = listed[0]
@@ -205,19 +203,23 @@ def read_architecture(fields: Fields) -> str:
     return architecture
 
 
+def architecture_of_type(fields: Fields) -> str:
+    model_type = fields.get("model_type")
+    if model_type not in list(BY_TYPE):
+        fields.refuse("model_type", f"one of {', '.join(BY_TYPE)}")
+    return BY_TYPE[model_type]
+
+
 def text_fields(fields: Fields, family: Family) -> tuple[Fields, Family]:
     """The fields of the text model, with its family's defaults for those that are missing or null."""
     if family.multimodal:
         outer = ("bos_token_id", "eos_token_id", "tie_word_embeddings", "quantization_config")
-        text = fields.section("text_config")
         if fields.get("text_config") is None:
             fields.refuse("text_config", "an object: the configuration of the text model")
+        text = fields.section("text_config")
         shared = {name: value for name in outer if (value := fields.get(name)) is not None}
-        text.values = text.values | shared
-        fields, model_type = text, text.get("model_type", family.model_type)
-        if model_type not in list(BY_TYPE):
-            fields.refuse("model_type", f"one of {', '.join(BY_TYPE)}")
-        family = FAMILIES[BY_TYPE[model_type]]
+        text.values = {"model_type": family.model_type} | text.values | shared
+        fields, family = text, FAMILIES[architecture_of_type(text)]
     missing = {name: value for name, value in family.defaults.items() if fields.get(name) is None}
     return Fields(fields.source, {**family.nullable, **fields.values, **missing}, fields.names), family
 
@@ -236,7 +238,13 @@ def read_head_dim(fields: Fields, hidden: int, heads: int) -> int:
 def read_layers(fields: Fields, family: Family, n_layers: int) -> tuple[tuple[int, ...], list[str]]:
     """The sliding window of each layer, 0 where it sees the whole context, and the name of its rope."""
     turns = read_turns(fields, n_layers) if family.no_rope == "listed" else [True] * n_layers
-    windows = read_windows(fields, family, turns)
+    sliding = read_sliding(fields, family, turns)
+    needed = family.local_theta or family.no_rope == "full"
+    if any(sliding) and (needed or fields.get("sliding_window") is not None):
+        window = fields.whole("sliding_window", MAX_CONTEXT)
+        windows = tuple(window if slides else 0 for slides in sliding)
+    else:
+        windows = (0,) * n_layers
     mixed = family.no_rope == "full_if_mixed" and fields.get("sliding_window") is not None
     if family.no_rope == "full" or mixed:
         turns = [window > 0 for window in windows]
@@ -256,33 +264,27 @@ def read_turns(fields: Fields, n_layers: int) -> list[bool]:
     return [entry == 1 for entry in listed]
 
 
-def read_windows(fields: Fields, family: Family, turns: list[bool]) -> tuple[int, ...]:
-    """The sliding window of each layer; 0 where the layer sees the whole context."""
-    optional, layer_types, n_layers = family.windows == "optional", fields.get("layer_types"), len(turns)
-    if_used = optional or family.windows == "all_if_used"
+def read_sliding(fields: Fields, family: Family, turns: list[bool]) -> list[bool]:
+    """By layer, True if it has a sliding window."""
+    layer_types, n_layers = fields.get("layer_types"), len(turns)
+    if_used = family.windows in ("optional", "all_if_used")
     if family.windows == "none" or (if_used and not fields.flag("use_sliding_window", False)):
-        sliding = [False] * n_layers
-    elif family.windows in ("all", "all_if_used"):
-        sliding = [True] * n_layers
-    elif layer_types is not None:
+        return [False] * n_layers
+    if family.windows in ("all", "all_if_used"):
+        return [True] * n_layers
+    if layer_types is not None:
         if not isinstance(layer_types, list) or len(layer_types) != n_layers:
             fields.refuse("layer_types", f"a list of {n_layers} layer types")
         if unknown := [kind for kind in layer_types if kind not in LAYER_TYPES]:
             fields.refuse("layer_types", f"{' and '.join(LAYER_TYPES)} only, not {unknown[0]!r}")
-        sliding = [kind == SLIDING for kind in layer_types]
-    elif family.no_rope == "listed":
-        sliding = [not turn for turn in turns]
-    elif optional:
+        return [kind == SLIDING for kind in layer_types]
+    if family.no_rope == "listed":
+        return [not turn for turn in turns]
+    if family.windows == "optional":
         first = fields.whole("max_window_layers", MAX_CONTEXT, default=28, low=0)
-        sliding = [layer >= first for layer in range(n_layers)]
-    else:
-        pattern = fields.whole("sliding_window_pattern", MAX_LAYERS)
-        sliding = [(layer + 1) % pattern != 0 for layer in range(n_layers)]
-    needed = family.local_theta or family.no_rope == "full"
-    if not any(sliding) or (fields.get("sliding_window") is None and not needed):
-        return (0,) * n_layers
-    window = fields.whole("sliding_window", MAX_CONTEXT)
-    return tuple(window if slides else 0 for slides in sliding)
+        return [layer >= first for layer in range(n_layers)]
+    pattern = fields.whole("sliding_window_pattern", MAX_LAYERS)
+    return [(layer + 1) % pattern != 0 for layer in range(n_layers)]
 
 
 def read_experts(fields: Fields, ffn: str | None, n_layers: int) -> dict[str, Any]:
