@@ -1,7 +1,5 @@
 """Chat templates: the Jinja programs that checkpoints carry, rendered in Jinja's immutable sandbox."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

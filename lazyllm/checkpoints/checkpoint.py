@@ -1,7 +1,5 @@
 """A model folder in Hugging Face layout: its config, and the place of each tensor in its files."""
 
-from __future__ import annotations
-
 import glob
 import json
 import math

@@ -1,7 +1,5 @@
 """The model families that run, each a row of features in families.toml."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Conversion of GGUF files to folders in Hugging Face layout."""
 
-from __future__ import annotations
-
 import json
 import math
 import tempfile

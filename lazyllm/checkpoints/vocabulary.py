@@ -4,8 +4,6 @@ Each has `size`, one more than its largest id, its `special` ids, and `strips_sp
 loses one space at its start.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The number of cores that this process may use."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection
 from pathlib import Path

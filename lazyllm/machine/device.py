@@ -1,7 +1,5 @@
 """Devices: choosing one for a model, and finding CUDA's libraries."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

@@ -1,7 +1,5 @@
 """Facts about this installation and this machine: `lazyllm.info()`."""
 
-from __future__ import annotations
-
 import os
 import platform
 from html import escape

@@ -1,7 +1,5 @@
 """Memory: how much this process can still allocate."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Checks of setting values; errors name the setting."""
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence

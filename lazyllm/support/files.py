@@ -1,7 +1,5 @@
 """Paths of users, files that are written whole, stay open or are locks, and those of the system."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """JSON from users and files, parsed with errors that name where it was read; and the digest of plain data."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from typing import Any

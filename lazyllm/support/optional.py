@@ -1,7 +1,5 @@
 """Optional packages, imported where they are used, and downloads by one of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path

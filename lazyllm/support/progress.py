@@ -1,8 +1,6 @@
 """Progress bars: for lists of prompts and for long prompts; LAZYLLM_PROGRESS=0 turns all of them off. And a
 caller's own watch over the passes of a thread."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Keyword arguments that a dataclass declares: in the signature that help shows, and checked."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from dataclasses import MISSING, fields
 from functools import wraps

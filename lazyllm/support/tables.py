@@ -1,7 +1,5 @@
 """Table: text cells in columns, written as Markdown, CSV, LaTeX, HTML or aligned plain text."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re
