@@ -9,7 +9,6 @@ import json
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -107,11 +106,12 @@ def test_the_divisors_of_llama_31_are_its_rope(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("end", "ends"), [(2, (2, 7)), (7, (7,)), (None, (7,))])
 def test_the_end_token_of_a_turn(end: int | None, ends: tuple[int, ...], tmp_path: Path) -> None:
-    metadata, tensors = as_gguf("llama1")
-    metadata |= {"tokenizer.ggml.eos_token_id": end, "tokenizer.ggml.eot_token_id": 7}
-    metadata = {name: value for name, value in metadata.items() if value is not None}
-    assert ModelConfig.from_folder(convert_files((metadata, tensors), tmp_path)).eos_token_ids == ends
+    files = as_gguf("llama1", {"tokenizer.ggml.eos_token_id": end, "tokenizer.ggml.eot_token_id": 7})
+    assert ModelConfig.from_folder(convert_files(files, tmp_path)).eos_token_ids == ends
     assert GgufCheckpoint(tmp_path / "model.gguf").config.eos_token_ids == ends
+
+
+TYPES = ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"]
 
 
 @pytest.mark.parametrize(
@@ -122,22 +122,13 @@ def test_the_end_token_of_a_turn(end: int | None, ends: tuple[int, ...], tmp_pat
         ({"attention.sliding_window": None}, {"sliding_window": None, "sliding_window_pattern": 1}),
         ({"attention.sliding_window": 0}, {"sliding_window": None, "sliding_window_pattern": 1}),
         ({"rope.freq_base_swa": 500.0}, {"rope_local_base_freq": 500.0}),
-        (
-            {"attention.sliding_window_pattern": [True, False, True, True, False]},
-            {
-                "layer_types": [
-                    "full_attention" if layer in (1, 4) else "sliding_attention" for layer in range(5)
-                ]
-            },
-        ),
+        ({"attention.sliding_window_pattern": ["slid" in kind for kind in TYPES]}, {"layer_types": TYPES}),
         ({"block_count": 62}, {"query_pre_attn_scalar": 8}),  # 27B: 32 values in 4 heads
     ],
 )
 def test_gemma3_fields(changes: dict[str, Any], fields: dict[str, Any], tmp_path: Path) -> None:
     """config.json of the tiny Gemma 3 with metadata changed; None removes a field."""
-    metadata, tensors = as_gguf("gemma3")
-    metadata |= {f"gemma3.{name}": value for name, value in changes.items()}
-    files = {name: value for name, value in metadata.items() if value is not None}, tensors
+    files = as_gguf("gemma3", {f"gemma3.{name}": value for name, value in changes.items()})
     config = json.loads((convert_files(files, tmp_path) / "config.json").read_text())
     assert {name: config.get(name) for name in fields} == fields
 
@@ -147,15 +138,11 @@ def test_gemma3_fields(changes: dict[str, Any], fields: dict[str, Any], tmp_path
 
 def toy_files(metadata: dict[str, Any], family: str = "llama1") -> Files:
     """A minimal model with one embedding row for each token of the tokenizer."""
-    model, tensors = as_gguf(family)
-    rows = len(metadata["tokenizer.ggml.tokens"])
-    model = {name: value for name, value in model.items() if not name.startswith("tokenizer")} | metadata
-    tensors = tensors | {
-        name: np.zeros((rows, 32), np.float32)
-        for name in ("token_embd.weight", "output.weight")
-        if name in tensors
-    }
-    return model, tensors
+    rows = np.zeros((len(metadata["tokenizer.ggml.tokens"]), 32), np.float32)
+    _, tensors = as_gguf(family)
+    tables = dict.fromkeys({"token_embd.weight", "output.weight"} & set(tensors), rows)
+    others = dict.fromkeys(name for name in as_gguf(family)[0] if name.startswith("tokenizer"))
+    return as_gguf(family, others | metadata | tables)
 
 
 def toy_tokenizer(metadata: dict[str, Any], folder: Path, family: str = "llama1") -> Tokenizer:
@@ -184,20 +171,16 @@ def test_pre_tokenizers(pre: str, digits: list[str], tmp_path: Path) -> None:
     assert tokenizer.encode("a")[:1] == first
 
 
-def test_user_defined_tokens_stay_in_decoded_text(tmp_path: Path) -> None:
-    metadata = byte_level_metadata("qwen2", [], ("<end>", "<think>"))
-    metadata["tokenizer.ggml.token_type"][-1] = USER_DEFINED
-    tokenizer = toy_tokenizer(metadata, tmp_path)
-    assert tokenizer.decode(tokenizer.encode("a<think>b<end>")) == "a<think>b"
-
-
-def test_chat_template_and_bos(tmp_path: Path) -> None:
-    metadata = byte_level_metadata("gpt-2", []) | {
+def test_what_the_metadata_adds(tmp_path: Path) -> None:
+    """A token of the user's stays in decoded text; a chat template; BOS."""
+    metadata = byte_level_metadata("qwen2", [], ("<end>", "<think>")) | {
         "tokenizer.chat_template": "{{ bos_token }}{{ messages[0].content }}",
         "tokenizer.ggml.add_bos_token": True,
     }
+    metadata["tokenizer.ggml.token_type"][-1] = USER_DEFINED
     tokenizer = toy_tokenizer(metadata, tmp_path)
-    assert tokenizer.encode("a")[0] == 1
+    assert tokenizer.decode(ids := tokenizer.encode("a<think>b<end>")) == "a<think>b"
+    assert ids[0] == 1
     assert tokenizer.chat_text([{"content": "hi"}]) == LETTERS[1] + "hi"
 
 
@@ -205,34 +188,36 @@ def test_chat_template_and_bos(tmp_path: Path) -> None:
 def test_sentencepiece(prefix: bool, tmp_path: Path) -> None:
     import sentencepiece as spm
 
-    processor = spm.SentencePieceProcessor(model_file=str(train_pieces(tmp_path)))
-    count = processor.get_piece_size()
-    kinds: dict[Callable[[int], bool], int] = {
-        processor.is_unknown: UNKNOWN,
-        processor.is_control: CONTROL,
-        processor.is_byte: BYTE,
-    }
-    types = [next((kind for test, kind in kinds.items() if test(token)), NORMAL) for token in range(count)]
-    metadata = {
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": [processor.id_to_piece(token) for token in range(count)],
-        "tokenizer.ggml.scores": [float(processor.get_score(token)) for token in range(count)],
-        "tokenizer.ggml.token_type": types,
-        "tokenizer.ggml.add_space_prefix": prefix,
-        "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 2,
-        "tokenizer.ggml.unknown_token_id": 0,
-    }
+    pieces = spm.SentencePieceProcessor(model_file=str(train_pieces(tmp_path)))
+    kinds = {UNKNOWN: pieces.is_unknown, CONTROL: pieces.is_control, BYTE: pieces.is_byte}
+    tokens = range(pieces.get_piece_size())
+    metadata = llama_metadata(
+        [pieces.id_to_piece(token) for token in tokens],
+        [next((kind for kind, test in kinds.items() if test(token)), NORMAL) for token in tokens],
+        [float(pieces.get_score(token)) for token in tokens],
+        (1, 2, 0),
+        prefix,
+    )
     tokenizer = toy_tokenizer(metadata, tmp_path)
     for text in ("the quick brown fox", "def f(x):  return 2024", "naïve 😀 café", "   three\n\nlines "):
         ids = tokenizer.encode(text)
         if prefix:
-            assert ids == [1, *processor.encode(text)]
+            assert ids == [1, *pieces.encode(text)]
         assert tokenizer.decode(ids) == text
     assert tokenizer.encode("<s>x</s>")[:2] == [1, 1]
-    files = toy_files(metadata | {"tokenizer.ggml.scores": [1.0]})
+    short = write_gguf(tmp_path / "short.gguf", *toy_files(metadata | {"tokenizer.ggml.scores": [1.0]}))
     with pytest.raises(CheckpointError, match=r"scores is .*one for each of the 320 tokens, not 1"):
-        convert(write_gguf(tmp_path / "short.gguf", *files), tmp_path / "short")
+        convert(short, tmp_path / "short")
+
+
+def llama_metadata(
+    tokens: list[str], types: list[int], scores: list[float], special: tuple[int, int, int], prefix: bool
+) -> dict[str, Any]:
+    """The fields of a SentencePiece tokenizer; `special` has the ids of BOS, EOS and UNK."""
+    fields = {"model": "llama", "tokens": tokens, "scores": scores, "token_type": types}
+    names = ("bos_token_id", "eos_token_id", "unknown_token_id")
+    fields |= {"add_space_prefix": prefix} | dict(zip(names, special, strict=True))
+    return {f"tokenizer.ggml.{name}": value for name, value in fields.items()}
 
 
 GEMMA_PIECES = [
@@ -243,18 +228,10 @@ GEMMA_PIECES = [
 
 def gemma_metadata() -> dict[str, Any]:
     """A tokenizer like Gemma's: no leading space, runs of blanks, scores not in the order of merges."""
-    kinds = [CONTROL] * 5 + [USER_DEFINED] * 3 + [NORMAL] * 9
+    kinds = [CONTROL] * 5 + [USER_DEFINED] * 3 + [NORMAL] * 9 + [BYTE] * 256
     tokens = [*GEMMA_PIECES, *(f"<0x{byte:02X}>" for byte in range(256))]
-    return {
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.scores": [float(index) - 1000 for index in range(len(tokens))],
-        "tokenizer.ggml.token_type": kinds + [BYTE] * 256,
-        "tokenizer.ggml.add_space_prefix": False,
-        "tokenizer.ggml.bos_token_id": 2,
-        "tokenizer.ggml.eos_token_id": 1,
-        "tokenizer.ggml.unknown_token_id": 3,
-    }
+    scores = [float(index) - 1000 for index in range(len(tokens))]
+    return llama_metadata(tokens, kinds, scores, (2, 1, 3), False)
 
 
 def test_gemma_tokenizer(tmp_path: Path) -> None:
@@ -322,14 +299,8 @@ def test_gemma3_as_transformers_reads_it(tmp_path: Path) -> None:
 )
 def test_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
     """Metadata or tensors of a file changed; None removes one."""
-    metadata, tensors = as_gguf("llama1")
-    for name, value in changes.items():
-        part: dict[str, Any] = tensors if name.endswith(".weight") else metadata
-        part[name] = value
-        if value is None:
-            del part[name]
     with pytest.raises(CheckpointError, match=rf"model\.gguf: .*{words}"):
-        convert_files((metadata, tensors), tmp_path)
+        convert_files(as_gguf("llama1", changes), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
 
 

@@ -121,9 +121,15 @@ def stacked(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return others | {name: np.stack(matrices) for name, matrices in experts.items()}
 
 
-def as_gguf(family: str) -> Files:
-    """A GGUF file with a family's recorded checkpoint."""
-    return gguf_files(FAMILIES[family].config, stored_values(RECORDED / "families" / family))
+def as_gguf(family: str, changes: dict[str, Any] | None = None) -> Files:
+    """A GGUF file with a family's recorded checkpoint, and changes; None removes a field or tensor."""
+    metadata, tensors = gguf_files(FAMILIES[family].config, stored_values(RECORDED / "families" / family))
+    for name, value in (changes or {}).items():
+        part: dict[str, Any] = tensors if name.endswith(".weight") else metadata
+        part[name] = value
+        if value is None:
+            del part[name]
+    return metadata, tensors
 
 
 def gguf_files(config: dict[str, Any], weights: dict[str, np.ndarray]) -> Files:
