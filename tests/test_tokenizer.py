@@ -21,13 +21,8 @@ from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.checkpoints.tokenizer import TextStream, Tokenizer
 
 TEXTS = [
-    *("", " ", "Hello world, it's a test.", "  two  leading,\n\n\ttabs\tand trailing  "),
-    *(
-        "def f(x):\n    return x ** 2  # 12345 67",
-        "你好世界。2024年",
-        "😀🎉👩‍👩‍👧 naïve café",
-        "a" + " " * 50 + "b   3",
-    ),
+    *("", " ", "Hello world, it's a test.", "  two  leading,\n\n\ttabs\tand trailing  ", "你好世界。2024年"),
+    *("def f(x):\n    return x ** 2  # 12345 67", "😀🎉👩‍👩‍👧 naïve café", "a" + " " * 50 + "b   3"),
 ]
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi <b>there</b>"}]
 TEMPLATE = (

@@ -112,8 +112,6 @@ class Checkpoint:
 
     def __init__(self, folder: str | Path):
         self.path = Path(folder)
-        if not self.path.is_dir():
-            raise FileNotFoundError(f"{self.path} is not a folder")
         self.config_files = opened(self.path, ["config.json"])
         self.tokenizer_files = opened(self.path, TOKENIZER_PARTS)
         self.generation_config = optional_fields(self.path / "generation_config.json").values

@@ -38,8 +38,6 @@ OTHER_FORMATS |= {16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 29: "IQ1_M", 35: "
 
 def read_gguf(path: Path) -> tuple[dict[str, Any], list[Tensor]]:
     """The metadata, whose arrays of numbers are `array.array`, and the tensors, named as in the file."""
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is not a file")
     with path.open("rb") as file:
         return Reader(path, file).read()
 
