@@ -26,13 +26,12 @@ PREFIXES = (1, 16, 31, 48)  # logits are recorded after this many tokens of the 
 
 @dataclass(frozen=True)
 class Family:
-    """A config in the form used on the hub, or, with `as_saved`, in the form that transformers 5 writes."""
+    """A recorded family. `oracle` is the model type by which transformers runs it where it lacks its own."""
 
     config: dict[str, Any]
-    dtype: str = "BF16"
-    shards: int = 1
-    as_saved: bool = False
-    oracle: str | None = None  # the model type by which transformers runs it, where it lacks the family's own
+    dtype: str
+    shards: int
+    oracle: str | None
 
     @property
     def oracle_config(self) -> dict[str, Any]:
@@ -59,70 +58,25 @@ def family_config(architecture: str, **fields: Any) -> dict[str, Any]:
     return {name: value for name, value in (shape | fields).items() if value is not None}
 
 
-def as_saved(name: str, dtype: str = "BF16", **fields: Any) -> Family:
-    """The family of the architecture `name`ForCausalLM with these fields in its config."""
-    return Family(family_config(f"{name}ForCausalLM", **fields), dtype, as_saved=True)
-
-
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 64}
 LONGROPE = {"type": "longrope", "short_factor": [1.0, 1.1, 1.5], "long_factor": [1.2, 2.5, 5.0]}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 
-STORED: dict[str, dict[str, Any]] = {"llama2": {"dtype": "F16", "shards": 3}, "mimo": {"oracle": "qwen2"}}
-STORED |= {"phi4-mini": {"dtype": "F16", "shards": 2}, "mixtral": {"shards": 2}, "granite-moe": {"shards": 2}}
-STORED |= {"qwen2.5": {"dtype": "F16"}, "xgen": {"dtype": "F32"}, "olmo2": {"dtype": "F32"}}
+F16 = ("llama2", "phi4-mini", "qwen2.5", "gemma3-layers", "qwen3-moe-steps", "gemma2-caps", "cohere2")
+F32 = ("xgen", "olmo2", "mixtral-window")
+SHARDS = {"llama2": 3, "phi4-mini": 2, "mixtral": 2, "granite-moe": 2}
+ORACLES = {"mimo": "qwen2"}
 
 
-def on_hub(folder: Path) -> Family:
-    """The family with the folder's config.json; one shard of BF16 weights, unless STORED says more."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return Family(config, **STORED.get(folder.name, {}))
+def recorded_family(folder: Path) -> Family:
+    """The family with the folder's config.json, in the form used on the hub or the one of transformers 5."""
+    config, name = json.loads((folder / "config.json").read_text(encoding="utf-8")), folder.name
+    dtype = "F16" if name in F16 else "F32" if name in F32 else "BF16"
+    return Family(config, dtype, SHARDS.get(name, 1), ORACLES.get(name))
 
 
-FAMILIES = {folder.name: on_hub(folder) for folder in sorted(RECORDED.joinpath("families").iterdir())} | {
-    "llama3": as_saved("Llama", rope_theta=500000.0, rope_scaling=LLAMA3),
-    "qwen3": as_saved("Qwen3", rope_theta=1e6, head_dim=16, tie_word_embeddings=True),
-    "gemma3-layers": as_saved(
-        "Gemma3",
-        dtype="F16",
-        **{"num_hidden_layers": 4, "query_pre_attn_scalar": 24, "attention_bias": True},
-        **{"sliding_window": 10},
-        **{"layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]},
-        **{"rope_local_base_freq": 500.0},
-    ),
-    "ernie4.5": as_saved("Ernie4_5", head_dim=12, use_bias=False, rope_theta=5e5),
-    "glm4": as_saved("Glm4", head_dim=8, partial_rotary_factor=0.5, attention_bias=True),
-    "mixtral-window": as_saved(
-        "Mixtral",
-        dtype="F32",
-        **{"num_local_experts": 5, "num_experts_per_tok": 1, "sliding_window": 9, "head_dim": 12},
-        **{"num_hidden_layers": 2, "intermediate_size": 16},
-    ),
-    "qwen3-moe-steps": as_saved(
-        "Qwen3Moe",
-        dtype="F16",
-        **{"num_hidden_layers": 6, "head_dim": 8, "moe_intermediate_size": 16, "num_experts": 6},
-        **{"num_experts_per_tok": 4, "norm_topk_prob": False, "decoder_sparse_step": 2},
-        **{"mlp_only_layers": [3], "use_sliding_window": True, "sliding_window": 8},
-        **{"max_window_layers": 2, "tie_word_embeddings": True},
-    ),
-    "gemma2-caps": as_saved(
-        "Gemma2",
-        dtype="F16",
-        **{"head_dim": 20, "num_key_value_heads": 1, "attention_bias": True},
-        **{"query_pre_attn_scalar": 24, "sliding_window": 5},
-        **{"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
-        **{"attn_logit_softcapping": 2.0},
-    ),
-    "cohere2": as_saved(
-        "Cohere2",
-        dtype="F16",
-        **{"rms_norm_eps": None, "num_hidden_layers": 5, "num_attention_heads": 2},
-        **{"num_key_value_heads": 1, "logit_scale": 0.25, "sliding_window": 7},
-        **{"sliding_window_pattern": 3},
-    ),
-}
+FAMILIES = {folder.name: recorded_family(folder) for folder in sorted((RECORDED / "families").iterdir())}
 
 
 @dataclass(frozen=True)

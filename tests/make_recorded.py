@@ -79,9 +79,7 @@ def save_family(family: Family, folder: Path, seed: int = 0) -> Expected:
     stored.save_pretrained(
         folder, max_shard_size=size // family.shards + 4096 if family.shards > 1 else "1GB"
     )
-    if not family.as_saved:
-        text = json.dumps(family.config, indent=2)
-        (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(family.config, indent=2) + "\n", encoding="utf-8")
     (folder / "generation_config.json").unlink(missing_ok=True)
     return expected
 

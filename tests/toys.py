@@ -134,12 +134,13 @@ def as_gguf(family: str, changes: dict[str, Any] | None = None) -> Files:
 
 def gguf_files(config: dict[str, Any], weights: dict[str, np.ndarray]) -> Files:
     """A GGUF file of the model that a folder in Hugging Face layout would have with this config.json."""
+    config = config | config.get("rope_parameters", {})
     architecture = config["architectures"][0]
     arch = next(arch for arch, named in NAMED if named == architecture)
     heads = config["num_attention_heads"]
     kv_heads = config.get("num_key_value_heads", heads)
     head_dim = config.get("head_dim", config["hidden_size"] // heads)
-    fields = {key: config[name] for name, key in FIELDS.items() if name in config}
+    fields = {key: config[name] for name, key in FIELDS.items() if config.get(name) is not None}
     if "num_local_experts" in config:
         fields["expert_count"] = config["num_local_experts"]
     fields["attention.head_count_kv"] = kv_heads
