@@ -20,14 +20,11 @@ import lazyllm
 from lazyllm import CheckpointError
 from lazyllm import llm as llm_module
 from lazyllm.checkpoints.checkpoint import Checkpoint
-from lazyllm.machine.device import open_model
 
 IDS = list(range(40, 90))
 WEIGHTS = "model.safetensors"
 CHANGED = rf"{WEIGHTS} was changed or could not be read while it was in use; load the model again"
-SHAPE = Shape(
-    vocab=300, n_layers=4, hidden=128, n_heads=4, n_kv_heads=4, head_dim=32, ffn=256
-)  # of many pages
+SHAPE = Shape(vocab=300, n_layers=4, hidden=128, n_heads=4, n_kv_heads=4, head_dim=32, ffn=256)  # many pages
 
 
 @pytest.fixture
@@ -54,47 +51,29 @@ def test_a_file_that_changes_between_passes(folder: Path, threads: int, change: 
     session = llm.session({1: 0.5})
     session.forward(IDS)
     change(path, n_bytes if n_bytes >= 0 else size + n_bytes)
-    for one in (session, session.fork(), llm.session()):
-        length = one.length
+    for changed in (session, session.fork(), llm.session()):
+        length = changed.length
         with pytest.raises(OSError, match=CHANGED):
-            one.forward([5, 6, 7])
-        assert one.length == length
-
-
-def test_a_file_that_is_replaced_stays_as_it_was(folder: Path) -> None:
-    llm = lazyllm.load(folder, device="cpu", threads=1)
-    want = llm.session().forward(IDS)
-    (folder / "new").write_bytes(b"other contents")
-    (folder / "new").rename(folder / WEIGHTS)
-    np.testing.assert_array_equal(llm.session().forward(IDS), want)
-
-
-def replace(folder: Path, name: str, other: Path) -> None:
-    """By a file of the same size and, as after `cp -p`, the same time of change."""
-    times = (folder / name).stat()
-    shutil.copy(other, folder / "new")
-    os.utime(folder / "new", ns=(times.st_atime_ns, times.st_mtime_ns))
-    (folder / "new").rename(folder / name)
-
-
-@pytest.fixture
-def other(tmp_path: Path) -> Path:
-    return model_folder(tmp_path / "other", dataclasses.replace(SHAPE, seed=5)) / WEIGHTS
+            changed.forward([5, 6, 7])
+        assert changed.length == length
 
 
 @pytest.mark.parametrize("hashed_before", [False, True])
-def test_identity_is_of_what_was_loaded(folder: Path, other: Path, hashed_before: bool) -> None:
-    old, file = lazyllm.load(folder, device="cpu", threads=1), folder / "kept"
+def test_a_file_that_is_replaced_stays_as_it_was(folder: Path, tmp_path: Path, hashed_before: bool) -> None:
+    """By a file of the same size and, as after `cp -p`, the same time of change: sessions know it."""
+    old, times = lazyllm.load(folder, device="cpu", threads=1), (folder / WEIGHTS).stat()
+    want = old.session().forward(IDS)
     if hashed_before:
         old.checkpoint.weights_digest(progress=False)
-    replace(folder, WEIGHTS, other)
+    other = model_folder(tmp_path / "other", dataclasses.replace(SHAPE, seed=5)) / WEIGHTS
+    os.utime(other, ns=(times.st_atime_ns, times.st_mtime_ns))
+    other.rename(folder / WEIGHTS)
     session = old.session()
-    session.forward(IDS)
-    session.save(file, progress=False)
-    new = lazyllm.load(folder, device="cpu", threads=1)
+    np.testing.assert_array_equal(session.forward(IDS), want)
+    session.save(tmp_path / "kept", progress=False)
     with pytest.raises(ValueError, match="is a session with model sha256"):
-        new.restore(file)
-    assert old.restore(file).length == session.length
+        lazyllm.load(folder, device="cpu", threads=1).restore(tmp_path / "kept")
+    assert old.restore(tmp_path / "kept").length == session.length
 
 
 def test_what_was_written_to_has_no_identity(folder: Path) -> None:
@@ -116,21 +95,17 @@ def test_a_tokenizer_that_changes_before_it_is_read(folder: Path) -> None:
 def test_a_file_that_changes_while_it_is_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, path = llm_module.open_model, folder / WEIGHTS
 
-    def replacing(*given: Any) -> Any:
-        shutil.copy(path, folder / "new")
-        (folder / "new").rename(path)
-        return plain(*given)
+    def replacing(*arguments: Any) -> Any:
+        shutil.copy(path, folder / "new").rename(path)
+        return plain(*arguments)
 
     monkeypatch.setattr(llm_module, "open_model", replacing)
     with pytest.raises(OSError, match=f"{WEIGHTS} was changed while it was loaded; load it again"):
         lazyllm.load(folder, device="cpu")
-
-
-def test_a_file_that_is_cut_short_after_its_header_was_read(folder: Path) -> None:
     found = Checkpoint(folder)
-    os.truncate(folder / WEIGHTS, 300_000)
+    os.truncate(path, 300_000)
     with pytest.raises(CheckpointError, match="lie past the end of a file of 300000 bytes"):
-        open_model(found, "cpu", 1, "f32", "auto", "f32")
+        plain(found, "cpu", 1, "f32", "auto", "f32")
 
 
 ELSEWHERE = """

@@ -17,11 +17,6 @@ from lazyllm.errors import CheckpointError
 PROMPT = list(range(3, 40))
 
 
-def test_other_objects_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"AutoModelForCausalLM\.from_pretrained"):
-        lazyllm.from_transformers("owner/name")
-
-
 @pytest.fixture
 def model(request: pytest.FixtureRequest) -> Any:
     """A random model of the family that the test names, or of a small Qwen 2."""
@@ -32,9 +27,7 @@ def model(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize(
-    "model", sorted(FAMILIES.keys() - {"mimo"}), indirect=True
-)  # transformers has no MiMo
+@pytest.mark.parametrize("model", sorted(FAMILIES.keys() - {"mimo"}), indirect=True)  # it has no MiMo
 def test_each_family_in_each_type_has_the_logits_of_transformers(model: Any) -> None:
     torch = pytest.importorskip("torch")
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -76,16 +69,17 @@ def test_a_tokenizer_is_taken_over_with_its_chat_template(
     assert not list(tmp_path.iterdir())
 
 
+def test_other_objects_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"AutoModelForCausalLM\.from_pretrained"):
+        lazyllm.from_transformers("owner/name")
+
+
 @pytest.mark.oracle
-def test_weights_of_other_types_are_refused(model: Any) -> None:
+def test_other_models_are_refused(model: Any) -> None:
     with pytest.raises(CheckpointError, match=r"torch\.float64; expected one of torch\.float32"):
         lazyllm.from_transformers(model.double())
     with pytest.raises(CheckpointError, match="is not in memory"):
         lazyllm.from_transformers(model.float().to("meta"))
-
-
-@pytest.mark.oracle
-def test_adapters_are_to_be_merged_first(model: Any) -> None:
     model.merge_and_unload = lambda: model  # as PEFT's models have it
     with pytest.raises(TypeError, match=r"give the model that model\.merge_and_unload\(\) returns"):
         lazyllm.from_transformers(model)

@@ -16,23 +16,21 @@ from check_dist import TREE, check_sdist
 import lazyllm
 
 
+def output_of(*command: str, cwd: Path = TREE, env: dict[str, str] | None = None) -> str:
+    return subprocess.run(command, cwd=cwd, env=env, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
 def test_an_sdist_has_all_that_a_build_reads(tmp_path: Path) -> None:
     """setup.py imports cuda/build_cuda.py, and the compiler the headers of both cores."""
     options = ["egg_info", "--egg-base", str(tmp_path), "sdist", "--dist-dir", str(tmp_path)]
-    subprocess.run([sys.executable, "setup.py", "--quiet", *options], cwd=TREE, check=True)
+    output_of(sys.executable, "setup.py", "--quiet", *options)
     (sdist,) = tmp_path.glob("*.tar.gz")
     check_sdist(sdist)
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, filter="data")
     (unpacked,) = tmp_path.glob("lazyllm_engine-*/setup.py")
-    done = subprocess.run(
-        [sys.executable, "setup.py", "--name", "--version"],
-        cwd=unpacked.parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout.split() == ["lazyllm-engine", lazyllm.__version__], done.stderr
+    shown = output_of(sys.executable, "setup.py", "--name", "--version", cwd=unpacked.parent)
+    assert shown.split() == ["lazyllm-engine", lazyllm.__version__]
 
 
 @pytest.mark.parametrize(
@@ -47,15 +45,9 @@ def test_a_build_of_the_cuda_core_fetches_an_nvcc_where_there_is_none(
         f"build_cuda.find_nvcc = lambda: {nvcc!r}\n"
         "print(build_backend.get_requires_for_build_wheel())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=TREE,
-        env=os.environ | {"LAZYLLM_CUDA": wish, "PYTHONPATH": str(TREE / "cuda")},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert ("nvcc" in done.stdout.splitlines()[-1]) == fetched
+    environment = os.environ | {"LAZYLLM_CUDA": wish, "PYTHONPATH": str(TREE / "cuda")}
+    shown = output_of(sys.executable, "-c", code, env=environment)
+    assert ("nvcc" in shown.splitlines()[-1]) == fetched
 
 
 def test_the_changelog_begins_with_this_version() -> None:
@@ -66,15 +58,8 @@ def test_the_changelog_begins_with_this_version() -> None:
     assert metadata.version("lazyllm-engine") == lazyllm.__version__
 
 
-def make(*arguments: str) -> str:
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(("LAZYLLM", "MAKE"))
-    }
-    call = ["make", "--no-print-directory", *arguments]
-    return subprocess.run(call, cwd=TREE, env=environment, capture_output=True, text=True, check=True).stdout
-
-
 def test_make_uses_the_cache_of_the_command_line() -> None:
     """One place for the demonstration model: the programs' own default, unless the user names another."""
-    show = 'show: ; @echo "cache is $$LAZYLLM_CACHE."'
-    assert make("--eval", show, "show") == "cache is .\n"
+    environment = {name: value for name, value in os.environ.items() if name[:4] not in ("LAZY", "MAKE")}
+    show = ["--eval", 'show: ; @echo "cache is $$LAZYLLM_CACHE."', "show"]
+    assert output_of("make", "--no-print-directory", *show, env=environment) == "cache is .\n"
