@@ -48,15 +48,13 @@ def random_model(family: Family, seed: int) -> Any:
     return model
 
 
-def answers(
-    model: Any, prompt: list[int], prefixes: Sequence[int], new_tokens: int
-) -> tuple[Expected, float]:
+def answers(model: Any, prompt: list[int], prefixes: Sequence[int], count: int) -> tuple[Expected, float]:
     """The results of transformers, and the smallest margin of its greedy choices."""
     ids, margin = list(prompt), float("inf")
     with torch.no_grad():
         # one pass for each prefix: with longrope, angles depend on the context's length
-        rows = [model(torch.tensor([prompt[:count]])).logits[0, -1].float().numpy() for count in prefixes]
-        for _ in range(new_tokens):
+        rows = [model(torch.tensor([prompt[:n]])).logits[0, -1].float().numpy() for n in prefixes]
+        for _ in range(count):
             best = model(torch.tensor([ids])).logits[0, -1].topk(2)
             margin = min(margin, float(best.values[0] - best.values[1]))
             ids.append(int(best.indices[0]))

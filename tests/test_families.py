@@ -25,16 +25,10 @@ def folder(request: pytest.FixtureRequest) -> Path:
 
 def test_logits_and_greedy_tokens(folder: Path) -> None:
     """After each prefix of the prompt, run at once and in parts, and with a schedule that keeps all."""
-    expected, model, checkpoint = (
-        Expected.load(folder / "expected.npz"),
-        open_model(folder),
-        Checkpoint(folder),
-    )
-    family = FAMILIES[folder.name]
-    assert (len(checkpoint.shards), {tensor.dtype for tensor in checkpoint.tensors}) == (
-        family.shards,
-        {family.dtype},
-    )
+    family, expected = FAMILIES[folder.name], Expected.load(folder / "expected.npz")
+    model, checkpoint = open_model(folder), Checkpoint(folder)
+    assert len(checkpoint.shards) == family.shards
+    assert {tensor.dtype for tensor in checkpoint.tensors} == {family.dtype}
     parts, done, short = model.session(None), 0, checkpoint.config.short_context
     for count, logits in zip(expected.prefixes, expected.logits, strict=True):
         if done <= short < count:  # keys of a shorter context would stay as they are: see test_oracle.py

@@ -54,11 +54,11 @@ def write_json(path: Path, contents: dict[str, Any]) -> None:
 
 def write_weights(checkpoint: GgufCheckpoint, path: Path, dtype: str, progress: bool) -> None:
     stored, width, _ = DTYPES[dtype]
-    tensors = checkpoint.named_tensors
-    entries = {}
-    for tensor in tensors:
-        n_bytes = math.prod(tensor.shape) * width
-        entries[hub_name(tensor.name, checkpoint.architecture)] = (stored, tensor.shape, n_bytes)
+    tensors, arch = checkpoint.named_tensors, checkpoint.architecture
+    entries = {
+        hub_name(tensor.name, arch): (stored, tensor.shape, math.prod(tensor.shape) * width)
+        for tensor in tensors
+    }
     with path.open("wb") as file, bar(len(tensors), "converting", "tensor", progress) as line:
         file.write(header_bytes(entries, {"format": "pt"}))
         for tensor in tensors:
@@ -74,8 +74,8 @@ def hugging_face_values(checkpoint: GgufCheckpoint, tensor: Tensor) -> Iterator[
     heads = {"q_proj": config.n_heads, "k_proj": config.n_kv_heads}.get(projection, 0)
     paired = checkpoint.is_paired and heads
     if paired and tensor.shape[0] != heads * config.head_dim:
-        rows = f"{tensor.shape[0]} rows; expected {heads} x {config.head_dim}"
-        checkpoint.refuse_tensor(tensor.name, f"has {rows}")
+        problem = f"has {tensor.shape[0]} rows; expected {heads} x {config.head_dim}"
+        checkpoint.refuse_tensor(tensor.name, problem)
     for chunk in checkpoint.chunks(tensor, config.head_dim if paired else 1):
         values = _core.widen(chunk, tensor.dtype)
         if paired:
@@ -86,10 +86,8 @@ def hugging_face_values(checkpoint: GgufCheckpoint, tensor: Tensor) -> Iterator[
 
 
 def encode_floats(values: np.ndarray, dtype: str) -> bytes:
-    if dtype == "f32":
-        return values.tobytes()
-    if dtype == "f16":
-        return values.astype(np.float16).tobytes()
+    if dtype != "bf16":
+        return values.astype(np.float16 if dtype == "f16" else np.float32).tobytes()
     bits = values.view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     rounded[np.isnan(values)] = 0x7FC0

@@ -13,7 +13,6 @@ from typing import Any, BinaryIO, NoReturn
 from lazyllm.checkpoints.tensors import Tensor
 from lazyllm.errors import CheckpointError
 
-MAGIC, VERSIONS, ALIGNMENT = b"GGUF", (2, 3), "general.alignment"
 MOST_ENTRIES, MOST_STRINGS, MOST_DIMENSIONS = 1 << 16, 1 << 22, 4
 BOOL, STRING, ARRAY = 7, 8, 9
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", BOOL: "?", 10: "Q", 11: "q", 12: "d"}
@@ -66,10 +65,9 @@ class Reader:
         return struct.unpack(f"<{kind}", self.take(struct.calcsize(f"<{kind}")))[0]
 
     def count(self, what: str, most: int, kind: str = "Q") -> int:
-        number = int(self.number(kind))
-        if number > most:
+        if (number := self.number(kind)) > most:
             self.refuse(f"{number} {what}; expected at most {most}")
-        return number
+        return int(number)
 
     def string(self) -> str:
         try:
@@ -78,18 +76,17 @@ class Reader:
             self.refuse(f"it is not UTF-8: {error}")
 
     def read(self) -> tuple[dict[str, Any], list[Tensor]]:
-        if (magic := self.take(len(MAGIC))) != MAGIC:
-            self.refuse(f"it is {magic!r}; expected {MAGIC!r}")
-        version = self.number("I")
-        if version not in VERSIONS:
+        if (magic := self.take(4)) != b"GGUF":
+            self.refuse(f"it is {magic!r}; expected b'GGUF'")
+        if (version := self.number("I")) not in (2, 3):
             self.refuse(f"it has version {version}; supported are 2 and 3, little-endian")
         self.place = "the number of tensors"
         n_tensors = self.count("tensors", MOST_ENTRIES)
         self.place = "the number of metadata fields"
         n_fields = self.count("fields", MOST_ENTRIES)
         fields = {name: self.value() for name in self.names("metadata field", n_fields)}
-        alignment = fields.get(ALIGNMENT, 32)
-        self.place = f"metadata field {ALIGNMENT!r}"
+        alignment = fields.get("general.alignment", 32)
+        self.place = "metadata field 'general.alignment'"
         if not isinstance(alignment, int) or alignment not in [1 << n for n in range(21)]:
             self.refuse(f"it is {alignment!r:.80}; expected a power of two, at most {1 << 20}")
         entries = {name: self.entry() for name in self.names("tensor", n_tensors)}
@@ -110,12 +107,10 @@ class Reader:
 
     def value(self) -> Any:
         kind = self.number("I")
-        if kind == STRING:
-            return self.string()
-        if kind == ARRAY:
-            return self.array()
+        if kind in (STRING, ARRAY):
+            return self.string() if kind == STRING else self.array()
         if kind not in SCALARS:
-            self.refuse(f"its type is {kind}; expected {', '.join(map(str, [*SCALARS, STRING, ARRAY]))}")
+            self.refuse(f"its type is {kind}; expected 0 to 12")
         return self.number(SCALARS[kind])
 
     def array(self) -> Any:

@@ -14,8 +14,7 @@ from lazyllm.checkpoints.vocabulary import WORD_MARK, refusing
 
 PREFIX = "tokenizer.ggml."
 UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6
-GGUF_NAMES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-SPECIAL_TOKENS = {f"{name}_token": f"{PREFIX}{own}_token_id" for name, own in GGUF_NAMES.items()}
+SPECIAL_TOKENS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 LONGEST_TOKEN = 1000  # characters; finding a token's merges takes time with the square of them
 
 # Regular expressions that split text into words before merging, by the name in tokenizer.ggml.pre.
@@ -26,18 +25,16 @@ NEWER_SPLIT = (
 )
 
 
-def byte_level(use_regex: bool) -> ByteLevel:
-    return ByteLevel(add_prefix_space=False, use_regex=use_regex)
-
-
 def newer_split(digits: str) -> list[PreTokenizer]:
-    return [Split(Regex(NEWER_SPLIT.replace("DIGITS", digits)), "isolated"), byte_level(False)]
+    expression = Regex(NEWER_SPLIT.replace("DIGITS", digits))
+    return [Split(expression, "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)]
 
 
+GPT2 = ByteLevel(add_prefix_space=False)
 LLAMA3, QWEN2 = newer_split("{1,3}"), newer_split("")
 SPLITS: dict[str, list[PreTokenizer]] = {
-    "gpt-2": [byte_level(True)],
-    "smollm": [Digits(individual_digits=True), byte_level(True)],
+    "gpt-2": [GPT2],
+    "smollm": [Digits(individual_digits=True), GPT2],
     **dict.fromkeys(["llama-bpe", "llama3", "llama-v3"], LLAMA3),
     **dict.fromkeys(["qwen2", "deepseek-r1-qwen"], QWEN2),
 }
@@ -56,9 +53,7 @@ class GgufVocabulary:
         self.gemma = metadata.get("general.architecture") in ("gemma2", "gemma3")
         self.tokens = self.array("tokens", str)
         if self.gemma:  # its files spell runs of blanks as blanks, the text to be merged has marks
-            self.tokens = [
-                token if token.strip(" ") else token.replace(" ", WORD_MARK) for token in self.tokens
-            ]
+            self.tokens = [token if token.strip(" ") else WORD_MARK * len(token) for token in self.tokens]
         self.ids = {token: index for index, token in enumerate(self.tokens)}
         if len(self.ids) != len(self.tokens) or max(map(len, self.tokens), default=0) > LONGEST_TOKEN:
             self.fields.refuse(f"{PREFIX}tokens", f"different tokens of at most {LONGEST_TOKEN} characters")
@@ -67,24 +62,25 @@ class GgufVocabulary:
         if self.kind == "gpt2" and not self.split:
             self.fields.refuse(f"{PREFIX}pre", f"one of {', '.join(SPLITS)}")
         self.special = {
-            name: self.tokens[self.fields.whole(key, len(self.tokens) - 1, low=0)]
-            for name, key in SPECIAL_TOKENS.items()
-            if self.fields.get(key) is not None
+            name: self.tokens[self.fields.whole(f"{PREFIX}{own}_token_id", len(self.tokens) - 1, low=0)]
+            for name, own in SPECIAL_TOKENS.items()
+            if self.fields.get(f"{PREFIX}{own}_token_id") is not None
         }
-        adds_bos = self.fields.get(f"{PREFIX}add_bos_token", self.kind == "llama" or self.split is LLAMA3)
+        asked = self.fields.get(f"{PREFIX}add_bos_token", self.kind == "llama" or self.split is LLAMA3)
+        adds_bos = bool(asked) and "bos_token" in self.special
         template = self.fields.get("tokenizer.chat_template")
         self.settings: dict[str, Any] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "clean_up_tokenization_spaces": False,
-            "add_bos_token": bool(adds_bos) and "bos_token" in self.special,
+            "add_bos_token": adds_bos,
             **self.special,
             **({"chat_template": template} if isinstance(template, str) else {}),
         }
         with refusing(f"{path}: its tokenizer is not consistent"):
             self.backend = self.byte_level() if self.kind == "gpt2" else self.sentencepiece()
             self.backend.add_tokens(self.added_tokens())
-            if self.settings["add_bos_token"]:
-                bos = self.settings["bos_token"]
+            if adds_bos:
+                bos = self.special["bos_token"]
                 self.backend.post_processor = TemplateProcessing(
                     single=[bos, "$A"], pair=[bos, "$A", "$B"], special_tokens=[(bos, self.ids[bos])]
                 )
@@ -98,7 +94,7 @@ class GgufVocabulary:
         return list(values)
 
     def added_tokens(self) -> list[AddedToken]:
-        whole = (CONTROL, USER_DEFINED, UNKNOWN) if self.kind == "llama" else (CONTROL, USER_DEFINED)
+        whole = (CONTROL, USER_DEFINED, *([UNKNOWN] if self.kind == "llama" else []))
         return [
             AddedToken(token, normalized=False, special=kind != USER_DEFINED)
             for token, kind in zip(self.tokens, self.types, strict=True)
@@ -118,12 +114,12 @@ class GgufVocabulary:
         unknown = {name: token for name, token in self.special.items() if name == "unk_token"}
         merges = self.sentencepiece_merges()
         backend = Tokenizer(BPE(self.ids, merges, byte_fallback=True, fuse_unk=True, **unknown))
-        prefix = self.fields.get(f"{PREFIX}add_space_prefix", True)
-        backend.normalizer = normalizers.Sequence(
-            [*([normalizers.Prepend(WORD_MARK)] if prefix else []), normalizers.Replace(" ", WORD_MARK)]
-        )
-        pieces = [decoders.Replace(WORD_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
-        backend.decoder = decoders.Sequence([*pieces, *([decoders.Strip(" ", 1, 0)] if prefix else [])])
+        steps: list[Any] = [normalizers.Replace(" ", WORD_MARK)]
+        back: list[Any] = [decoders.Replace(WORD_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
+        if self.fields.get(f"{PREFIX}add_space_prefix", True):
+            steps.insert(0, normalizers.Prepend(WORD_MARK))
+            back.append(decoders.Strip(" ", 1, 0))
+        backend.normalizer, backend.decoder = normalizers.Sequence(steps), decoders.Sequence(back)
         return backend
 
     def sentencepiece_merges(self) -> list[tuple[str, str]]:

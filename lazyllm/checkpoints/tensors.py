@@ -57,8 +57,8 @@ def core_tensors(tensors: Iterable[Tensor], config: ModelConfig, source: Path) -
         if tensor.shape[:1] != (sum(parts.values()),):
             wanted = f"{' + '.join(map(str, parts.values()))} rows, of {', '.join(parts)}"
             raise CheckpointError(f"{source}: {tensor.name!r} has shape {[*tensor.shape]}; expected {wanted}")
-        names = (f"{fused['layer']}.{part}.{fused['suffix']}" for part in parts)
-        yield from split(tensor, dict(zip(names, parts.values(), strict=True)))
+        layer, suffix = fused["layer"], fused["suffix"]
+        yield from split(tensor, {f"{layer}.{part}.{suffix}": count for part, count in parts.items()})
 
 
 def renamed(name: str, parts: Mapping[str, str]) -> str:

@@ -141,8 +141,7 @@ class TextStream:
             return ""
         text = self.characters.decode(self.tokenizer.vocabulary.token_bytes(token))
         if self.strip and text:
-            self.strip = False
-            return text.removeprefix(" ")
+            self.strip, text = False, text.removeprefix(" ")
         return text
 
     def finish(self) -> str:
@@ -151,13 +150,13 @@ class TextStream:
 
 def open_vocabulary(folder: Path, settings: Fields, tokens: Mapping[str, str]) -> tuple[Vocabulary, Path]:
     """The vocabulary that the folder's files describe, and the file that describes it."""
-    for name in ("tokenizer.json", "tokenizer.model"):
-        check_size(folder / name, VOCABULARY_LIMIT)
     if (path := folder / "tokenizer.json").is_file():
+        check_size(path, VOCABULARY_LIMIT)
         with refusing(f"{path} is not a tokenizer.json"):
             backend = Backend.from_file(str(path))
         return JsonVocabulary(path, backend, settings, tokens), path
     if (path := folder / "tokenizer.model").is_file():
+        check_size(path, VOCABULARY_LIMIT)
         if str(settings.get("tokenizer_class")).startswith("Gemma"):
             settings.refuse("tokenizer_class", "a tokenizer.json beside it, which Gemma needs")
         added, special = read_added_tokens(folder, settings)
@@ -176,8 +175,8 @@ def read_token_names(*sources: Fields) -> dict[str, str]:
     for fields in sources:
         for name in TOKEN_NAMES:
             value = fields.get(name)
-            content: object = value.get("content") if isinstance(value, dict) else value
-            if content is not None and not isinstance(content, str):
+            content = value.get("content") if isinstance(value, dict) else value
+            if content and not isinstance(content, str):
                 fields.refuse(name, "a string, or an object with its content")
             if content:
                 tokens.setdefault(name, content)
@@ -186,13 +185,11 @@ def read_token_names(*sources: Fields) -> dict[str, str]:
 
 def read_added_tokens(folder: Path, settings: Fields) -> tuple[dict[str, int], list[str]]:
     """Tokens that JSON files add to a SentencePiece model, and the special ones among them."""
-    added: dict[str, int] = {}
-    special: list[str] = []
-    extra = optional_fields(folder / "added_tokens.json")
+    extra, special = optional_fields(folder / "added_tokens.json"), []
     for token, index in extra.values.items():
         if not isinstance(index, int) or not 0 <= index < MAX_TOKENS or not token:
             raise CheckpointError(f"{extra.source}: {token!r} is {index!r}; expected a token with its id")
-        added[token] = index
+    added: dict[str, int] = dict(extra.values)
     for key, entry in settings.section("added_tokens_decoder").values.items():
         content = entry.get("content") if isinstance(entry, dict) else None
         if not key.isdecimal() or int(key) >= MAX_TOKENS or not isinstance(content, str) or not content:

@@ -64,16 +64,15 @@ class JsonVocabulary:
         content = self.tokenizer.id_to_token(token)
         if content is None:
             return b""
-        if self.style == "bytes":
-            mapped = [self.letters.get(letter) for letter in content]
-            return content.encode() if None in mapped else bytes(byte for byte in mapped if byte is not None)
         if self.style == "words":
             return f" {content}".encode()
-        return piece_bytes(content)
+        if self.style == "pieces":
+            return piece_bytes(content)
+        known = set(content) <= self.letters.keys()
+        return bytes(map(self.letters.__getitem__, content)) if known else content.encode()
 
     def token_id(self, content: str) -> int | None:
-        token: int | None = self.tokenizer.token_to_id(content)
-        return token
+        return self.tokenizer.token_to_id(content)
 
 
 def decoding(path: Path, decoder: Any) -> tuple[str, bool]:
@@ -121,29 +120,19 @@ class SentencePieceVocabulary:
         self.special = frozenset(own) | {self.added[content] for content in special if content in self.added}
         self.size = max(count, 1 + max(self.added.values(), default=0))
         longest_first = sorted(self.added, key=len, reverse=True)
-        self.cuts = re.compile("|".join(map(re.escape, longest_first)))
+        self.cuts = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
         bos, eos = pieces.bos_id(), pieces.eos_id()  # below 0: none
         self.before = [bos] if settings.flag("add_bos_token", True) and bos >= 0 else []
         self.after = [eos] if settings.flag("add_eos_token", False) and eos >= 0 else []
         self.legacy = settings.flag("legacy", True)
 
     def encode(self, text: str, add_special: bool) -> list[int]:
-        ids: list[int] = []
-        end = 0
-        for cut in self.cuts.finditer(text):
-            ids += self.encode_part(text[end : cut.start()], end == 0)
-            ids.append(self.added[cut.group()])
-            end = cut.end()
-        ids += self.encode_part(text[end:], end == 0)
+        first, *others = self.cuts.split(text)  # each part, and the token behind it
+        ids: list[int] = self.pieces.encode(first)
+        for token, part in zip(others[::2], others[1::2], strict=True):
+            guard = "" if self.legacy or not part else self.pieces.id_to_piece(self.pieces.unk_id())
+            ids += [self.added[token], *self.pieces.encode(guard + part)[len(self.pieces.encode(guard)) :]]
         return [*self.before, *ids, *self.after] if add_special else ids
-
-    def encode_part(self, text: str, first: bool) -> list[int]:
-        if not text:
-            return []
-        if self.legacy or first:
-            return list(self.pieces.encode(text))
-        guard = self.pieces.id_to_piece(self.pieces.unk_id())
-        return list(self.pieces.encode(guard + text)[len(self.pieces.encode(guard)) :])
 
     def token_bytes(self, token: int) -> bytes:
         if token in self.contents:
@@ -151,10 +140,8 @@ class SentencePieceVocabulary:
         return piece_bytes(self.pieces.id_to_piece(token)) if token < self.pieces.get_piece_size() else b""
 
     def token_id(self, content: str) -> int | None:
-        if content in self.added:
-            return self.added[content]
-        token: int = self.pieces.piece_to_id(content)
-        return token if token != self.pieces.unk_id() else None
+        token: int = self.added.get(content, self.pieces.piece_to_id(content))
+        return token if content in self.added or token != self.pieces.unk_id() else None
 
 
 class XgenVocabulary:
