@@ -19,8 +19,6 @@ from tiny import write_safetensors
 from lazyllm import CheckpointError
 from lazyllm.checkpoints.checkpoint import Checkpoint, read_shard, resolve
 
-# ---- complete checkpoints ------------------------------------------------------------------------
-
 
 def test_the_table_points_at_the_tensors() -> None:
     from safetensors.numpy import load_file
@@ -87,9 +85,6 @@ def test_scalar_empty_and_unused_tensors_are_legal(tmp_path: Path) -> None:
         ("odd", "U8", (1,), 2, start + 4, 1),
         ("scalar", "F32", (), 2, start, 4),
     ]
-
-
-# ---- how a model is located ----------------------------------------------------------------------
 
 
 SAFETENSORS = ["config.json", "model-00001-of-00001.safetensors", "model.safetensors.index.json"]
@@ -179,9 +174,6 @@ def test_resolve_takes_folders_and_gguf_files(tmp_path: Path) -> None:
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=words):
             resolve(tmp_path / path, **options)
-
-
-# ---- incomplete folders --------------------------------------------------------------------------
 
 
 def test_a_folder_of_a_gguf_file(tmp_path: Path) -> None:

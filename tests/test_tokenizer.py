@@ -68,9 +68,6 @@ def pieces(piece_model: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-# ---- tokenizer.json ------------------------------------------------------------------------------
-
-
 def test_byte_level(byte_level: Path) -> None:
     tokenizer = opened(byte_level)
     for text in TEXTS:
@@ -138,9 +135,6 @@ def test_ids_out_of_range(byte_level: Path) -> None:
         tokenizer.decode([0.5])  # type: ignore[list-item]
     with pytest.raises(TypeError, match="must be a str, not bytes"):
         tokenizer.encode(b"text")  # type: ignore[arg-type]
-
-
-# ---- tokenizer.model -----------------------------------------------------------------------------
 
 
 def test_pieces_are_those_of_sentencepiece_and_round_trip(pieces: Path) -> None:
@@ -220,9 +214,6 @@ def test_xgen_without_gpt2s_vocabulary(xgen: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("tiktoken.get_encoding", fail)
     with pytest.raises(OSError, match=r"TIKTOKEN_CACHE_DIR.*no network"):
         opened(xgen, 51200)
-
-
-# ---- chats ---------------------------------------------------------------------------------------
 
 
 def chat_text(folder: Path, template: Any, messages: Any = CHAT, **options: Any) -> str:
