@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,19 +23,15 @@ from hypothesis import strategies as st
 from toys import as_gguf, write_gguf
 
 import lazyllm
+from benchmarks.suites.memory import resident
 from lazyllm import Preset, Pruning
 from lazyllm.checkpoints import chat
 
 SECONDS = 60  # after which the whole run ends with a traceback: nothing may hang
 # bytes beside twice those of the files, for what a library loads when it is first used, and a sanitizer keeps
 SPARE = (512 if os.environ.get("LAZYLLM_SANITIZED") else 48) << 20
-TABLES = {
-    "folder": faults.FOLDER,
-    "sharded": faults.SHARDED,
-    "gguf": faults.GGUF,
-    "session": faults.SESSION,
-    "preset": faults.PRESET,
-}
+TABLES = {"folder": faults.FOLDER, "sharded": faults.SHARDED, "gguf": faults.GGUF}
+TABLES |= {"session": faults.SESSION, "preset": faults.PRESET}
 CANDIDATE = {"pruning": {"stages": [[1, 0.5]]}, "speedup": 2.0}
 
 
@@ -48,10 +43,6 @@ def opened(path: Path) -> lazyllm.LLM:
     return llm
 
 
-def used(path: Path) -> None:
-    opened(path).core.session(None).forward([1, 2, 3])
-
-
 @contextmanager
 def bounded(path: Path) -> Iterator[None]:
     """Ends a run that hangs; fails if more than twice the bytes of the files were taken."""
@@ -59,35 +50,26 @@ def bounded(path: Path) -> Iterator[None]:
     most = 2 * sum(file.stat().st_blocks * 512 for file in files) + SPARE
     faulthandler.dump_traceback_later(SECONDS, exit=True)
     Path("/proc/self/clear_refs").write_text("5")  # the highest use so far is forgotten
-    before = in_use("VmRSS")
+    before = resident("VmRSS")
     try:
         yield
     finally:
         faulthandler.cancel_dump_traceback_later()
-    assert in_use("VmHWM") - before <= most
-
-
-def in_use(name: str) -> int:
-    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found
-    return int(found[1]) << 10
+    assert resident("VmHWM") - before <= most
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One of each kind of file, which opens."""
     place = tmp_path_factory.mktemp("whole")
-    made = {
-        "folder": model_folder(place / "folder"),
-        "sharded": RECORDED / "families" / "llama2",
-        "gguf": write_gguf(place / "model.gguf", *as_gguf("llama1")),
-    }
-    session = opened(made["folder"]).session(Pruning({1: 0.6, 3: 0.3}))
+    folder, gguf = model_folder(place / "folder"), write_gguf(place / "model.gguf", *as_gguf("llama1"))
+    session = opened(folder).session(Pruning({1: 0.6, 3: 0.3}))
     session.ask([{"role": "user", "content": "Hello"}], chat=True, max_new_tokens=3)
     session.save(place / "kept")
     evidence = {"candidates": [CANDIDATE], "prompts": {}}
     preset = Preset(Pruning({1: 0.5}), 2.0, "a model", "0" * 64, {}, evidence).save(place / "preset.json")
-    return made | {"session": place / "kept", "preset": preset}
+    files = {"folder": folder, "sharded": RECORDED / "families" / "llama2", "gguf": gguf}
+    return files | {"session": place / "kept", "preset": preset}
 
 
 @pytest.fixture(scope="module")
@@ -100,14 +82,9 @@ def copied(source: Path, to: Path) -> Path:
     return Path(copy(source, to / source.name))
 
 
-@pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat, "CHARACTERS", 10**6)
-
-
 def test_what_is_whole_opens(whole: dict[str, Path], llm: lazyllm.LLM) -> None:
     for kind in ("folder", "sharded", "gguf"):
-        used(whole[kind])
+        opened(whole[kind]).core.session(None).forward([1, 2, 3])
     assert llm.restore(whole["session"]).ask("And?", chat=True, max_new_tokens=2).token_ids
     assert Preset.load(whole["preset"]).speedup == 2.0
 
@@ -117,8 +94,9 @@ def test_what_is_whole_opens(whole: dict[str, Path], llm: lazyllm.LLM) -> None:
     [pytest.param(kind, fault, id=fault.name) for kind, table in TABLES.items() for fault in table],
 )
 def test_faults(
-    kind: str, fault: Fault, whole: dict[str, Path], llm: lazyllm.LLM, short: None, tmp_path: Path
+    kind: str, fault: Fault, whole: dict[str, Path], llm: lazyllm.LLM, tmp_path: Path, monkeypatch: Any
 ) -> None:
+    monkeypatch.setattr(chat, "CHARACTERS", 10**6)
     place = copied(whole[kind], tmp_path)
     file = place / fault.file if place.is_dir() else place
     fault.change(file)
@@ -180,8 +158,7 @@ def test_a_template_without_an_end_can_be_interrupted(alarm: Any) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    loop = "{%% for %s in range(99999) %%}"
-    endless = "".join(loop % name for name in "abc") + "{% endfor %}" * 3
+    endless = "{% for _ in range(99999) %}" * 3 + "{% endfor %}" * 3
     alarm(interrupt, 0.1)
     with pytest.raises(KeyboardInterrupt):
         chat.ChatTemplate(endless, Path("endless.jinja"), {}).render([], True)
