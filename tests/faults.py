@@ -408,6 +408,7 @@ FOLDER = [
         ("an id of 2^40", edited(lambda t: t["model"]["vocab"].update(x=1 << 40)), "is not a tokenizer.json"),
         ("a token of merges only", edited(lambda t: t["model"].update(merges=[["x", "yy"]])), "is not a"),
         ("another decoder", having(decoder={"type": "BPEDecoder", "suffix": "_"}), "BPEDecoder is neither"),
+        ("no decoder", having(decoder=None), "decoder NoneType is neither ByteLevel"),
         ("a broken pattern", having(pre_tokenizer={"type": "Split", "pattern": {"Regex": "("}}), "is not a"),
     ),
     *faults(

@@ -158,14 +158,6 @@ def test_windows_hide_older_tokens(tiny_of: Build, n: int) -> None:
     assert logits(0) == logits(seen) != logits(seen + 1)
 
 
-@pytest.mark.parametrize("rules", SCHEDULES.values(), ids=SCHEDULES)
-def test_windows_that_hold_the_context_change_nothing(tiny_of: Build, rules: dict[str, Any]) -> None:
-    n = sum(count for count, _ in CONVERSATION)
-    models = [tiny_of(Shape(seed=24, n_layers=5, windows=(width,))) for width in (0, n)]
-    without, wide = (converse(tiny.load().session(rules), tiny, CONVERSATION) for tiny in models)
-    assert without == wide
-
-
 def test_sessions_that_drop_for_good_alone_have_no_aux_cache(tiny_of: Build) -> None:
     model = tiny_of(Shape(seed=27)).load()
     schedules = ([(1, 0.5, True)], [(1, 0.5, True), (2, 0.3)], [(1, 0.5)])

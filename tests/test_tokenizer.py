@@ -108,16 +108,11 @@ def test_what_the_files_ask_for(byte_level: Path) -> None:
     assert opened(byte_level).encode(text, add_special=False) == plain
 
 
-@pytest.mark.parametrize(
-    ("scheme", "pieces"), [(None, ["one", " two"]), ("always", ["one", " two"]), ("never", [" one", " two"])]
-)
-def test_whole_words_and_metaspace(tmp_path: Path, scheme: str | None, pieces: list[str]) -> None:
-    mark = "▁" if scheme else ""
-    backend = Backend(models.WordLevel({f"{mark}one": 0, f"{mark}two": 1, "?": 2}, unk_token="?"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    if scheme:
-        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
-        backend.decoder = decoders.Metaspace(prepend_scheme=scheme)
+@pytest.mark.parametrize(("scheme", "pieces"), [("always", ["one", " two"]), ("never", [" one", " two"])])
+def test_metaspace(tmp_path: Path, scheme: str, pieces: list[str]) -> None:
+    backend = Backend(models.WordLevel({"▁one": 0, "▁two": 1, "?": 2}, unk_token="?"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    backend.decoder = decoders.Metaspace(prepend_scheme=scheme)
     backend.save(str(tmp_path / "tokenizer.json"))
     tokenizer = opened(tmp_path)
     assert tokenizer.encode("one two three") == [0, 1, 2]

@@ -38,6 +38,9 @@ def byte_letters() -> dict[str, int]:
     return {chr(byte): byte for byte in printing} | {chr(256 + n): byte for n, byte in enumerate(others)}
 
 
+LETTERS = byte_letters()
+
+
 class JsonVocabulary:
     """The vocabulary of a tokenizer.json, or of what a GGUF file describes; `settings` are those of
     tokenizer_config.json, `tokens` the special tokens by name."""
@@ -51,8 +54,7 @@ class JsonVocabulary:
         self.special = frozenset(token for token, entry in added.items() if entry.special)
         adds_bos = settings.flag("add_bos_token", False) and "bos_token" in tokens
         self.bos_id = self.token_id(tokens["bos_token"]) if adds_bos else None
-        self.style, self.strips_space = decoding(path, self.tokenizer.decoder)
-        self.letters = byte_letters()
+        self.bytewise, self.strips_space = decoding(path, self.tokenizer.decoder)
 
     def encode(self, text: str, add_special: bool) -> list[int]:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special).ids
@@ -64,30 +66,26 @@ class JsonVocabulary:
         content = self.tokenizer.id_to_token(token)
         if content is None:
             return b""
-        if self.style == "words":
-            return f" {content}".encode()
-        if self.style == "pieces":
+        if not self.bytewise:
             return piece_bytes(content)
-        known = set(content) <= self.letters.keys()
-        return bytes(map(self.letters.__getitem__, content)) if known else content.encode()
+        known = set(content) <= LETTERS.keys()
+        return bytes(LETTERS[letter] for letter in content) if known else content.encode()
 
     def token_id(self, content: str) -> int | None:
         return self.tokenizer.token_to_id(content)
 
 
-def decoding(path: Path, decoder: Any) -> tuple[str, bool]:
-    """The form of the tokens, "bytes", "pieces" or, without a decoder, whole "words", as a decoder shows with
-    a few of them; and whether a leading space is stripped."""
-    if decoder is None:
-        return "words", True
+def decoding(path: Path, decoder: Any) -> tuple[bool, bool]:
+    """Two truths, as a decoder shows with a few tokens: that they spell bytes, else they are SentencePiece's;
+    and that a leading space is stripped."""
     with refusing(f"{path} is not a tokenizer.json"):
-        if decoder.decode(["Ġa", "_", "Ċ", "##b</w>"]) == " a_\n##b</w>":
-            return "bytes", False
-        text, whole = decoder.decode(["▁a", "▁▁b_", "##c</w>▁"]), " a  b_##c</w> "
+        if decoder and decoder.decode(["Ġa", "_", "Ċ", "##b</w>"]) == " a_\n##b</w>":
+            return True, False
+        text, whole = decoder and decoder.decode(["▁a", "▁▁b_", "##c</w>▁"]), " a  b_##c</w> "
     if text not in (whole, whole[1:]):
         name = type(decoder).__name__
         raise CheckpointError(f"{path}: decoder {name} is neither ByteLevel nor SentencePiece's")
-    return "pieces", text != whole
+    return False, text != whole
 
 
 def piece_bytes(piece: str) -> bytes:
