@@ -6,16 +6,15 @@ import copy
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from lazyllm import _core
 from lazyllm.checkpoints import families
+from lazyllm.checkpoints.checkpoint import Checkpoint
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.checkpoints.fields import Fields
-
-if TYPE_CHECKING:
-    from lazyllm import _core
 
 RECORDED = Path(__file__).parent / "recorded"
 PROMPT_TOKENS = 48
@@ -94,8 +93,8 @@ class Expected:
     @classmethod
     def load(cls, path: Path) -> Expected:
         with np.load(path, allow_pickle=False) as file:
-            prompt, prefixes, greedy = (file[name].tolist() for name in ("prompt", "prefixes", "greedy"))
-            return cls(prompt, prefixes, file["logits"], greedy)
+            lists = {name: file[name].tolist() for name in ("prompt", "prefixes", "greedy")}
+            return cls(logits=file["logits"], **lists)
 
 
 def config_of(fields: dict[str, Any]) -> ModelConfig:
@@ -105,16 +104,11 @@ def config_of(fields: dict[str, Any]) -> ModelConfig:
 
 def open_model(folder: Path, threads: int = 1) -> _core.Model:
     """Opens a Hugging Face folder with the engine."""
-    from lazyllm import _core
-    from lazyllm.checkpoints.checkpoint import Checkpoint
-
     checkpoint = Checkpoint(folder)
     return _core.Model(checkpoint.config.core(), checkpoint.shards, checkpoint.tensors, threads=threads)
 
 
 def greedy_tokens(model: _core.Model, prompt: list[int], count: int) -> list[int]:
-    from lazyllm import _core
-
     session = model.session(None)
     sampler = _core.Sampler(0.0, 1.0, 0, 0)
     tokens = [session.advance(prompt, sampler)]

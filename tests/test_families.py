@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from comparison import compare_pass
-from families import DEMO_EVERY, FAMILIES, RECORDED, Expected, greedy_tokens, open_model
+from families import DEMO_EVERY, FAMILIES, RECORDED, Expected, config_of, greedy_tokens, open_model
 from reference import Reference
 from tiny import fewer_if_sanitized, pruning
 from tolerances import LOGITS, NEAR_TIE, error
@@ -59,13 +59,10 @@ def test_pruned_passes_equal_the_reference(folder: Path) -> None:
     assert reference.computed < 1
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        *("mistral", "qwen2-window", "cohere2", "gemma2", "gemma2-caps", "gemma3", "gemma3-layers"),
-        *("phi3", "olmo3", "exaone4", "smollm3-layers", "mixtral-window", "qwen3-moe-steps"),
-    ],
-)
+WINDOWED = [name for name, family in FAMILIES.items() if any(config_of(family.config).windows)]
+
+
+@pytest.mark.parametrize("family", WINDOWED)
 def test_prompts_are_several_times_longer_than_the_window(family: str) -> None:
     """Without the window, the logits at the prompt's end are others."""
     folder = RECORDED / "families" / family
