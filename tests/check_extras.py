@@ -35,7 +35,7 @@ folder = pathlib.Path("pieces")
 folder.mkdir()
 folders.model_folder(folder, Shape(vocab=320), tokenizer=False)
 toys.train_pieces(folder)
-print(lazyllm.load(folder).generate("the fox", max_new_tokens=3))
+print(lazyllm.load(folder).generate("the fox", max_new_tokens=3).summary)
 """
 SCORES = """
 for name in ("gov_report", "vcsum"):

@@ -38,7 +38,7 @@ CANDIDATE = {"pruning": {"stages": [[1, 0.5]]}, "speedup": 2.0}
 def opened(path: Path) -> lazyllm.LLM:
     """A model that has done what needs each of its files."""
     llm = lazyllm.load(path, device="cpu", threads=1)
-    if llm.checkpoint.tokenizer and llm.tokenizer.has_chat_template:
+    if llm.checkpoint.tokenizer and llm.tokenizer.template:
         llm.tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}])
     return llm
 

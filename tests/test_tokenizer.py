@@ -229,7 +229,6 @@ def test_chat_ids_have_no_second_bos(byte_level: Path) -> None:
     (byte_level / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
     tokenizer = opened(byte_level)
     ids = tokenizer.apply_chat_template(CHAT)
-    assert tokenizer.has_chat_template
     assert ids.count(0) == 1
     assert tokenizer.decode(ids, False) == tokenizer.chat_text(CHAT)
 

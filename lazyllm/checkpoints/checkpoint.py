@@ -110,8 +110,8 @@ class Checkpoint:
     The table of a multimodal checkpoint holds its text model only; the vision tower is never read.
     """
 
-    def __init__(self, folder: str | Path):
-        self.path = Path(folder)
+    def __init__(self, folder: Path):
+        self.path = folder
         self.config_files = opened(self.path, ["config.json"])
         self.tokenizer_files = opened(self.path, TOKENIZER_PARTS)
         self.generation_config = optional_fields(self.path / "generation_config.json").values
@@ -128,8 +128,13 @@ class Checkpoint:
         for missing in placed.keys() - {tensor.name for tensor in tensors}:
             raise CheckpointError(f"{self.path / INDEX_FILE}: {placed[missing]} has no tensor {missing!r}")
         family = FAMILIES[self.config.architecture]
-        if family.multimodal:
-            tensors = text_model(tensors)
+        if family.multimodal:  # the vision tower has other prefixes
+            tensors = [
+                tensor._replace(name=ours + tensor.name.removeprefix(theirs))
+                for tensor in tensors
+                for theirs, ours in TEXT_MODEL.items()
+                if tensor.name.startswith(theirs)
+            ]
         named = (tensor._replace(name=renamed(tensor.name, family.renamed)) for tensor in tensors)
         self.tensors = list(core_tensors(named, self.config, self.path))
 
@@ -213,16 +218,6 @@ def read_shard(path: Path, index: int) -> list[Tensor]:
             )
         tensors.append(Tensor(name, entry["dtype"], shape, index, 8 + length + begin, end - begin))
     return tensors
-
-
-def text_model(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """The tensors of a multimodal checkpoint's text model, under the names of a text checkpoint."""
-    return [
-        tensor._replace(name=ours + tensor.name.removeprefix(theirs))
-        for tensor in tensors
-        for theirs, ours in TEXT_MODEL.items()
-        if tensor.name.startswith(theirs)
-    ]
 
 
 def header_bytes(tensors: Mapping[str, tuple[str, Sequence[int], int]], metadata: Mapping[str, str]) -> bytes:

@@ -97,9 +97,8 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
 
     @classmethod
-    def from_folder(cls, path: str | Path) -> ModelConfig:
-        """From config.json and generation_config.json in the folder `path`."""
-        folder = Path(path)
+    def from_folder(cls, folder: Path) -> ModelConfig:
+        """From config.json and generation_config.json in the folder."""
         fields = Fields(folder / "config.json", read_json(folder / "config.json"))
         return cls.read(fields, optional_fields(folder / "generation_config.json"), folder)
 

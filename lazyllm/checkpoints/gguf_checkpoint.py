@@ -50,8 +50,8 @@ class GgufCheckpoint(Checkpoint):
     `is_paired` the rows of q and k lie by RoPE's pairs.
     """
 
-    def __init__(self, path: str | Path):
-        self.path = Path(path)
+    def __init__(self, path: Path):
+        self.path = path
         self.metadata, tensors = read_gguf(self.path)
         self.shards, self.config_files = [str(self.path)], []
         self.shard_files = self.tokenizer_files = [OpenedFile(self.path)]

@@ -103,7 +103,8 @@ def scaled_rope(
         original = holder.whole(name, MAX_CONTEXT, default=context)
     if kind == "alpha" and rotary_dim > 2:  # with a single pair the base has no effect
         theta *= rope.number("alpha", 0.0, MAX_FACTOR) ** (rotary_dim / (rotary_dim - 2))
-    divisors = frequency_divisors(theta, rotary_dim)
+    exponents = np.arange(0, rotary_dim, 2, dtype=np.float32) / rotary_dim
+    divisors = np.power(theta, exponents.astype(np.float64)).astype(np.float32)  # of the position
     long_inv_freq = inv_freq = 1 / divisors
     if kind == "linear":
         inv_freq = inv_freq / rope.number("factor", 0.0, MAX_FACTOR)
@@ -131,12 +132,6 @@ def scaled_rope(
         original=original,
         query_growth=rope.number("llama_4_scaling_beta", 0.0, MAX_FACTOR, default=0.0),
     )
-
-
-def frequency_divisors(theta: float, head_dim: int) -> np.ndarray:
-    """theta^(2 i / head_dim) of each pair i, by which the position is divided where nothing is scaled."""
-    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / head_dim
-    return np.power(theta, exponents.astype(np.float64)).astype(np.float32)
 
 
 def longrope(rope: Fields, rotary_dim: int) -> Iterator[np.ndarray]:

@@ -54,9 +54,8 @@ class Tokenizer:
         self.special = vocabulary.special | {token for token in ids.values() if token is not None}
 
     @classmethod
-    def from_folder(cls, path: str | Path, config: ModelConfig) -> Tokenizer:
-        """From the tokenizer files in `path`, for a model of `config`."""
-        folder = Path(path)
+    def from_folder(cls, folder: Path, config: ModelConfig) -> Tokenizer:
+        """From the tokenizer files in `folder`, for a model of `config`."""
         settings = optional_fields(folder / "tokenizer_config.json")
         tokens = read_token_names(settings, optional_fields(folder / "special_tokens_map.json"))
         vocabulary, source = open_vocabulary(folder, settings, tokens)
@@ -73,10 +72,6 @@ class Tokenizer:
     def place(self) -> Path:
         """The checkpoint's folder, or its file where it is one GGUF file."""
         return self.source if self.source.suffix == ".gguf" else self.source.parent
-
-    @property
-    def has_chat_template(self) -> bool:
-        return self.template is not None
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """Token ids of `text`; `add_special` adds BOS or EOS where the checkpoint asks for them."""

@@ -18,6 +18,10 @@ from lazyllm.support.optional import package
 
 BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 WORD_MARK = "▁"
+PRINTING = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+OTHERS = [byte for byte in range(256) if byte not in PRINTING]
+LETTERS = {chr(byte): byte for byte in PRINTING} | {chr(256 + n): byte for n, byte in enumerate(OTHERS)}
+"""The character of each byte in byte-level BPE: itself if printable, else the next from 256 on."""
 
 
 @contextmanager
@@ -29,16 +33,6 @@ def refusing(message: str) -> Iterator[None]:
         raise
     except BaseException as error:
         raise CheckpointError(f"{message}: {error}") from error
-
-
-def byte_letters() -> dict[str, int]:
-    """The character of each byte in byte-level BPE: itself if printable, else the next from 256 on."""
-    printing = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printing]
-    return {chr(byte): byte for byte in printing} | {chr(256 + n): byte for n, byte in enumerate(others)}
-
-
-LETTERS = byte_letters()
 
 
 class JsonVocabulary:

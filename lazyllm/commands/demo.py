@@ -64,7 +64,7 @@ def measure(llm: LLM, speedup: float) -> tuple[dict[str, Generation], dict[str, 
     from lazyllm.pruning import DENSE
     from lazyllm.support.progress import bar
 
-    text, chat = f"{DOCUMENT.read_text(encoding='utf-8')}\n\n{QUESTION}", llm.tokenizer.has_chat_template
+    text, chat = f"{DOCUMENT.read_text(encoding='utf-8')}\n\n{QUESTION}", llm.tokenizer.template is not None
     prunings = {"dense": DENSE, "pruned": Speedup(speedup)}
     answers: dict[str, Generation] = {}
     ttfts: dict[str, list[float]] = {name: [] for name in prunings}

@@ -31,7 +31,7 @@ def chat_wrapper(tokenizer: Tokenizer, wrapper: AnyWrapper = "auto") -> Wrapper:
     from lazyllm.checkpoints.config import model_name  # imports NumPy, which --help does not need
 
     checked.choice(wrapper, "wrapper", WRAPPERS)
-    if wrapper == "template" and not tokenizer.has_chat_template:
+    if wrapper == "template" and tokenizer.template is None:
         raise ValueError(f"wrapper is 'template', and {tokenizer.place} has no chat template")
     if wrapper != "auto":
         return wrapper
@@ -40,7 +40,7 @@ def chat_wrapper(tokenizer: Tokenizer, wrapper: AnyWrapper = "auto") -> Wrapper:
         return "llama-2"
     if XGEN_CHAT.search(name):
         return "xgen"
-    return "template" if tokenizer.has_chat_template else "none"
+    return "template" if tokenizer.template else "none"
 
 
 def wrapped_ids(tokenizer: Tokenizer, text: str, wrapper: Wrapper, answer_prefix: str = "") -> list[int]:

@@ -13,8 +13,8 @@ from lazyllm.machine.cores import cores
 from lazyllm.machine.device import cuda_facts
 from lazyllm.support.files import system_values
 
-REQUIRED = ("numpy", "safetensors", "tokenizers", "jinja2", "tqdm")
-OPTIONAL = ("tiktoken", "sentencepiece", "huggingface_hub", "matplotlib")
+PACKAGES = ["numpy", "safetensors", "tokenizers", "jinja2", "tqdm", "tiktoken"]
+PACKAGES += ["sentencepiece", "huggingface_hub", "matplotlib"]
 CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -53,7 +53,7 @@ def info() -> Info:
         threads=cores(),
         compiler=features["compiler"],
         cuda=cuda_facts(),
-        packages={name: installed for name in (*REQUIRED, *OPTIONAL) if (installed := version(name))},
+        packages={name: installed for name in PACKAGES if (installed := version(name))},
     )
     if namesake := version("lazyllm"):
         table["warning"] = (
