@@ -66,7 +66,7 @@ class PrefixCache:
         row = np.array(ahead, np.int32)
         if fork := self._longest(session, row):
             session.core, session.room = fork, 0
-            session.prompts = (PromptPlace(0, fork.length, fork.length),)
+            session.places = (PromptPlace(0, fork.length, fork.length),)
         session.reserve(len(ids) - session.length, n_new)
         new = ahead[session.length : len(ahead) if self.eager else self._begun_before(session, row)]
         if len(new) >= LEAST_READ:

@@ -14,8 +14,7 @@ PromptIds = Sequence[int] | np.ndarray
 Messages = Sequence[Mapping[str, Any]]
 Prompt = str | PromptIds | Messages
 
-EMPTY = "the prompt is empty; it must have at least one token"
-KINDS = "text, token ids or a list of messages"
+KINDS = "text, token ids (one list of whole numbers) or a list of messages"
 READ = 2  # of `Session.kinds`: prompt tokens read, with no pass since
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -47,26 +46,16 @@ def is_batch(prompt: Any) -> bool:
     return len(prompt) == 0 or isinstance(prompt[0], str | Sequence | np.ndarray)
 
 
-def check_form(prompt: Any) -> None:
-    """Raises an error for what is not one prompt, or an empty one."""
-    if not isinstance(prompt, str | Sequence | np.ndarray) or isinstance(prompt, bytes):
-        raise TypeError(f"a prompt must be {KINDS}, not {prompt!r:.80}")
-    if not isinstance(prompt, str) and len(prompt) == 0:
-        raise ValueError(EMPTY)
-
-
 def checked_ids(ids: Any, vocab: int) -> list[int]:
     """Token ids as a list of int, each within the vocabulary."""
     try:
         array = np.asarray(ids)
     except ValueError:  # rows of unequal length
-        raise TypeError("token ids must be one list of whole numbers") from None
-    if array.size == 0:
-        raise ValueError(EMPTY)
+        array = np.array(None)
+    if array.ndim and array.size == 0:
+        raise ValueError("the prompt is empty; it must have at least one token")
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise TypeError(
-            f"token ids must be one list of whole numbers, not {array.dtype.name} of shape {array.shape}"
-        )
+        raise TypeError(f"a prompt must be {KINDS}, not {ids!r:.80}")
     wrong = np.flatnonzero((array < 0) | (array >= vocab))
     if wrong.size:
         raise ValueError(f"token id {array[wrong[0]]} at index {wrong[0]} is not from 0 to {vocab - 1}")

@@ -27,7 +27,6 @@ from lazyllm.prompt import (
     PromptIds,
     PromptPlace,
     as_messages,
-    check_form,
     checked_ids,
     is_messages,
 )
@@ -81,7 +80,7 @@ class Session:
         self.core = core
         self.prefixes = prefixes
         self.room = 0  # capacity of the buffers, in tokens
-        self.prompts: tuple[PromptPlace, ...] = ()
+        self.places: tuple[PromptPlace, ...] = ()  # of prompts, those of passes that failed too
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -115,6 +114,11 @@ class Session:
         """Share of prompt tokens computed in the last layer so far."""
         return self.core.reached_top * self._share_run()
 
+    @property
+    def prompts(self) -> tuple[PromptPlace, ...]:
+        """The places of the context's prompts, or of what truncation has left of them."""
+        return tuple(place.until(self.length) for place in self.places if place.begins < self.length)
+
     def _share_run(self) -> float:
         """Prompt tokens run through the model, as a share of those given."""
         n_given = sum(place.n_given for place in self.prompts)
@@ -129,7 +133,7 @@ class Session:
         """A second session in the same state. Nothing that is done to one of them shows in the other."""
         with self.exclusive_use():
             fork = Session(self.llm, self.setting, self.prefixes, core=self.forked_core())
-            fork.room, fork.prompts, fork.pruning = self.room, self.prompts, self.pruning
+            fork.room, fork.places, fork.pruning = self.room, self.places, self.pruning
             return fork
 
     def truncate(self, n: int) -> None:
@@ -151,17 +155,15 @@ class Session:
 
     def forward(self, ids: PromptIds, generated: bool = False, progress: bool = True) -> np.ndarray:
         """Runs new tokens of a prompt or (generated=True) an answer: the last one's logits (vocab,)."""
-        new = checked_ids(ids, self.llm.config.vocab)
-        n_given = len(new)
+        given = checked_ids(ids, self.llm.config.vocab)
+        if generated:
+            return self._run_alone(partial(self.core.forward, generated=True), given, None, progress)
+        self.check_ids_allowed()
         with self.exclusive_use():
-            if generated:
-                self.reserve(len(new))
-                return self.run_pass(partial(self.core.forward, generated=True), new, None, progress)
-            self.check_ids_allowed()
-            new = self.setting.ids(self.llm, new, len(self.prompts))
+            new = self.setting.ids(self.llm, given, len(self.prompts))
             with self.prompt(new, 0, progress) as begins:
                 n_read = self.length - begins
-                return self.run_pass(self.core.forward, new[n_read:], n_given - n_read, progress)
+                return self.run_pass(self.core.forward, new[n_read:], len(given) - n_read, progress)
 
     def read(self, prompt: str | PromptIds, progress: bool = True) -> None:
         """Reads the beginning of a prompt, up to the layer of the first stage. The next `ask` or `forward`
@@ -169,9 +171,7 @@ class Session:
         if not self.setting.reads_in_parts:
             raise ValueError(f"prompts cannot be read in parts with {self.setting}")
         new = self.encode(prompt).ids
-        with self.exclusive_use():
-            self.reserve(len(new))
-            self.run_pass(self.core.read, new, len(new), progress)
+        self._run_alone(self.core.read, new, len(new), progress)
 
     def surprisal(self, ids: PromptIds, progress: bool = True) -> np.ndarray:
         """-ln p (n,) of each of these new prompt tokens given all before it, NaN for the first of a context;
@@ -179,9 +179,12 @@ class Session:
         new = checked_ids(ids, self.llm.config.vocab)
         if self.setting != DENSE:
             raise ValueError(f"surprisal needs a session without pruning, not one with {self.setting}")
+        return self._run_alone(self.core.surprisal, new, len(new), progress)
+
+    def _run_alone(self, run: Callable[..., T], ids: list[int], n_given: int | None, progress: bool) -> T:
         with self.exclusive_use():
-            self.reserve(len(new))
-            return self.run_pass(self.core.surprisal, new, len(new), progress)
+            self.reserve(len(ids))
+            return self.run_pass(run, ids, n_given, progress)
 
     @takes(Request, "never_first")
     def ask(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
@@ -239,7 +242,6 @@ class Session:
         chat = request.chat or is_messages(prompt)
         if (request.tools or request.chat_template_kwargs) and not chat:
             raise ValueError("tools and chat_template_kwargs are for a chat template: they need chat=True")
-        check_form(prompt)
         ids: Any = self._rendered(as_messages(prompt), request) if chat else prompt
         if isinstance(ids, str):
             ids = self.llm.tokenizer.encode(ids, add_special=self.length == 0 and not chat)
@@ -296,7 +298,7 @@ class Session:
         earlier = tuple(place for place in self.prompts if place.begins < begins)
         n_given = sum(place.n_given for place in self.prompts[len(earlier) :])
         messages, tools = as_messages(prompt), self._tools(tools)
-        self.prompts = (*earlier, PromptPlace(begins, answer_begins - begins, n_given, messages, text, tools))
+        self.places = (*earlier, PromptPlace(begins, answer_begins - begins, n_given, messages, text, tools))
 
     def _tools(self, new: Tools) -> Tools:
         tools = self.prompts[0].tools if self.messages else new
@@ -336,26 +338,17 @@ class Session:
 
     @contextmanager
     def exclusive_use(self) -> Iterator[None]:
-        """Refuses a second caller. Before and after, prompts are brought in line with the context, which may
-        have been truncated, or not have grown by a prompt whose pass failed."""
+        """Refuses a second caller, and forgets places of prompts that the context does not have."""
         if not self._lock.acquire(blocking=False):
             raise RuntimeError(
                 "this session is in use: another thread, a progress callback or a stream is running it; "
                 "open one session for each"
             )
         try:
-            self.settle_prompts()
+            self.places = self.prompts
             yield
         finally:
-            try:
-                self.settle_prompts()
-            finally:
-                self._lock.release()
-
-    def settle_prompts(self) -> None:
-        """Drops prompts that begin at the context's end or behind it, and cuts one that reaches beyond."""
-        places = (place for place in self.prompts if place.begins < self.length)
-        self.prompts = tuple(place.until(self.length) for place in places)
+            self._lock.release()
 
     def check_room(self, n_given: int, n_new: int) -> int:
         """The length with `n_given` and `n_new` more tokens; ValueError if it exceeds the model's context."""
@@ -406,7 +399,7 @@ class Session:
     def begin_prompt(self, n_given: int, n_new: int) -> None:
         """Counts a prompt and marks its gaps; called when nothing but the pass itself can fail."""
         gaps = self.pruning.gaps(n_new, len(self.prompts))
-        self.prompts += (PromptPlace(self.length, n_new, n_given),)
+        self.places = (*self.prompts, PromptPlace(self.length, n_new, n_given))
         self.core.truncate(self.length)  # the gaps of a prompt that was interrupted before its pass
         if gaps.size:
             self.core.leave_out(self.length + gaps)

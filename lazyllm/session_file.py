@@ -159,7 +159,7 @@ class SessionFile:
                 core.drawn = saved["drawn"]
             if saved["document"] is not None:
                 session.document = typed(saved["document"], DOCUMENT, "its document")
-            session.prompts = checked_prompts(saved["prompts"], core.kinds, session.setting)
+            session.places = checked_prompts(saved["prompts"], core.kinds, session.setting)
         except (TypeError, ValueError, OverflowError) as error:
             self.damaged(str(error))
         tensors = {name: (dtype, shape) for name, dtype, shape, *_ in self._tensors.values()}

@@ -235,7 +235,7 @@ def test_a_list_is_checked_before_any_of_it_is_run(llm: LLM, monkeypatch: pytest
     monkeypatch.setattr(lazyllm.Session, "answer", run)
     with pytest.raises(ValueError, match="prompt 1: 0 tokens in the session, 700 given and 2"):
         llm.generate([IDS, [1] * 700, IDS], max_new_tokens=2)
-    with pytest.raises(TypeError, match="prompt 2: token ids must be one list of whole numbers"):
+    with pytest.raises(TypeError, match="prompt 2: a prompt must be text, token ids"):
         llm.generate([IDS, IDS, [0.5]], max_new_tokens=2)
 
 
@@ -342,10 +342,10 @@ def test_generation_prints(llm: LLM) -> None:
 
 def test_generate_refuses(llm: LLM) -> None:
     for prompt, options, kind, words in (
-        (["a", 5], {}, TypeError, "prompt 1: a prompt must be text, token ids or a list of messages, not 5"),
+        (["a", 5], {}, TypeError, "prompt 1: a prompt must be text, token ids .*, not 5"),
         ([300], {}, ValueError, "token id 300 at index 0 is not from 0 to 299"),
         ([5, -1], {}, ValueError, "token id -1 at index 1"),
-        ([0.5, 1.5], {}, TypeError, "whole numbers, not float64 of shape"),
+        ([0.5, 1.5], {}, TypeError, "whole numbers. or a list of messages, not .0.5, 1.5."),
         (b"bytes", {}, TypeError, "a list of messages, or a list of those, not bytes"),
         (None, {}, TypeError, "not NoneType"),
         ([5], {"max_new_tokens": 0}, ValueError, "max_new_tokens must be from 1"),

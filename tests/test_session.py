@@ -478,19 +478,3 @@ def test_gaps_of_an_interrupted_prompt_are_not_those_of_the_next(
     for one in (want, session):
         one.ask(IDS[:12], max_new_tokens=1)
     assert session.depths.tolist() == want.depths.tolist()
-
-
-def test_a_session_is_free_after_a_second_interruption(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = llm.session()
-    calls = []
-
-    def settle(self: Session) -> None:
-        calls.append(self)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Session, "settle_prompts", settle)
-        with pytest.raises(KeyboardInterrupt):
-            session.forward([1, 2, 3])
-    assert session.forward([4]).shape == (llm.config.vocab,)
