@@ -16,7 +16,6 @@ from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.document import Document, break_even, costs
 from lazyllm.errors import CheckpointError
 from lazyllm.generation import Generation, Options, Request, Stream
-from lazyllm.in_memory import in_memory
 from lazyllm.machine.device import check_device, chosen_compute, open_model
 from lazyllm.machine.memory import check_memory
 from lazyllm.methods.parsing import PruningInput, as_method
@@ -80,23 +79,6 @@ def load(
     if changed := checkpoint.changed():
         raise OSError(f"{changed} was changed while it was loaded; load it again")
     return LLM(checkpoint, core, compute, weights, kv)
-
-
-def from_transformers(
-    model: Any,
-    tokenizer: Any = None,
-    device: str = "auto",
-    threads: int | None = None,
-    compute: str = "f32",
-    weights: str = "auto",
-    kv: str = "f32",
-) -> LLM:
-    """The LLM of a model of transformers that is in memory, such as a fine-tuned or a merged one.
-
-    Its weights are copied, in memory, as they are now: what happens to `model` later changes nothing here.
-    Without a tokenizer, prompts are token ids. `device` to `kv` are as in `load`.
-    """
-    return load(in_memory(model, tokenizer), device, threads, compute, weights, kv)
 
 
 def stored_types(checkpoint: Checkpoint) -> list[str]:
@@ -240,8 +222,7 @@ class LLM:
             raise ValueError(f"n={n} answers differ only with sampling=SamplingParams(temperature=…) above 0")
         session = self._continued(pruning, prefix, progress)
         if not is_batch(prompt):
-            encoded_prompt = session.checked_prompt(prompt, request)
-            return (session.fork() if session is prefix else session).answers(encoded_prompt, request, n)
+            return session.answers(session.checked_prompt(prompt, request), request, n)
         encoded: list[EncodedPrompt] = []
         answers: list[Any] = []
         try:
@@ -275,15 +256,14 @@ class LLM:
             raise TypeError("stream takes one prompt; give a list of prompts to generate")
         request = Request(**options)
         session = self._continued(pruning, prefix, request.progress)
-        encoded = session.checked_prompt(prompt, request)
-        return (session.fork() if session is prefix else session).answer(encoded, request)
+        return session.answer(session.checked_prompt(prompt, request), request)
 
     def _continued(self, pruning: PruningInput, prefix: Prefix, progress: bool) -> Session:
-        """The session that prompts continue: the prefix, or a new one."""
+        """The session that prompts continue: a fork of the prefix, or a new one."""
         if prefix is None or isinstance(prefix, PrefixCache):
             return self.session(pruning, prefix, progress)
         if not isinstance(prefix, Session) or prefix.llm is not self:
             raise ValueError(f"prefix must be a session of this model or a PrefixCache, not {prefix!r}")
         if pruning is not None and as_method(pruning) != prefix.setting:
             raise ValueError(f"pruning is {pruning!r}, but the prefix was read with {prefix.setting}")
-        return prefix
+        return prefix.fork()

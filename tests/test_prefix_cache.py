@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -134,15 +135,9 @@ def test_an_answer_needs_no_memory_for_forks(llm: LLM, monkeypatch: pytest.Monke
     assert not cache._entries
     answered(llm, HEAD + TAILS[1], PRUNED, prefix=cache)
 
-    class Full:
-        fork = refused
-        ids = cache._entries[0].core.ids
-        length = len(ids)
-
-        def bytes_for(self, n_tokens: int) -> int:
-            return n_tokens
-
-    cache._entries[0].core = Full()
+    (owner, core), *_ = cache._entries
+    full = SimpleNamespace(ids=core.ids, length=core.length, fork=refused, bytes_for=core.bytes_for)
+    cache._entries[0] = owner, full  # type: ignore[assignment]
     assert answered(llm, HEAD + TAILS[0], PRUNED, prefix=cache) == want
 
 
@@ -219,11 +214,15 @@ class Asking(Policy):
         return view.attention(self.rows).mean(axis=(0, 1))
 
 
-def test_the_last_pass_has_all_rows_that_are_asked(llm: LLM) -> None:
+@pytest.mark.filterwarnings("ignore:the preset was made")
+def test_the_last_pass_has_all_rows_that_are_asked(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = HEAD + TAILS[4]
     preset = Preset(Pruning({1: 0.5}, scoring=Scoring(queries=300)), 1.0, "", "", {}, {})
+    passes = Passes(monkeypatch)
     for method, n_rows in ((preset, 300), (Asking(9), 300), (FastKV(1, 0.5), 8), (PRUNED, 8), (DENSE, 1)):
-        assert prefix_cache.readable(method, ids) == ids[:-n_rows]
+        passes.run.clear()
+        llm.session(method, PrefixCache()).forward(ids)
+        assert passes.run == [len(ids) - n_rows, n_rows]
     assert answered(llm, ids, Asking(300), prefix=PrefixCache()) == answered(llm, ids, Asking(300))
     with pytest.raises(ValueError, match="asked for 301 rows, not 300 or fewer: set queries = 301"):
         answered(llm, ids, Asking(301))
