@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -38,8 +38,7 @@ class TracedStage(NamedTuple):
 @dataclass(frozen=True, repr=False, eq=False)
 class Pass:
     """One pass of an answer: its counts (layers, 3), and the context's length after it, of which `n_gone`
-    tokens are gone. A traced one has `runs` of layers with the same tokens, with `scores` where a stage
-    follows, and the tokens `left` in play above the last layer; a prompt's has `depths`."""
+    tokens are gone. A traced one has `stages`, and a prompt's has `depths`."""
 
     pass_: int
     generated: bool
@@ -47,41 +46,30 @@ class Pass:
     n_gone: int
     counts: np.ndarray
     policy_seconds: float
-    runs: list[dict[str, Any]]
-    left: np.ndarray
+    stages: list[TracedStage]
     depths: np.ndarray | None
 
     @classmethod
     def last_of(cls, core: _core.Session, number: int) -> Pass:
         """The pass that a session has run last."""
-        generated, runs = bool(core.kinds[-1] == 1), core.last_trace if core.trace else []
+        generated, gone, stages = bool(core.kinds[-1] == 1), core.gone != 0, []
+        if core.trace:
+            runs = core.last_trace  # each of layers with the same tokens, with scores where a stage follows
+            top = runs[-1]["in_play"]
+            above = [*(run["in_play"] for run in runs[1:]), top[~gone[top]]]
+            stages = [
+                TracedStage(number, run["last_layer"], run["in_play"], run["scores"], kept)
+                for run, kept in zip(runs, above, strict=True)
+                if run["scores"] is not None
+            ]
         depths = core.depths if core.trace and not generated else None
-        gone, on_top = core.gone != 0, runs[-1]["in_play"] if runs else np.empty(0, np.int32)
-        return cls(
-            number,
-            generated,
-            core.length,
-            int(gone.sum()),
-            core.last_pass,
-            core.policy_seconds,
-            runs,
-            on_top[~gone[on_top]],
-            depths,
-        )
+        counts, seconds = core.last_pass, core.policy_seconds
+        return cls(number, generated, core.length, int(gone.sum()), counts, seconds, stages, depths)
 
     @property
     def dropped(self) -> bool:
         """True if tokens of the context were out of play in a layer, or are gone."""
         return bool(self.n_gone or (self.counts[:, 0] < self.length).any())
-
-    @property
-    def stages(self) -> list[TracedStage]:
-        above = [*(run["in_play"] for run in self.runs[1:]), self.left]
-        return [
-            TracedStage(self.pass_, run["last_layer"], run["in_play"], run["scores"], kept)
-            for run, kept in zip(self.runs, above, strict=False)
-            if run["scores"] is not None
-        ]
 
 
 def table_of(passes: Sequence[Pass]) -> np.ndarray:
@@ -136,14 +124,8 @@ class Trace:
     def heatmap(self) -> Heatmap:
         """The prompt's own text, each token coloured by how many layers computed it in prefill."""
         n = self.prefill_depths.size
-        return Heatmap(
-            texts=self._texts(n),
-            kinds=self.kinds[:n],
-            prefill_depths=self.prefill_depths,
-            depths=self.depths[:n],
-            n_layers=self.n_layers,
-            subtitle=str(self.pruning),
-        )
+        before, depths = self.prefill_depths, self.depths[:n]
+        return Heatmap(self._texts(n), self.kinds[:n], before, depths, self.n_layers, str(self.pruning))
 
     def _texts(self, n: int) -> list[str]:
         if self.tokenizer is None:

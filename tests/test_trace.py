@@ -52,15 +52,6 @@ def test_kept_positions_are_the_best_scoring_ones(trace: Trace, made: Generation
         assert stage.scores[choosable & kept].min() >= stage.scores[choosable & ~kept].max(initial=0.0)
 
 
-def test_runs_agree_with_the_passes(trace: Trace, made: Generation) -> None:
-    for one in trace.passes:
-        rows = made.passes[made.passes["pass_"] == one.pass_]
-        for run in one.runs:
-            of_run = rows[run["first_layer"] : run["last_layer"] + 1]
-            assert set(of_run["in_play"].tolist()) == {run["in_play"].size}
-            assert set(of_run["computed"].tolist()) == {run["computed"].size}
-
-
 def test_a_trace_is_a_frame(trace: Trace, llm: LLM) -> None:
     frame = trace.to_frame()
     assert len(frame) == sum(stage.in_play.size for stage in trace.stages)

@@ -127,7 +127,7 @@ class Recall(AgainstDense):
         last = llm.config.n_layers - 1
         keeps_all = Pruning({**dict.fromkeys(range(last), 1.0), last: Drop(1.0)})  # dense, with scores
         passes = llm.session(keeps_all).answer(ids, replace(request, trace=True)).finished().trace.passes
-        scores = [[layer["scores"][: len(ids)] for layer in each.runs] for each in passes]
+        scores = [[stage.scores[: len(ids)] for stage in each.stages] for each in passes]
         attention = np.asarray(np.mean(scores, axis=0, dtype=np.float64))
         attention[:, :RECOMMENDED_SINK] = attention[:, -1] = 0.0
         return attention
