@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,6 +23,7 @@ from lazyllm.methods.parsing import PruningInput, as_method
 from lazyllm.prefix_cache import PrefixCache
 from lazyllm.prompt import EncodedPrompt, Messages, Prompt, is_batch
 from lazyllm.pruning import DENSE
+from lazyllm.schedule import SHAPE_LENGTH
 from lazyllm.session import Session
 from lazyllm.session_file import SessionFile
 from lazyllm.support import checked
@@ -136,14 +138,21 @@ class LLM:
     ) -> Session:
         """A new, empty context; None is dense. Its first prompt takes from `prefix` what earlier ones have
         read of a beginning like its own."""
-        return Session(self, as_method(pruning), prefix, progress)
+        method = as_method(pruning)
+        method.check(self.config)
+        if prefix is not None and not method.reads_in_parts:
+            raise ValueError(f"prompts cannot be read in parts, as prefix={prefix!r} asks, with {method}")
+        if message := method.mismatch(self.checkpoint, progress):
+            warnings.warn(message, stacklevel=2)
+        core = self.core.session(method.for_prompt(self.config, SHAPE_LENGTH).core())
+        return Session(self, method, method, core, prefix)
 
     def restore(self, file: str | Path, pruning: PruningInput = None, progress: bool = True) -> Session:
         """The session that `Session.save` wrote to this file; ValueError for one of another model, compute,
         weights, kv or setting. `pruning` is needed where it is code: a policy, or a method of your own."""
         saved = SessionFile(user_path(file))
         method = saved.method_for(self, None if pruning is None else as_method(pruning), progress)
-        session = Session(self, method, progress=progress)
+        session = self.session(method, progress=progress)
         saved.fill(session)
         return session
 

@@ -96,13 +96,12 @@ def _part_text(name: str, part: Any) -> str:
 @dataclass(frozen=True)
 class PromptPlace:
     """A prompt in the context: its first position, its tokens there, and those given with removed ones. A
-    turn of a chat has its messages and the text of the answer, and the chat's tools."""
+    turn of a chat has its messages, of which the last is the answer, and the chat's tools."""
 
     begins: int
     n_run: int
     n_given: int
     messages: Sequence[dict[str, Any]] = ()
-    text: str = ""
     tools: Tools = ()
 
     def until(self, length: int) -> PromptPlace:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack
@@ -31,7 +30,6 @@ from lazyllm.prompt import (
     is_messages,
 )
 from lazyllm.pruning import DENSE
-from lazyllm.schedule import SHAPE_LENGTH
 from lazyllm.session_file import write
 from lazyllm.support.files import user_path
 from lazyllm.support.progress import prefill_watch
@@ -44,6 +42,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+@dataclass(eq=False, repr=False)
 class Session:
     """A context that grows by `forward` and `ask`; made by `LLM.session`. It serves one thread at a time.
 
@@ -51,37 +50,18 @@ class Session:
     exception that interrupts one has what there is of it as `generation`, and `resume` goes on.
     """
 
+    llm: LLM
+    setting: Method
+    pruning: Method  # what the setting is for this context's first prompt, once that has begun
+    core: _core.Session
+    prefixes: PrefixCache | None
+    room: int = 0  # capacity of the buffers, in tokens
+    places: tuple[PromptPlace, ...] = ()  # of prompts, those of passes that failed too
     document: Mapping[str, Any] | None = None
     """The text and options of the `Document` whose session this is, to make it again."""
-    unfinished: Answer | None = None
+    unfinished: Answer | None = field(default=None, init=False)
     """The interrupted answer that waits to go on; forgotten when anything else changes the context."""
-
-    def __init__(
-        self,
-        model: LLM,
-        method: Method,
-        prefixes: PrefixCache | None = None,
-        progress: bool = True,
-        core: _core.Session | None = None,
-    ) -> None:
-        """`core` is a fork's, whose setting has been checked."""
-        if core is None:
-            method.check(model.config)
-            if prefixes is not None and not method.reads_in_parts:
-                raise ValueError(
-                    f"prompts cannot be read in parts, as prefix={prefixes!r} asks, with {method}"
-                )
-            if message := method.mismatch(model.checkpoint, progress):
-                warnings.warn(message, stacklevel=3)
-            core = model.core.session(method.for_prompt(model.config, SHAPE_LENGTH).core())
-        self.llm = model
-        self.setting = method
-        self.pruning = method  # what the setting is for this context's first prompt, once that has begun
-        self.core = core
-        self.prefixes = prefixes
-        self.room = 0  # capacity of the buffers, in tokens
-        self.places: tuple[PromptPlace, ...] = ()  # of prompts, those of passes that failed too
-        self._lock = threading.Lock()
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def __repr__(self) -> str:
         return f"<Session of {self.llm.config.name or 'a model'}: {self.length} tokens, {self.setting.label}>"
@@ -132,9 +112,7 @@ class Session:
     def fork(self) -> Session:
         """A second session in the same state. Nothing that is done to one of them shows in the other."""
         with self.exclusive_use():
-            fork = Session(self.llm, self.setting, self.prefixes, core=self.forked_core())
-            fork.room, fork.places, fork.pruning = self.room, self.places, self.pruning
-            return fork
+            return replace(self, core=self.forked_core(), document=None)
 
     def truncate(self, n: int) -> None:
         """Back to the first `n` tokens of the context; what has been computed of them stays. A token that was
@@ -286,19 +264,15 @@ class Session:
     @property
     def messages(self) -> list[dict[str, Any]]:
         """The messages of all turns, with the answers."""
-        return [
-            message
-            for turn in self.prompts
-            if turn.messages
-            for message in (*turn.messages, {"role": "assistant", "content": turn.text})
-        ]
+        return [message for turn in self.prompts for message in turn.messages]
 
     def answered(self, begins: int, answer_begins: int, prompt: Prompt, text: str, tools: Tools) -> None:
         """Makes a turn of what has been run since `begins`, or renews it: its answer has gone on."""
         earlier = tuple(place for place in self.prompts if place.begins < begins)
         n_given = sum(place.n_given for place in self.prompts[len(earlier) :])
-        messages, tools = as_messages(prompt), self._tools(tools)
-        self.places = (*earlier, PromptPlace(begins, answer_begins - begins, n_given, messages, text, tools))
+        messages = [*as_messages(prompt), {"role": "assistant", "content": text}]
+        turn = PromptPlace(begins, answer_begins - begins, n_given, messages, self._tools(tools))
+        self.places = (*earlier, turn)
 
     def _tools(self, new: Tools) -> Tools:
         tools = self.prompts[0].tools if self.messages else new
