@@ -13,12 +13,11 @@ import numpy as np
 
 from lazyllm import _core
 from lazyllm.checkpoints.tokenizer import TextStream
-from lazyllm.generation import FinishReason, Generation, Request
+from lazyllm.generation import FinishReason, Generation, Pass, Request, Trace, table_of
 from lazyllm.prompt import READ, EncodedPrompt
 from lazyllm.pruning import DENSE
 from lazyllm.sampling import log_softmax
 from lazyllm.support.checked import SEED_LIMIT
-from lazyllm.trace import Pass, Trace, table_of
 
 if TYPE_CHECKING:
     from lazyllm.session import Session
@@ -41,8 +40,6 @@ class Answer:
     """
 
     def __init__(self, session: Session, encoded: EncodedPrompt, request: Request) -> None:
-        if session.setting.compresses:
-            encoded = session.compressed(encoded, request)
         self._model, self._pruning, self._core = session.llm, session.pruning, session.core
         self._encoded, self._request = encoded, request
         self._prompt_ids: list[int] = []
@@ -92,29 +89,19 @@ class Answer:
                 raise
             finally:
                 self._seconds = time.perf_counter() - self._started
-                if self._encoded.in_chat and self._holds_prompt:
-                    prompt, tools = self._encoded.prompt, self._request.tools
-                    session.answered(self._begins, self._prompt_end, prompt, self._text, tools)
+                if self._encoded.in_chat and self._n_run >= 0:
+                    session.answered(self._begins, len(self._prompt_ids), self._encoded.prompt, self._text)
 
     @property
-    def _prompt_end(self) -> int:
-        return self._begins + len(self._prompt_ids)
-
-    @property
-    def _holds_prompt(self) -> bool:
-        """True if the context holds the whole prompt."""
-        return bool(self._prompt_ids) and self._core.length >= self._prompt_end
-
-    @property
-    def _due(self) -> int:
-        """The length of the context after the pass that draws the next token."""
-        return self._prompt_end + len(self._drawn)
+    def _n_run(self) -> int:
+        """The number of new tokens in the context; below 0 while the prompt is not in it."""
+        return self._core.length - self._begins - len(self._prompt_ids) if self._prompt_ids else -1
 
     def _advance(self, session: Session) -> None:
         """Draws the next token. What an interrupted call has done already is not done again."""
-        if not self._holds_prompt:
+        if self._n_run < 0:
             self._run_prompt(session)
-        elif self._core.length < self._due:
+        elif self._n_run < len(self._drawn):
             run = partial(self._run(), generated=True)
             session.run_pass(run, [self._drawn[-1].token], None, self._request.progress)
         self._take(session)
@@ -167,9 +154,9 @@ class Answer:
 
     def _interrupted(self, session: Session, error: BaseException) -> None:
         """Keeps an answer that can go on; the exception carries what there is of it."""
-        if not self._holds_prompt:
+        if self._n_run < 0:
             return
-        if self._core.length == self._due and self._core.drawn is not None:
+        if self._n_run == len(self._drawn) and self._core.drawn is not None:
             self._take(session)
         self._read_anew()
         self._read()
@@ -221,6 +208,10 @@ class Answer:
 
     def _generation(self) -> Generation:
         """The answer as far as it has come, of one token at least."""
+        core, model, trace = self._core, self._model, None
+        if self._request.trace:
+            tokens, tokenizer = (core.ids.tolist(), core.kinds, core.depths), model.checkpoint.tokenizer
+            trace = Trace([*self._passes], *tokens, model.config.n_layers, self._pruning, tokenizer)
         ended: FinishReason = "stop" if self._stopped else "length"
         return Generation(
             text=self._text,
@@ -234,7 +225,7 @@ class Answer:
             computed_series=np.array([drawn.computed for drawn in self._drawn]),
             reached_top_series=np.array([drawn.reached_top for drawn in self._drawn]),
             passes=table_of(self._passes),
-            recorded=self._trace() if self._request.trace else None,
+            recorded=trace,
             pruning=self._pruning,
             finish_reason=ended if self._complete else "interrupted",
             speedup=self._speedup(),
@@ -243,18 +234,12 @@ class Answer:
             logprobs=[drawn.logprobs for drawn in self._drawn] if self._request.logprobs else None,
         )
 
-    def _trace(self) -> Trace:
-        core, model = self._core, self._model
-        tokens = core.ids.tolist(), core.kinds, core.depths
-        return Trace(
-            [*self._passes], *tokens, model.config.n_layers, self._pruning, model.checkpoint.tokenizer
-        )
-
     def _speedup(self) -> float | None:
         """Tokens that were read before count as if this prompt's pass had computed them."""
         n_given = len(self._encoded.ids)
         n_context, n_new = self._begins + n_given, n_given + (self._n_read_before if self._begins else 0)
-        prefill = next(item for item in self._passes if item.length == self._prompt_end)
+        n_read = self._begins + len(self._prompt_ids)
+        prefill = next(item for item in self._passes if item.length == n_read)
         if len(self._prompt_ids) == n_given and not prefill.dropped:
             return 1.0
         counts = prefill.counts.copy()

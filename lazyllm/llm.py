@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Unpack, overload
+from typing import Any, overload
 
 from lazyllm import _core
 from lazyllm.checkpoints.checkpoint import Checkpoint, resolve
@@ -16,7 +16,7 @@ from lazyllm.checkpoints.tensors import rounded_bytes
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.document import Document, break_even, costs
 from lazyllm.errors import CheckpointError
-from lazyllm.generation import Generation, Options, Request, Stream
+from lazyllm.generation import Generation, Request, Stream
 from lazyllm.machine.device import check_device, chosen_compute, open_model
 from lazyllm.machine.memory import check_memory
 from lazyllm.methods.parsing import PruningInput, as_method
@@ -35,10 +35,6 @@ DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 MAX_THREADS = 1024
 Batch = Sequence[str] | Sequence[Sequence[int]] | Sequence[Messages]
 Prefix = Session | PrefixCache | None
-
-
-class PrefixedOptions(Options, total=False):
-    prefix: Prefix
 
 
 def load(
@@ -160,7 +156,6 @@ class LLM:
         self,
         text: str,
         pruning: PruningInput = None,
-        *,
         chat: bool = False,
         questions: int = 1,
         progress: bool = True,
@@ -186,26 +181,16 @@ class LLM:
         return Document(self, session, **session.document)
 
     @overload
-    def generate(
-        self, prompt: Any, pruning: PruningInput = None, *, n: int, **options: Unpack[PrefixedOptions]
-    ) -> Any: ...
+    def generate(self, prompt: Any, pruning: PruningInput = None, *, n: int, **options: Any) -> Any: ...
     @overload
-    def generate(  # type: ignore[overload-overlap]  # a str is a Sequence[str] too
-        self, prompt: Prompt, pruning: PruningInput = None, **options: Unpack[PrefixedOptions]
+    def generate(  # a str, which is a Sequence[str] too
+        self, prompt: Prompt, pruning: PruningInput = None, **options: Any
     ) -> Generation: ...
     @overload
-    def generate(
-        self, prompt: Batch, pruning: PruningInput = None, **options: Unpack[PrefixedOptions]
-    ) -> list[Generation]: ...
+    def generate(self, prompt: Batch, pruning: PruningInput = None, **options: Any) -> list[Generation]: ...
     @takes(Request, "never_first")
     def generate(
-        self,
-        prompt: Any,
-        pruning: PruningInput = None,
-        *,
-        n: int = 1,
-        prefix: Prefix = None,
-        **options: Unpack[Options],
+        self, prompt: Any, pruning: PruningInput = None, *, n: int = 1, prefix: Prefix = None, **options: Any
     ) -> Any:
         """The answer to a prompt, or answers to a list of prompts, each in a session of its own.
 
@@ -253,12 +238,7 @@ class LLM:
 
     @takes(Request, "never_first")
     def stream(
-        self,
-        prompt: Prompt,
-        pruning: PruningInput = None,
-        *,
-        prefix: Prefix = None,
-        **options: Unpack[Options],
+        self, prompt: Prompt, pruning: PruningInput = None, *, prefix: Prefix = None, **options: Any
     ) -> Stream:
         """Like `generate` for one prompt: an iterator over the text, which sets `generation` at its end."""
         if is_batch(prompt):

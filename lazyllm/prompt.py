@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from lazyllm.generation import Tools
-
 PromptIds = Sequence[int] | np.ndarray
 Messages = Sequence[Mapping[str, Any]]
 Prompt = str | PromptIds | Messages
@@ -29,7 +27,7 @@ class EncodedPrompt:
     n_given: int
     in_chat: bool
     tokenize_seconds: float
-    compress_seconds: float = 0.0
+    compress_seconds: float
 
 
 def is_messages(prompt: Any) -> bool:
@@ -39,10 +37,10 @@ def is_messages(prompt: Any) -> bool:
 
 def is_batch(prompt: Any) -> bool:
     """True for a list of prompts, an empty one too; a list of whole numbers or of messages is one prompt."""
-    if isinstance(prompt, str) or (isinstance(prompt, np.ndarray) and prompt.ndim == 1):
+    if isinstance(prompt, np.ndarray):
+        return prompt.ndim > 1
+    if isinstance(prompt, str | bytes) or not isinstance(prompt, Sequence):
         return False
-    if not isinstance(prompt, Sequence | np.ndarray) or isinstance(prompt, bytes):
-        raise TypeError(f"a prompt must be {KINDS}, or a list of those, not {type(prompt).__name__}")
     return len(prompt) == 0 or isinstance(prompt[0], str | Sequence | np.ndarray)
 
 
@@ -96,13 +94,12 @@ def _part_text(name: str, part: Any) -> str:
 @dataclass(frozen=True)
 class PromptPlace:
     """A prompt in the context: its first position, its tokens there, and those given with removed ones. A
-    turn of a chat has its messages, of which the last is the answer, and the chat's tools."""
+    turn of a chat has its messages, of which the last is the answer."""
 
     begins: int
     n_run: int
     n_given: int
     messages: Sequence[dict[str, Any]] = ()
-    tools: Tools = ()
 
     def until(self, length: int) -> PromptPlace:
         """The part of the prompt within this length, which is no turn if it is shorter; of the removed tokens

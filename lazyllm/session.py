@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from uuid import uuid4
 
 import numpy as np
 
 from lazyllm import _core
 from lazyllm.answer import Answer
-from lazyllm.generation import Generation, Options, Request, Stream, Tools
+from lazyllm.generation import Generation, Request, Stream
 from lazyllm.machine.memory import check_memory, reserve
 from lazyllm.method import Method
 from lazyllm.prompt import (
@@ -165,7 +165,7 @@ class Session:
             return self.run_pass(run, ids, n_given, progress)
 
     @takes(Request, "never_first")
-    def ask(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
+    def ask(self, prompt: Prompt, **options: Any) -> Generation:
         """Answers a prompt that continues the context or (chat=True) the chat; options as in `generate`."""
         return self.answer(prompt, Request(**options)).finished()
 
@@ -199,54 +199,50 @@ class Session:
         return Stream(self.unfinished.run(self)).finished()
 
     def checked_prompt(self, prompt: Prompt, request: Request) -> EncodedPrompt:
-        """The prompt for `answer`, which will find nothing wrong with it, but for its length where the method
-        compresses it; ValueError for one that repeats the whole context, too."""
+        """The prompt for `answer`, which will find nothing wrong with it; ValueError for one that repeats the
+        whole context, too."""
         encoded = self.encode(prompt, request)
         if self.repeats(encoded):
             raise ValueError(
                 "the prompt begins with what the prefix holds, which would stand in the context twice; give "
                 "only what follows it, or whole prompts with prefix=PrefixCache()"
             )
-        if not self.setting.compresses:
-            self.setting.check_length(self.llm.config, len(encoded.ids))
-            self.check_room(self.setting.kept(len(encoded.ids)), request.max_new_tokens)
+        self.setting.check_length(self.llm.config, len(encoded.ids))
+        self.check_room(self.setting.kept(len(encoded.ids)), request.max_new_tokens)
         return encoded
 
     # ---- prompts and turns of a chat ---------------------------------------------------------------------
 
     def encode(self, prompt: Prompt, request: Request | None = None) -> EncodedPrompt:
-        """A prompt that is to be appended to the context; tools are those that a chat's first prompt has."""
-        start, request = time.perf_counter(), request or Request()
+        """A prompt that is to be appended to the context, in the method's shorter form if it compresses."""
+        request, started = request or Request(), time.perf_counter()
         chat = request.chat or is_messages(prompt)
         if (request.tools or request.chat_template_kwargs) and not chat:
             raise ValueError("tools and chat_template_kwargs are for a chat template: they need chat=True")
+        ids = self._ids(prompt, chat, request)
+        n_given, compressing = len(ids), time.perf_counter()
+        if self.setting.compresses:
+            messages = as_messages(prompt)
+            for message in messages:
+                if message["role"] == "user":
+                    message["content"] = self.setting.compress(self.llm, message["content"])
+            ids = self._ids(messages if chat else messages[0]["content"], chat, request)
+        seconds = compressing - started, time.perf_counter() - compressing
+        return EncodedPrompt(prompt, ids, n_given, chat, *seconds)
+
+    def _ids(self, prompt: Prompt, chat: bool, request: Request) -> list[int]:
         ids: Any = self._rendered(as_messages(prompt), request) if chat else prompt
         if isinstance(ids, str):
             ids = self.llm.tokenizer.encode(ids, add_special=self.length == 0 and not chat)
         else:
             self.check_ids_allowed()
-        checked = checked_ids(ids, self.llm.config.vocab)
-        return EncodedPrompt(prompt, checked, len(checked), chat, time.perf_counter() - start)
+        return checked_ids(ids, self.llm.config.vocab)
 
     def check_ids_allowed(self) -> None:
         if self.setting.compresses:
             raise TypeError(
                 f"{type(self.setting).__name__} needs a prompt of text or messages, not of token ids"
             )
-
-    def compressed(self, whole: EncodedPrompt, request: Request) -> EncodedPrompt:
-        """The method's shorter form of a text, or of the users' messages in a chat."""
-        start, compress = time.perf_counter(), self.setting.compress
-        if isinstance(whole.prompt, str):
-            short: Prompt = compress(self.llm, whole.prompt)
-        else:
-            short = as_messages(whole.prompt)
-            for message in short:
-                if message["role"] == "user":
-                    message["content"] = compress(self.llm, message["content"])
-        seconds = time.perf_counter() - start
-        encoded = self.encode(short, request)
-        return replace(encoded, prompt=whole.prompt, n_given=whole.n_given, compress_seconds=seconds)
 
     def repeats(self, encoded: EncodedPrompt) -> bool:
         """True if a prompt begins with all text or messages of the context."""
@@ -266,19 +262,12 @@ class Session:
         """The messages of all turns, with the answers."""
         return [message for turn in self.prompts for message in turn.messages]
 
-    def answered(self, begins: int, answer_begins: int, prompt: Prompt, text: str, tools: Tools) -> None:
+    def answered(self, begins: int, n_run: int, prompt: Prompt, text: str) -> None:
         """Makes a turn of what has been run since `begins`, or renews it: its answer has gone on."""
         earlier = tuple(place for place in self.prompts if place.begins < begins)
         n_given = sum(place.n_given for place in self.prompts[len(earlier) :])
         messages = [*as_messages(prompt), {"role": "assistant", "content": text}]
-        turn = PromptPlace(begins, answer_begins - begins, n_given, messages, self._tools(tools))
-        self.places = (*earlier, turn)
-
-    def _tools(self, new: Tools) -> Tools:
-        tools = self.prompts[0].tools if self.messages else new
-        if new and list(new) != list(tools):
-            raise ValueError("tools are those of the whole chat: other ones than its first prompt had")
-        return tools
+        self.places = (*earlier, PromptPlace(begins, n_run, n_given, messages))
 
     def _rendered(self, new: list[dict[str, Any]], request: Request) -> str:
         """The text that the template renders for new messages after the chat so far: what follows a
@@ -290,10 +279,9 @@ class Session:
                 "turn (prefix=PrefixCache() reads once what several chats share) or ask without chat=True"
             )
         tokenizer = self.llm.tokenizer
-        tools, variables = self._tools(request.tools), request.chat_template_kwargs
         mark = uuid4().hex  # in no message, whatever they say
         earlier = [*self.messages[:-1], {"role": "assistant", "content": mark}] if self.prompts else []
-        text = tokenizer.chat_text([*earlier, *new], tools=tools, **variables)
+        text = tokenizer.chat_text([*earlier, *new], tools=request.tools, **request.chat_template_kwargs)
         if not earlier:
             return text
         _, marked, tail = text.rpartition(mark)

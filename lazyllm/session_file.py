@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lazyllm.llm import LLM
     from lazyllm.session import Session
 
-FORMAT, VERSION = "lazyllm session", "6"
+FORMAT = "lazyllm session 6"
 DIGEST, DIGEST_BYTES = "sha256", 32
 BLOCK = 1 << 24  # bytes
 TOKENS = ("ids", "kinds", "depths", "gone")
@@ -58,7 +58,7 @@ def write(session: Session, path: Path, progress: bool) -> None:
         "schedule": session.pruning.to_json(),
         **identity(session.llm, session.setting, progress),
     }
-    metadata = {"format": FORMAT, "version": VERSION, "session": json.dumps(description)}
+    metadata = {"format": FORMAT, "session": json.dumps(description)}
     entries = dict(layout(session.core, session.llm))
     sizes = {name: (*kind, math.prod(kind[1]) * WIDTHS[kind[0]]) for name, kind in entries.items()}
     header = header_bytes(sizes | {DIGEST: ("U8", (DIGEST_BYTES,), DIGEST_BYTES)}, metadata)
@@ -103,9 +103,8 @@ class SessionFile:
                 metadata = opened.metadata() or {}
         except ValueError as error:
             raise ValueError(f"{path} is no session of lazyllm, or is damaged or cut short") from error
-        kind = metadata.get("format"), metadata.get("version")
-        if kind != (FORMAT, VERSION):
-            raise ValueError(f"{path} is no session of lazyllm: it has {kind}, not {(FORMAT, VERSION)}")
+        if (kind := metadata.get("format")) != FORMAT:
+            raise ValueError(f"{path} is no session of lazyllm: its format is {kind}, not {FORMAT}")
         self._data = np.memmap(path, np.uint8, mode="r")
         end, hasher = len(self._data) - DIGEST_BYTES, hashlib.sha256()
         for begin in range(0, end, BLOCK):

@@ -129,7 +129,7 @@ def test_it_is_a_safetensors_file_of_what_exists_only(tmp_path: Path) -> None:
         assert opened.get_tensor("keys.4").shape == (4, 120, 32)
         assert opened.get_tensor("aux.2").shape == (300, 128)
         metadata = opened.metadata()
-    assert metadata["format"] == "lazyllm session"
+    assert metadata["format"].startswith("lazyllm session")
     told = json.loads(metadata["session"])
     assert Pruning.from_json(told["pruning"]) == session.pruning
     assert told["lazyllm"] == lazyllm.__version__

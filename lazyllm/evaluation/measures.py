@@ -11,14 +11,13 @@ import numpy as np
 
 from lazyllm.evaluation.tasks import Tasks
 from lazyllm.evaluation.trial import Trial, prepared
-from lazyllm.generation import Request
+from lazyllm.generation import Pass, Request
 from lazyllm.llm import LLM
 from lazyllm.method import MANY, Method
 from lazyllm.pruning import RECOMMENDED_SINK, Drop, Pruning
 from lazyllm.sampling import log_softmax
 from lazyllm.session import Session
 from lazyllm.support import checked
-from lazyllm.trace import Pass
 
 TOKENS = 16
 
