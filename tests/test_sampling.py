@@ -106,15 +106,3 @@ def test_what_the_checkpoint_recommends(llm: LLM, monkeypatch: Any) -> None:
     ):
         monkeypatch.setattr(llm.checkpoint, "generation_config", given)
         assert SamplingParams.of(llm) == expected
-
-
-def test_refusals(llm: LLM) -> None:
-    for options, words in (
-        ({"n": 2}, "n=2 answers differ only with sampling"),
-        ({"n": 0}, "n must be from 1"),
-        ({"logprobs": -1}, "logprobs must be from 0"),
-        ({"stop_token_ids": [-1]}, "a stop token id must be from 0"),
-        ({"chat_template_kwargs": {"enable_thinking": False}}, "they need chat=True"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            llm.generate(PROMPT, **options)
