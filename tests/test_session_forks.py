@@ -240,6 +240,7 @@ before = read("/proc/self/status", "VmHWM")
 session.reserve(8 * n)
 session.forward([1], generated=True)
 grown = read("/proc/self/status", "VmHWM") - before
+assert session.fork_bytes < session.bytes_for(8 * n) - layers * heads * n * width * 8
 print(forked, grown)
 """
 
