@@ -71,7 +71,7 @@ def test_repr_says_what_it_costs_and_many_questions_read_densely(llm: LLM) -> No
     n = len(llm.tokenizer.encode(TEXT * 3))
     read, each, dense_each = costs(llm, doc.pruning, n)
     enough = break_even(read, each, dense_each)
-    assert enough is not None
+    assert enough
     assert read + enough * each > 1 + enough * dense_each
     assert read + (enough - 1) * each <= 1 + (enough - 1) * dense_each
     words = rf"reading took {read:.2f} and each question takes {each:.2f}.* from {enough} q"
