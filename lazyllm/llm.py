@@ -31,7 +31,6 @@ from lazyllm.support.files import user_path
 from lazyllm.support.progress import bar
 from lazyllm.support.signatures import takes
 
-DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 MAX_THREADS = 1024
 Batch = Sequence[str] | Sequence[Sequence[int]] | Sequence[Messages]
 Prefix = Session | PrefixCache | None
@@ -77,10 +76,6 @@ def load(
     if changed := checkpoint.changed():
         raise OSError(f"{changed} was changed while it was loaded; load it again")
     return LLM(checkpoint, core, compute, weights, kv)
-
-
-def stored_types(checkpoint: Checkpoint) -> list[str]:
-    return sorted({DTYPES.get(tensor[1], tensor[1]) for tensor in checkpoint.tensors})
 
 
 def checked_llm(llm: object) -> LLM:

@@ -63,11 +63,11 @@ class Session:
     """The interrupted answer that waits to go on; forgotten when anything else changes the context."""
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
-    def __repr__(self) -> str:
-        return f"<Session of {self.llm.config.name or 'a model'}: {self.length} tokens, {self.setting.label}>"
-
     def __reduce__(self) -> NoReturn:
         raise TypeError("a session cannot be copied or pickled; use fork() or llm.session()")
+
+    def __repr__(self) -> str:
+        return f"<Session of {self.llm.config.name or 'a model'}: {self.length} tokens, {self.setting.label}>"
 
     @property
     def length(self) -> int:
@@ -202,11 +202,13 @@ class Session:
         """The prompt for `answer`, which will find nothing wrong with it; ValueError for one that repeats the
         whole context, too."""
         encoded = self.encode(prompt, request)
-        if self.repeats(encoded):
-            raise ValueError(
-                "the prompt begins with what the prefix holds, which would stand in the context twice; give "
-                "only what follows it, or whole prompts with prefix=PrefixCache()"
-            )
+        if self.length and (tokenizer := self.llm.checkpoint.tokenizer):
+            held, asked = (tokenizer.decode(ids).strip() for ids in (self.core.ids.tolist(), encoded.ids))
+            if held and asked.startswith(held):
+                raise ValueError(
+                    "the prompt begins with what the prefix holds, which would stand in the context twice; "
+                    "give only what follows it, or whole prompts with prefix=PrefixCache()"
+                )
         self.setting.check_length(self.llm.config, len(encoded.ids))
         self.check_room(self.setting.kept(len(encoded.ids)), request.max_new_tokens)
         return encoded
@@ -243,19 +245,6 @@ class Session:
             raise TypeError(
                 f"{type(self.setting).__name__} needs a prompt of text or messages, not of token ids"
             )
-
-    def repeats(self, encoded: EncodedPrompt) -> bool:
-        """True if a prompt begins with all text or messages of the context."""
-        prompt, ids = encoded.prompt, encoded.ids
-        if is_messages(prompt):
-            earlier = self.messages
-            return bool(earlier) and list(prompt[: len(earlier)]) == earlier
-        if 2 * len(ids) < self.length:
-            return False
-        if isinstance(prompt, str):  # whose ids may differ where the context ends
-            text = self.llm.tokenizer.decode(self.core.ids.tolist())
-            return bool(text) and self.llm.tokenizer.decode(ids).startswith(text)
-        return self.length > 0 and ids[: self.length] == self.core.ids.tolist()
 
     @property
     def messages(self) -> list[dict[str, Any]]:

@@ -62,12 +62,14 @@ def write(session: Session, path: Path, progress: bool) -> None:
     entries = dict(layout(session.core, session.llm))
     sizes = {name: (*kind, math.prod(kind[1]) * WIDTHS[kind[0]]) for name, kind in entries.items()}
     header = header_bytes(sizes | {DIGEST: ("U8", (DIGEST_BYTES,), DIGEST_BYTES)}, metadata)
-    tensors = (tensor_of(session.core, name).data.cast("B") for name in entries)
-    hasher = hashlib.sha256()
+    hasher = hashlib.sha256(header)
     with whole_file(path) as file:
-        for data in chain([header], tensors):
-            hasher.update(data)
-            file.write(data)
+        file.write(header)
+        for name in entries:
+            part, _, layer = name.partition(".")
+            array: Any = session.core.state(part, int(layer)) if layer else getattr(session.core, name)
+            hasher.update(array.data.cast("B"))
+            file.write(array.data.cast("B"))
         file.write(hasher.digest())
 
 
@@ -77,19 +79,15 @@ def layout(core: _core.Session, model: LLM) -> Iterator[tuple[str, tuple[str, tu
     yield from ((name, ("I32", (length,))) for name in ("ids", "depths"))
     for part in ("logits", "remembered", "keys", "values", "aux"):
         for layer in range(1 if part == "logits" else config.n_layers):
-            if n := core.state_length(part, layer):
-                kind: tuple[str, tuple[int, ...]] = "F32", (n,)
-                if part == "aux":
-                    kind = model.core.activations, (n, config.hidden)
-                elif part in ("keys", "values"):
-                    kind = model.core.kv, (config.n_kv_heads, n, config.head_dim)
+            n = core.state_length(part, layer)
+            kind: tuple[str, tuple[int, ...]] = "F32", (n,)
+            if part == "aux":
+                kind = model.core.activations, (n, config.hidden)
+            elif part in ("keys", "values"):
+                kind = model.core.kv, (config.n_kv_heads, n, config.head_dim)
+            if n:
                 yield f"{part}.{layer}", kind
     yield from ((name, ("U8", (length,))) for name in ("kinds", "gone"))
-
-
-def tensor_of(core: _core.Session, name: str) -> Any:
-    part, _, layer = name.partition(".")
-    return getattr(core, part) if part in TOKENS else core.state(part, int(layer))
 
 
 class SessionFile:

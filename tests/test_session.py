@@ -363,7 +363,7 @@ def test_generate_hands_over_its_session_when_interrupted(llm: LLM) -> None:
 
 @pytest.mark.parametrize("use", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_session_is_not_copied(llm: LLM, use: Any) -> None:
-    with pytest.raises(TypeError, match=r"a session cannot be copied or pickled; use fork\(\)"):
+    with pytest.raises(TypeError, match=r"use fork\(\) or"):
         use(llm.session())
 
 
