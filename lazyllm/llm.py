@@ -14,7 +14,7 @@ from lazyllm.checkpoints.checkpoint import Checkpoint, resolve
 from lazyllm.checkpoints.gguf_checkpoint import open_checkpoint
 from lazyllm.checkpoints.tensors import rounded_bytes
 from lazyllm.checkpoints.tokenizer import Tokenizer
-from lazyllm.document import Document, break_even, costs
+from lazyllm.document import Document, costs
 from lazyllm.errors import CheckpointError
 from lazyllm.generation import Generation, Request, Stream
 from lazyllm.machine.device import check_device, chosen_compute, open_model
@@ -163,7 +163,7 @@ class LLM:
         if not isinstance(text, str) or not text:
             raise TypeError(f"a document must be text, not {text!r:.80}")
         setting, questions = as_method(pruning), checked.whole(questions, "questions", 1)
-        enough = break_even(*costs(self, setting, len(self.tokenizer.encode(text))))
+        *_, enough = costs(self, setting, len(self.tokenizer.encode(text)))
         if enough and questions >= enough:
             setting = DENSE
         return Document(self, self.session(setting, progress=progress), text, chat, progress)

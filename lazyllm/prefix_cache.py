@@ -12,7 +12,7 @@ import numpy as np
 
 from lazyllm import _core
 from lazyllm.method import Method
-from lazyllm.prompt import PromptIds, PromptPlace
+from lazyllm.prompt import Ids, Place
 from lazyllm.session import Session
 from lazyllm.support import checked
 
@@ -70,7 +70,7 @@ class PrefixCache:
         ahead = np.array(ids[: max(0, len(ids) - session.setting.asking_rows)], np.int32)
         if fork := self._longest(owner, ahead):
             session.core, session.room = fork, 0
-            session.places = (PromptPlace(0, fork.length, fork.length),)
+            session.places = (Place(0, fork.length, fork.length),)
         session.reserve(len(ids) - session.length, n_new)
         new = ids[session.length : len(ahead) if self.eager else self._begun_before(owner, ahead)]
         if len(new) >= LEAST_READ:
@@ -93,10 +93,7 @@ class PrefixCache:
                 return None
             best = self._entries.pop(lengths.index(n))
             self._entries.append(best)
-            try:
-                fork = best[1].fork()
-            except MemoryError:
-                return None
+            fork = best[1].fork()
             self.hits, self.tokens_shared = self.hits + 1, self.tokens_shared + n
         fork.truncate(n)
         return fork
@@ -123,7 +120,7 @@ class PrefixCache:
                 self._entries.pop(0)
 
 
-def shared(ids: PromptIds, other: PromptIds) -> int:
+def shared(ids: Ids, other: Ids) -> int:
     """The number of ids that both begin with."""
     n = min(len(ids), len(other))
     different = np.flatnonzero(np.asarray(ids[:n]) != np.asarray(other[:n]))

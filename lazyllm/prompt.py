@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-PromptIds = Sequence[int] | np.ndarray
+Ids = Sequence[int] | np.ndarray
 Messages = Sequence[Mapping[str, Any]]
-Prompt = str | PromptIds | Messages
+Prompt = str | Ids | Messages
 
 KINDS = "text, token ids (one list of whole numbers) or a list of messages"
 READ = 2  # of `Session.kinds`: prompt tokens read, with no pass since
@@ -92,7 +92,7 @@ def _part_text(name: str, part: Any) -> str:
 
 
 @dataclass(frozen=True)
-class PromptPlace:
+class Place:
     """A prompt in the context: its first position, its tokens there, and those given with removed ones. A
     turn of a chat has its messages, of which the last is the answer."""
 
@@ -101,13 +101,13 @@ class PromptPlace:
     n_given: int
     messages: Sequence[dict[str, Any]] = ()
 
-    def until(self, length: int) -> PromptPlace:
+    def until(self, length: int) -> Place:
         """The part of the prompt within this length, which is no turn if it is shorter; of the removed tokens
         the same share counts."""
         n_run = length - self.begins
         if n_run >= self.n_run:
             return self
-        return PromptPlace(self.begins, n_run, round(self.n_given * n_run / self.n_run))
+        return Place(self.begins, n_run, round(self.n_given * n_run / self.n_run))
 
 
 def as_messages(prompt: Prompt) -> list[dict[str, Any]]:

@@ -19,16 +19,7 @@ from lazyllm.answer import Answer
 from lazyllm.generation import Generation, Request, Stream
 from lazyllm.machine.memory import check_memory, reserve
 from lazyllm.method import Method
-from lazyllm.prompt import (
-    READ,
-    EncodedPrompt,
-    Prompt,
-    PromptIds,
-    PromptPlace,
-    as_messages,
-    checked_ids,
-    is_messages,
-)
+from lazyllm.prompt import READ, EncodedPrompt, Ids, Place, Prompt, as_messages, checked_ids, is_messages
 from lazyllm.pruning import DENSE
 from lazyllm.session_file import write
 from lazyllm.support.files import user_path
@@ -56,7 +47,7 @@ class Session:
     core: _core.Session
     prefixes: PrefixCache | None
     room: int = 0  # capacity of the buffers, in tokens
-    places: tuple[PromptPlace, ...] = ()  # of prompts, those of passes that failed too
+    places: tuple[Place, ...] = ()  # of prompts, those of passes that failed too
     document: Mapping[str, Any] | None = None
     """The text and options of the `Document` whose session this is, to make it again."""
     unfinished: Answer | None = field(default=None, init=False)
@@ -95,7 +86,7 @@ class Session:
         return self.core.reached_top * self._share_run()
 
     @property
-    def prompts(self) -> tuple[PromptPlace, ...]:
+    def prompts(self) -> tuple[Place, ...]:
         """The places of the context's prompts, or of what truncation has left of them."""
         return tuple(place.until(self.length) for place in self.places if place.begins < self.length)
 
@@ -131,7 +122,7 @@ class Session:
                 raise ValueError("the session is empty; there is nothing to save")
             write(self, path, progress)
 
-    def forward(self, ids: PromptIds, generated: bool = False, progress: bool = True) -> np.ndarray:
+    def forward(self, ids: Ids, generated: bool = False, progress: bool = True) -> np.ndarray:
         """Runs new tokens of a prompt or (generated=True) an answer: the last one's logits (vocab,)."""
         given = checked_ids(ids, self.llm.config.vocab)
         if generated:
@@ -143,7 +134,7 @@ class Session:
                 n_read = self.length - begins
                 return self.run_pass(self.core.forward, new[n_read:], len(given) - n_read, progress)
 
-    def read(self, prompt: str | PromptIds, progress: bool = True) -> None:
+    def read(self, prompt: str | Ids, progress: bool = True) -> None:
         """Reads the beginning of a prompt, up to the layer of the first stage. The next `ask` or `forward`
         decides by its own tokens which of those read are computed further, as if all were one prompt."""
         if not self.setting.reads_in_parts:
@@ -151,7 +142,7 @@ class Session:
         new = self.encode(prompt).ids
         self._run_alone(self.core.read, new, len(new), progress)
 
-    def surprisal(self, ids: PromptIds, progress: bool = True) -> np.ndarray:
+    def surprisal(self, ids: Ids, progress: bool = True) -> np.ndarray:
         """-ln p (n,) of each of these new prompt tokens given all before it, NaN for the first of a context;
         only for sessions without pruning."""
         new = checked_ids(ids, self.llm.config.vocab)
@@ -246,17 +237,12 @@ class Session:
                 f"{type(self.setting).__name__} needs a prompt of text or messages, not of token ids"
             )
 
-    @property
-    def messages(self) -> list[dict[str, Any]]:
-        """The messages of all turns, with the answers."""
-        return [message for turn in self.prompts for message in turn.messages]
-
     def answered(self, begins: int, n_run: int, prompt: Prompt, text: str) -> None:
         """Makes a turn of what has been run since `begins`, or renews it: its answer has gone on."""
         earlier = tuple(place for place in self.prompts if place.begins < begins)
         n_given = sum(place.n_given for place in self.prompts[len(earlier) :])
         messages = [*as_messages(prompt), {"role": "assistant", "content": text}]
-        self.places = (*earlier, PromptPlace(begins, n_run, n_given, messages))
+        self.places = (*earlier, Place(begins, n_run, n_given, messages))
 
     def _rendered(self, new: list[dict[str, Any]], request: Request) -> str:
         """The text that the template renders for new messages after the chat so far: what follows a
@@ -267,13 +253,13 @@ class Session:
                 "truncate the session to where that begins, give the text in a message of the chat's first "
                 "turn (prefix=PrefixCache() reads once what several chats share) or ask without chat=True"
             )
-        tokenizer = self.llm.tokenizer
-        mark = uuid4().hex  # in no message, whatever they say
-        earlier = [*self.messages[:-1], {"role": "assistant", "content": mark}] if self.prompts else []
-        text = tokenizer.chat_text([*earlier, *new], tools=request.tools, **request.chat_template_kwargs)
-        if not earlier:
-            return text
+        mark, tokenizer = uuid4().hex, self.llm.tokenizer  # the mark is in no message, whatever they say
+        chat = [message for turn in self.prompts for message in turn.messages]
+        chat[-1:] = [{"role": "assistant", "content": mark}] if chat else []
+        text = tokenizer.chat_text([*chat, *new], tools=request.tools, **request.chat_template_kwargs)
         _, marked, tail = text.rpartition(mark)
+        if not chat:
+            return text
         if not marked:
             raise ValueError(
                 "the chat template leaves earlier answers out, so a follow-up cannot extend its chat"
@@ -350,7 +336,7 @@ class Session:
     def begin_prompt(self, n_given: int, n_new: int) -> None:
         """Counts a prompt and marks its gaps; called when nothing but the pass itself can fail."""
         gaps = self.pruning.gaps(n_new, len(self.prompts))
-        self.places = (*self.prompts, PromptPlace(self.length, n_new, n_given))
+        self.places = (*self.prompts, Place(self.length, n_new, n_given))
         self.core.truncate(self.length)  # the gaps of a prompt that was interrupted before its pass
         if gaps.size:
             self.core.leave_out(self.length + gaps)

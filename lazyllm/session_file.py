@@ -19,7 +19,7 @@ from lazyllm import __version__, _core
 from lazyllm.checkpoints.checkpoint import header_bytes, read_shard
 from lazyllm.method import Method, source_digest
 from lazyllm.methods.parsing import parse_method
-from lazyllm.prompt import PromptPlace, checked_messages
+from lazyllm.prompt import Place, checked_messages
 from lazyllm.support.files import whole_file
 from lazyllm.support.json_text import parse_object
 
@@ -164,9 +164,9 @@ class SessionFile:
         return self._data[begin : begin + n_bytes].copy()
 
 
-def checked_places(saved: list[Any], kinds: np.ndarray, method: Method) -> tuple[PromptPlace, ...]:
+def checked_places(saved: list[Any], kinds: np.ndarray, method: Method) -> tuple[Place, ...]:
     """The places of prompts, which must be where the context has prompt tokens."""
-    places = tuple(PromptPlace(**place) for place in saved)
+    places = tuple(Place(**place) for place in saved)
     for place in places:
         checked_messages(place.messages)
         if place.n_run < 1 or place.n_given < (1 if method.compresses else place.n_run):
