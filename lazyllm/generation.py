@@ -178,13 +178,12 @@ class TracedStage(NamedTuple):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Pass:
-    """One pass of an answer: its counts (layers, 3), and the context's length after it, of which `n_gone`
-    tokens are gone. A traced one has `stages`, and a prompt's has `depths`."""
+    """One pass of an answer: the context's length after it, whether tokens of that were out of play in a
+    layer or are gone, and counts (layers, 3). A traced one has `stages`, and if of a prompt `depths`."""
 
     pass_: int
-    generated: bool
     length: int
-    n_gone: int
+    dropped: bool
     counts: np.ndarray
     policy_seconds: float
     stages: list[TracedStage]
@@ -193,7 +192,7 @@ class Pass:
     @classmethod
     def last_of(cls, core: _core.Session, number: int) -> Pass:
         """The pass that a session has run last."""
-        generated, gone, stages = bool(core.kinds[-1] == 1), core.gone != 0, []
+        gone, counts, stages, depths = core.gone != 0, core.last_pass, [], None
         if core.trace:
             runs = core.last_trace  # each of layers with the same tokens, with scores where a stage follows
             top = runs[-1]["in_play"]
@@ -203,14 +202,9 @@ class Pass:
                 for run, kept in zip(runs, above, strict=True)
                 if run["scores"] is not None
             ]
-        depths = core.depths if core.trace and not generated else None
-        counts, seconds = core.last_pass, core.policy_seconds
-        return cls(number, generated, core.length, int(gone.sum()), counts, seconds, stages, depths)
-
-    @property
-    def dropped(self) -> bool:
-        """True if tokens of the context were out of play in a layer, or are gone."""
-        return bool(self.n_gone or (self.counts[:, 0] < self.length).any())
+            depths = None if core.kinds[-1] == 1 else core.depths
+        dropped = bool(gone.any() or (counts[:, 0] < core.length).any())
+        return cls(number, core.length, dropped, counts, core.policy_seconds, stages, depths)
 
 
 def table_of(passes: Sequence[Pass]) -> np.ndarray:
@@ -243,9 +237,6 @@ class Trace:
     def stages(self) -> list[TracedStage]:
         """The stages of all passes, in the order they ran."""
         return [stage for passed in self.passes for stage in passed.stages]
-
-    def __repr__(self) -> str:
-        return f"<Trace: {len(self.passes)} passes, {len(self.stages)} stages, {len(self.token_ids)} tokens>"
 
     def to_frame(self) -> pandas.DataFrame:
         """One row for each token in play at each stage: its score, and whether it was kept; needs pandas."""

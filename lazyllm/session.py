@@ -114,13 +114,10 @@ class Session:
 
     def save(self, file: str | Path, progress: bool = True) -> None:
         """Writes the session to a file, whole or not at all; `LLM.restore` opens it."""
-        path = user_path(file)
-        if path.is_dir() or not path.parent.is_dir():
-            raise ValueError(f"file is {path}; it must be a file's path in a folder that exists")
         with self.exclusive_use():
             if not self.length:
                 raise ValueError("the session is empty; there is nothing to save")
-            write(self, path, progress)
+            write(self, user_path(file), progress)
 
     def forward(self, ids: Ids, generated: bool = False, progress: bool = True) -> np.ndarray:
         """Runs new tokens of a prompt or (generated=True) an answer: the last one's logits (vocab,)."""
@@ -233,9 +230,7 @@ class Session:
 
     def check_ids_allowed(self) -> None:
         if self.setting.compresses:
-            raise TypeError(
-                f"{type(self.setting).__name__} needs a prompt of text or messages, not of token ids"
-            )
+            raise TypeError(f"{type(self.setting).__name__} needs text or messages, not token ids")
 
     def answered(self, begins: int, n_run: int, prompt: Prompt, text: str) -> None:
         """Makes a turn of what has been run since `begins`, or renews it: its answer has gone on."""
@@ -250,8 +245,7 @@ class Session:
         if not all(place.messages for place in self.prompts) or (self.length and not self.prompts):
             raise ValueError(
                 "a chat turn cannot follow part of a turn, or text that was read or run outside the chat; "
-                "truncate the session to where that begins, give the text in a message of the chat's first "
-                "turn (prefix=PrefixCache() reads once what several chats share) or ask without chat=True"
+                "truncate the session to where that begins, put the text in a message, or ask without chat=True"
             )
         mark, tokenizer = uuid4().hex, self.llm.tokenizer  # the mark is in no message, whatever they say
         chat = [message for turn in self.prompts for message in turn.messages]
@@ -261,9 +255,7 @@ class Session:
         if not chat:
             return text
         if not marked:
-            raise ValueError(
-                "the chat template leaves earlier answers out, so a follow-up cannot extend its chat"
-            )
+            raise ValueError("the chat template leaves earlier answers out; a follow-up cannot extend it")
         last = self.core.drawn  # the answer's end token, in the context or to be run before the prompt
         if last is None and self.kinds[-1] == 1:
             last = int(self.core.ids[-1])

@@ -171,8 +171,9 @@ def test_where_nothing_can_be_saved(llm: LLM, kept: Path, tmp_path: Path) -> Non
     with pytest.raises(ValueError, match="the session is empty"):
         llm.session().save(kept)
     for place in (tmp_path, tmp_path / "nowhere" / "kept"):
-        with pytest.raises(ValueError, match="it must be a file's path in a folder that exists"):
+        with pytest.raises(OSError, match=str(place)):
             llm.restore(kept).save(place)
+    assert os.listdir(tmp_path) == ["kept"]
 
 
 # ---- not written whole -----------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def html(trace: Trace) -> str:
 
 def test_kept_positions_are_the_best_scoring_ones(trace: Trace, made: Generation) -> None:
     n = len(made.prompt_ids)
-    assert [passed.generated for passed in trace.passes] == [False] + [True] * 5
+    assert [passed.depths is None for passed in trace.passes] == [False] + [True] * 5
     assert [stage[:2] for stage in trace.stages] == [(i, layer) for i in range(6) for layer in (1, 3)]
     for stage in trace.stages:
         keep = math.ceil(dict(STAGES.stages)[stage.layer] * n)
