@@ -214,7 +214,7 @@ def test_a_truncated_chat_goes_on_between_its_turns(llm: LLM) -> None:
     end = session.length
     want = session.ask("And you?", chat=True, max_new_tokens=3)
     session.truncate(end + 3)
-    with pytest.raises(ValueError, match=r"cannot follow part of a turn.* truncate .* to where that begins"):
+    with pytest.raises(ValueError, match=r"cannot follow part of a turn.* truncate to where that begins"):
         session.ask("And you?", chat=True, max_new_tokens=3)
     session.truncate(end + 1)  # the first answer's last token included
     again = session.ask("And you?", chat=True, max_new_tokens=3)
