@@ -245,7 +245,7 @@ class Session:
         if not all(place.messages for place in self.prompts) or (self.length and not self.prompts):
             raise ValueError(
                 "a chat turn cannot follow part of a turn, or text that was read or run outside the chat; "
-                "truncate to where that begins, put the text in a message of the chat, or ask without chat=True"
+                "truncate to where that begins, put the text in a message, or ask without chat=True"
             )
         mark, tokenizer = uuid4().hex, self.llm.tokenizer  # the mark is in no message, whatever they say
         chat = [message for turn in self.prompts for message in turn.messages]
