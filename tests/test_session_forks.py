@@ -303,8 +303,7 @@ model = made.load(threads=1)
 resource.setrlimit(resource.RLIMIT_AS, (8 << 30, -1))  # K and V of the whole context would be 80 GiB
 session = model.session(None)
 session.forward(range(40))
-logits = session.fork().forward([1])
-print((logits == session.forward([1])).all())
+session.fork().forward([1])
 try:
     session.reserve(1 << 20)
 except MemoryError as error:
@@ -316,6 +315,4 @@ except MemoryError as error:
 def test_a_session_needs_no_address_space_for_the_whole_context(tmp_path: Path, sanitized: bool) -> None:
     if sanitized:
         pytest.skip("a sanitizer reserves more address space itself")
-    same, refused = python(FULL, tmp_path).splitlines()
-    assert same == "True"
-    assert "could not get" in refused
+    assert "could not get" in python(FULL, tmp_path)
