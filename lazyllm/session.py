@@ -190,7 +190,7 @@ class Session:
         """The prompt for `answer`, which will find nothing wrong with it; ValueError for one that repeats the
         whole context, too."""
         encoded = self.encode(prompt, request)
-        if self.length and (tokenizer := self.llm.checkpoint.tokenizer):
+        if 0 < self.length <= 2 * len(encoded.ids) and (tokenizer := self.llm.checkpoint.tokenizer):
             held, asked = (tokenizer.decode(ids).strip() for ids in (self.core.ids.tolist(), encoded.ids))
             if held and asked.startswith(held):
                 raise ValueError(

@@ -245,7 +245,7 @@ def test_shares_of_a_prompt_that_was_cut(llm: LLM) -> None:
 # ---- answers that are interrupted ------------------------------------------------------------------------
 
 STEPS = {"_advance", "_run_prompt", "prompt", "reserve", "run_pass"}
-STEPS |= {"begin_prompt", "_take", "_record", "_read"}
+STEPS |= {"begin_prompt", "_take", "_record", "_read", "_show"}
 SAMPLED = lazyllm.SamplingParams(1.0, seed=3)
 
 
@@ -341,10 +341,6 @@ def test_resume_needs_an_interrupted_answer(llm: LLM) -> None:
     session.ask(IDS, max_new_tokens=2)
     with pytest.raises(RuntimeError, match="no answer of this session waits"):
         session.resume()
-    stream = session.answer([5], Request(4, progress=False))
-    next(stream)
-    stream.close()  # left early: it may go on as well
-    assert len(session.resume().token_ids) == 4
     next(session.answer([5], Request(4, progress=False)))
     session.truncate(50)
     with pytest.raises(RuntimeError, match="no answer of this session waits"):
