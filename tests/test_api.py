@@ -57,7 +57,9 @@ TAKERS: list[tuple[Callable[..., Any], type, set[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("function", "kind", "others"), TAKERS, ids=[one[0].__qualname__ for one in TAKERS])
+@pytest.mark.parametrize(
+    ("function", "kind", "others"), TAKERS, ids=[call.__qualname__ for call, *_ in TAKERS]
+)
 def test_help_shows_each_option_and_an_unknown_one_is_told_the_nearest(
     function: Callable[..., Any], kind: Any, others: set[str]
 ) -> None:

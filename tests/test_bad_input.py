@@ -134,5 +134,5 @@ def test_a_number_may_empty_the_tables_of_a_checkpoint(made: tiny.Tiny) -> None:
     config["norm_eps"] = Reading(config["norm_eps"], config)
     tensors[0] = (name, dtype, (Reading(shape[0], tensors), *shape[1:]), *place)
     model = _core.Model(config, [str(made.path)], tensors)
-    got, want = (one.session(None).forward(made.ids(9)) for one in (model, made.load()))
+    got, want = (each.session(None).forward(made.ids(9)) for each in (model, made.load()))
     np.testing.assert_array_equal(got, want)

@@ -52,7 +52,7 @@ def test_logprobs_are_the_models_own(llm: LLM, pruning: Any) -> None:
         best = np.argsort(-own)[:3].tolist()
         assert list(found)[:3] == best
         assert set(found) == {*best, token}
-        assert found == {one: pytest.approx(own[one], abs=1e-5) for one in found}
+        assert found == {i: pytest.approx(own[i], abs=1e-5) for i in found}
         logits = session.forward([token], generated=True).astype(np.float64)
     assert llm.generate(PROMPT, max_new_tokens=1).logprobs is None
     plain = llm.generate(PROMPT, pruning, max_new_tokens=NEW, sampling=sampling)

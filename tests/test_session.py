@@ -436,6 +436,6 @@ def test_gaps_of_an_interrupted_prompt_are_not_those_of_the_next(
         patch.setattr(Session, "begin_prompt", lambda *given: begin(*given) or interrupt())
         with pytest.raises(KeyboardInterrupt):
             session.ask(IDS[:20], max_new_tokens=1)
-    for one in (want, session):
-        one.ask(IDS[:12], max_new_tokens=1)
+    for each in (want, session):
+        each.ask(IDS[:12], max_new_tokens=1)
     assert session.depths.tolist() == want.depths.tolist()

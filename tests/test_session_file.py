@@ -51,7 +51,7 @@ def later(session: lazyllm.Session) -> tuple[Any, ...]:
     """The session's next results, to the bit."""
     before = session.depths.tolist(), session.kinds.tolist(), session.computed, session.reached_top
     answer = session.ask([9, 8], max_new_tokens=5, trace=True)
-    scores = [one.scores.tolist() for one in answer.trace.stages]
+    scores = [stage.scores.tolist() for stage in answer.trace.stages]
     logits = session.forward([11, 12, 13]).tobytes()
     return before, answer.token_ids, answer.passes.tolist(), scores, logits, session.depths.tolist()
 

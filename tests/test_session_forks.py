@@ -31,31 +31,31 @@ def state(session: Any) -> list[Any]:
     return [None if array is None else (array.shape, array.tobytes()) for array in [*tokens, *rows]]
 
 
-class Told:
-    """A session, and what it was told; another one that is told the same is in the same state, to the bit."""
+class Recorded:
+    """A session and its calls; another one with the same calls is in the same state, to the bit."""
 
     def __init__(self, made: Tiny, model: Any, session: Any = None, calls: tuple[Any, ...] = ()) -> None:
         self.made, self.model, self.calls = made, model, list(calls)
         self.session = model.session(STAGES) if session is None else session
 
-    def _do(self, name: str, *arguments: Any) -> Told:
+    def _do(self, name: str, *arguments: Any) -> Recorded:
         self.calls.append((name, arguments))
         getattr(self.session, name)(*arguments)
         return self
 
-    def read(self, count: int, seed: int) -> Told:
+    def read(self, count: int, seed: int) -> Recorded:
         return self._do("forward", self.made.ids(count, seed))
 
-    def write(self, *tokens: int) -> Told:
+    def write(self, *tokens: int) -> Recorded:
         for token in tokens:
             self._do("forward", [token], True)
         return self
 
-    def truncate(self, n: int) -> Told:
+    def truncate(self, n: int) -> Recorded:
         return self._do("truncate", n)
 
-    def fork(self) -> Told:
-        return Told(self.made, self.model, self.session.fork(), tuple(self.calls))
+    def fork(self) -> Recorded:
+        return Recorded(self.made, self.model, self.session.fork(), tuple(self.calls))
 
     def check(self) -> None:
         alone = self.model.session(STAGES)
@@ -71,7 +71,7 @@ class Told:
 # ---- one process -----------------------------------------------------------------------------------------
 
 
-def forks_of_forks(base: Told) -> list[Told]:
+def forks_of_forks(base: Recorded) -> list[Recorded]:
     """Each of them owns some rows of its own: new tokens, and such that it has revived."""
     line = [base]
     for k in range(5):
@@ -84,16 +84,16 @@ def forks_of_forks(base: Told) -> list[Told]:
     return [line[3].fork().truncate(42), *line]
 
 
-def the_session_ends_first(base: Told) -> list[Told]:
+def the_session_ends_first(base: Recorded) -> list[Recorded]:
     fork = base.fork().write(1)
     later = fork.fork()
     base.session = None
     gc.collect()
-    other = Told(base.made, base.model).read(40, 3)  # which may get the memory that was freed
+    other = Recorded(base.made, base.model).read(40, 3)  # which may get the memory that was freed
     return [fork.write(2), later, later.fork().truncate(30).read(8, 1), other]
 
 
-def the_session_grows(base: Told) -> list[Told]:
+def the_session_grows(base: Recorded) -> list[Recorded]:
     fork = base.fork()
     base.read(150, 1)
     return [base.fork().write(1), base, fork.read(170, 2), fork.fork()]
@@ -102,9 +102,9 @@ def the_session_grows(base: Told) -> list[Told]:
 SCENARIOS = [forks_of_forks, the_session_ends_first, the_session_grows]
 
 
-def run(scenario: Callable[[Told], list[Told]], made: Tiny, threads: int = 2) -> None:
-    for told in scenario(Told(made, made.load(threads=threads)).read(40, 0).write(1)):
-        told.check()
+def run(scenario: Callable[[Recorded], list[Recorded]], made: Tiny, threads: int = 2) -> None:
+    for recorded in scenario(Recorded(made, made.load(threads=threads)).read(40, 0).write(1)):
+        recorded.check()
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +112,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     return tiny.build(SHAPE, tmp_path_factory.mktemp("forks"))
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda one: one.__name__)
-def test_nothing_shows_in_another(made: Tiny, scenario: Callable[[Told], list[Told]]) -> None:
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_nothing_shows_in_another(made: Tiny, scenario: Callable[[Recorded], list[Recorded]]) -> None:
     run(scenario, made)
 
 
@@ -124,7 +124,7 @@ def test_a_fork_of_an_empty_session_traces_as_it_does(made: Tiny) -> None:
 
 
 def test_what_is_restored_into_a_session_shows_in_no_fork(made: Tiny) -> None:
-    base = Told(made, made.load()).read(40, 0)
+    base = Recorded(made, made.load()).read(40, 0)
     fork = base.fork()
     base.session.set_state("keys", 0, np.zeros_like(base.session.state("keys", 0)))
     fork.check()
@@ -133,18 +133,18 @@ def test_what_is_restored_into_a_session_shows_in_no_fork(made: Tiny) -> None:
 
 def test_sessions_and_forks_run_in_threads(made: Tiny) -> None:
     """Each goes its own way while others begin and end."""
-    base = Told(made, made.load(threads=2)).read(40, 0)
+    base = Recorded(made, made.load(threads=2)).read(40, 0)
 
-    def go(number: int, told: Told) -> Told:
+    def go(number: int, recorded: Recorded) -> Recorded:
         for k in range(4):
-            told.write(number).fork().write(k)
-            told.truncate(30 - k).read(6, number + k)
-        return told
+            recorded.write(number).fork().write(k)
+            recorded.truncate(30 - k).read(6, number + k)
+        return recorded
 
     line = [base.fork() for _ in range(4)]
     with ThreadPoolExecutor(5) as pool:
-        for told in pool.map(go, range(5), [base, *line]):
-            told.check()
+        for recorded in pool.map(go, range(5), [base, *line]):
+            recorded.check()
 
 
 def in_child(work: Callable[[], None]) -> Callable[[], int]:
@@ -172,33 +172,33 @@ def in_child(work: Callable[[], None]) -> Callable[[], int]:
 def test_a_session_goes_on_in_a_child_process(made: Tiny) -> None:
     """Neither process sees what the other writes, again or for the first time."""
     model = made.load(threads=2)
-    base, alone = Told(made, model).read(40, 0), Told(made, model).read(40, 7)
+    base, alone = Recorded(made, model).read(40, 0), Recorded(made, model).read(40, 7)
     fork = base.fork().write(1)
     alone.fork()  # which ends at once: nobody but its owner has this memory then
     line = [base, alone, fork]
 
     def go_on() -> None:
         line.extend([base.fork().write(4), alone.fork()])
-        for told in (base, alone):
-            told.write(2).check()
-            told.truncate(30).read(9, 2)
+        for recorded in (base, alone):
+            recorded.write(2).check()
+            recorded.truncate(30).read(9, 2)
         fork.truncate(25).read(6, 3)
-        for told in [*line, base.fork()]:
-            told.check()
+        for recorded in [*line, base.fork()]:
+            recorded.check()
 
     later, sooner = in_child(go_on), in_child(go_on)
     base.write(7)
     alone.write(7)
     assert sooner() == 0
-    for told in line:
-        told.check()
+    for recorded in line:
+        recorded.check()
     line.append(base.fork().write(7))
     base.truncate(20).read(20, 5)
     alone.truncate(20).read(20, 5)
     fork.write(3)
     assert later() == 0
-    for told in [*line, base.fork(), alone.fork().read(3, 1)]:
-        told.check()
+    for recorded in [*line, base.fork(), alone.fork().read(3, 1)]:
+        recorded.check()
 
 
 # ---- memory ----------------------------------------------------------------------------------------------
@@ -281,7 +281,7 @@ made = forks.tiny.build(forks.SHAPE, Path(sys.argv[1]))
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), -1))
 for scenario in forks.SCENARIOS:
     forks.run(scenario, made, threads=1)
-base = forks.Told(made, made.load(threads=1)).read(9, 0)
+base = forks.Recorded(made, made.load(threads=1)).read(9, 0)
 fork = base.fork()
 print("memfd:lazyllm" in open("/proc/self/maps").read())
 """

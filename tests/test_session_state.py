@@ -65,7 +65,7 @@ class Pair:
 
     def read(self, ids: list[int]) -> None:
         """The beginning of a prompt; refused, with nothing changed, if the first stage drops for good."""
-        if any(one[2:] == (True,) for one in self.reference.pruning["stages"][:1]):
+        if any(stage[2:] == (True,) for stage in self.reference.pruning["stages"][:1]):
             with pytest.raises(ValueError, match="drops tokens for good"):
                 self.session.read(ids)
             return self.check()
@@ -204,7 +204,7 @@ def test_a_prompt_read_in_parts_is_pruned_as_one(
     """Its sets, depths and counts are those of one pass, if the last part has the rows that are asked."""
     shape = Shape(seed=6, n_layers=5, windows=data.draw(WINDOWS))
     rules = data.draw(prunings(shape.n_layers))
-    assume(not any(one[2:] == (True,) for one in rules["stages"][:1]))
+    assume(not any(stage[2:] == (True,) for stage in rules["stages"][:1]))
     tiny = tiny_of(shape)
     ids = tiny.ids(sum(parts) + rules["queries"] + data.draw(st.integers(0, 5)), seed)
     model = tiny.load()
