@@ -144,7 +144,7 @@ class Answer:
         if request.logprobs:
             values = log_softmax(core.logits)
             best = np.argsort(-values, kind="stable")[: request.logprobs].tolist()
-            logprobs = {token: float(values[token]) for token in (*best, token)}
+            logprobs = {i: float(values[i]) for i in (*best, token)}
         self._drawn.append(Drawn(token, session.computed, session.reached_top, seconds, logprobs))
 
     def _record(self) -> None:
