@@ -336,11 +336,9 @@ def test_an_answer_may_be_interrupted_at_any_line(
     assert (undrawn > 0) == drawn_in_python
 
 
-def test_resume_needs_an_interrupted_answer(llm: LLM) -> None:
+def test_truncation_forgets_an_interrupted_answer(llm: LLM) -> None:
     session = llm.session()
     session.ask(IDS, max_new_tokens=2)
-    with pytest.raises(RuntimeError, match="no answer of this session waits"):
-        session.resume()
     next(session.answer([5], Request(4, progress=False)))
     session.truncate(50)
     with pytest.raises(RuntimeError, match="no answer of this session waits"):

@@ -21,7 +21,7 @@ from tiny import Shape
 from toys import Paper
 
 import lazyllm
-from lazyllm import LLM, Drop, Method, Pruning, Scoring, _core
+from lazyllm import LLM, Drop, Method, Pruning, Scoring
 from lazyllm.support.files import whole_file
 
 IDS = list(range(40, 90))
@@ -216,21 +216,14 @@ def test_each_writer_has_a_file_of_its_own(tmp_path: Path) -> None:
     assert len(os.listdir(tmp_path)) == 2
 
 
-def holding(llm: LLM, pruning: Pruning | None, tokens: list[tuple[int, int, int]]) -> _core.Session:
-    """A session of tokens of these kinds, depths and gone marks."""
-    core = llm.session(pruning).core
-    kinds, depths, gone = np.array(tokens).T
-    core.set_tokens(depths.astype(np.int32), np.uint8(kinds), np.int32(depths), np.uint8(gone))
-    return core
-
-
 PROMPT, GENERATED, READ, TOP = 0, 1, 2, 6
 HALF = partial(Pruning, {1: 0.5})
 KEPT, WAITS, ANSWER = (PROMPT, TOP, 0), (PROMPT, 2, 0), (GENERATED, TOP, 0)
 
 
 def test_tokens_that_no_calls_lead_to_do_no_harm(llm: LLM) -> None:
-    """Its author can give a session any keys and values too; a pass over it gives some finite numbers."""
+    """A file's author can give a session any of them, and any keys and values; a pass over it gives some
+    finite numbers."""
     c = llm.config
     for pruning, tokens in (
         (HALF(sink=2), [ANSWER, KEPT, WAITS]),
@@ -243,7 +236,9 @@ def test_tokens_that_no_calls_lead_to_do_no_harm(llm: LLM) -> None:
         (HALF(decode="frozen"), [WAITS, (READ, 2, 0)]),
         (None, [(PROMPT, 3, 1)]),
     ):
-        core = holding(llm, pruning, tokens)
+        core = llm.session(pruning).core
+        kinds, depths, gone = map(np.array, zip(*tokens, strict=True))
+        core.set_tokens(np.int32(depths), np.uint8(kinds), np.int32(depths), np.uint8(gone))
         for part in ("keys", "values", "aux"):
             for layer in range(TOP):
                 if n := core.state_length(part, layer):
@@ -253,5 +248,3 @@ def test_tokens_that_no_calls_lead_to_do_no_harm(llm: LLM) -> None:
             core.set_state("remembered", 0, np.float32([np.nan, -1]))
         for ids, generated in (([5, 6, 7], False), ([8], True)):
             assert np.isfinite(core.forward(ids, generated)).all()
-    with pytest.raises(ValueError, match="position 1 waits for layer 3, where the pruning drops none"):
-        holding(llm, HALF(), [KEPT, (PROMPT, 3, 0)])
