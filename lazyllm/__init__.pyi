@@ -5,8 +5,9 @@ from lazyllm.checkpoints.pypi_models import demo_model as demo_model
 from lazyllm.errors import CheckpointError as CheckpointError
 from lazyllm.errors import DeviceError as DeviceError
 from lazyllm.generation import Generation as Generation
+from lazyllm.generation import Trace as Trace
+from lazyllm.in_memory import from_transformers as from_transformers
 from lazyllm.llm import LLM as LLM
-from lazyllm.llm import from_transformers as from_transformers
 from lazyllm.llm import load as load
 from lazyllm.machine.info import info as info
 from lazyllm.method import Method as Method
@@ -33,6 +34,5 @@ from lazyllm.searching.search import search as search
 from lazyllm.session import Session as Session
 from lazyllm.sweeps.sweep import Sweep as Sweep
 from lazyllm.sweeps.sweep import sweep as sweep
-from lazyllm.trace import Trace as Trace
 
 __version__: str

@@ -13,12 +13,11 @@ import numpy as np
 
 from lazyllm import _core
 from lazyllm.checkpoints.tokenizer import TextStream
-from lazyllm.generation import FinishReason, Generation, Request
+from lazyllm.generation import FinishReason, Generation, Pass, Request, Trace, table_of
 from lazyllm.prompt import READ, EncodedPrompt
 from lazyllm.pruning import DENSE
 from lazyllm.sampling import log_softmax
 from lazyllm.support.checked import SEED_LIMIT
-from lazyllm.trace import Pass, Trace, table_of
 
 if TYPE_CHECKING:
     from lazyllm.session import Session
@@ -41,18 +40,16 @@ class Answer:
     """
 
     def __init__(self, session: Session, encoded: EncodedPrompt, request: Request) -> None:
-        if session.setting.compresses:
-            encoded = session.compressed(encoded, request)
         self._model, self._pruning, self._core = session.llm, session.pruning, session.core
         self._encoded, self._request = encoded, request
         self._prompt_ids: list[int] = []
         self._begins = 0
-        self._seconds = encoded.compress_seconds  # spent on it so far
+        self._seconds = encoded.compress_seconds  # spent on it before this call
         self._passes: list[Pass] = []
         self._drawn: list[Drawn] = []
-        sampling = request.sampling
         self._ends = self._model.eos_token_ids | frozenset(request.stop_token_ids)
-        self._seed_with(randbits(63) if sampling.seed is None else sampling.seed)
+        seed = request.sampling.seed
+        self._seed_with(randbits(63) if seed is None else seed)
         self._read_anew()
 
     def _seed_with(self, seed: int) -> None:
@@ -62,10 +59,10 @@ class Answer:
     def prefill(self, session: Session) -> None:
         """Runs the prompt, and draws nothing yet: `branch` gives answers that go on from here."""
         with session.exclusive_use():
-            started = time.perf_counter() - self._seconds
+            self._started = time.perf_counter() - self._seconds
             self._run_prompt(session, draws=False)
             self._record()
-            self._seconds = time.perf_counter() - started
+            self._seconds = time.perf_counter() - self._started
 
     def branch(self, fork: Session, index: int) -> Answer:
         """An answer of its own in a fork of the session, with the seed of that index."""
@@ -78,48 +75,36 @@ class Answer:
     def run(self, session: Session) -> Generator[str, None, Generation]:
         """Generates what the answer lacks, yields pieces of its text and returns the Generation. The last new
         id is run by the next call on the session."""
-        request = self._request
         with session.exclusive_use():
-            started = time.perf_counter() - self._seconds
+            self._started = time.perf_counter() - self._seconds
             try:
                 while not self._complete:
-                    self._advance(session, started)
+                    self._advance(session)
                     if piece := self._read():
                         yield piece
                 session.unfinished = None
                 return self._generation()
             except BaseException as error:
-                self._interrupted(session, started, error)
+                self._interrupted(session, error)
                 raise
             finally:
-                self._seconds = time.perf_counter() - started
-                if self._encoded.in_chat and self._holds_prompt:
-                    session.answered(
-                        self._begins, self._prompt_end, self._encoded.prompt, self._text, request.tools
-                    )
+                self._seconds = time.perf_counter() - self._started
+                if self._encoded.in_chat and self._n_run >= 0:
+                    session.answered(self._begins, len(self._prompt_ids), self._encoded.prompt, self._text)
 
     @property
-    def _prompt_end(self) -> int:
-        return self._begins + len(self._prompt_ids)
+    def _n_run(self) -> int:
+        """The number of new tokens in the context; below 0 while the prompt is not in it."""
+        return self._core.length - self._begins - len(self._prompt_ids) if self._prompt_ids else -1
 
-    @property
-    def _holds_prompt(self) -> bool:
-        """True if the context holds the whole prompt."""
-        return bool(self._prompt_ids) and self._core.length >= self._prompt_end
-
-    @property
-    def _due(self) -> int:
-        """The length of the context after the pass that draws the next token."""
-        return self._prompt_end + len(self._drawn)
-
-    def _advance(self, session: Session, started: float) -> None:
+    def _advance(self, session: Session) -> None:
         """Draws the next token. What an interrupted call has done already is not done again."""
-        if not self._holds_prompt:
+        if self._n_run < 0:
             self._run_prompt(session)
-        elif self._core.length < self._due:
+        elif self._n_run < len(self._drawn):
             run = partial(self._run(), generated=True)
             session.run_pass(run, [self._drawn[-1].token], None, self._request.progress)
-        self._take(session, started)
+        self._take(session)
 
     def _run_prompt(self, session: Session, draws: bool = True) -> None:
         request, is_pending = self._request, session.core.drawn is not None
@@ -145,38 +130,34 @@ class Answer:
             return self._core.forward
         return partial(self._core.advance, sampler=self._sampler)
 
-    def _take(self, session: Session, started: float) -> None:
+    def _take(self, session: Session) -> None:
         """Takes the token that the last pass has drawn; draws it from the pass's logits if it has not."""
-        core = self._core
         self._record()
-        n_logprobs, logits = self._request.logprobs, np.empty(0, np.float32)
-        if core.drawn is None or n_logprobs:
+        core, request, token = self._core, self._request, self._core.drawn
+        if token is None:
             logits = core.logits
-        if core.drawn is None:
-            allowed = logits.copy()
             if not self._drawn:
-                allowed[list(self._request.never_first)] = -np.inf
-            core.drawn = self._sampler.sample(self._request.sampling.applied(allowed, core.ids))
-        assert core.drawn is not None
-        seconds = time.perf_counter() - started
+                logits[list(request.never_first)] = -np.inf
+            token = core.drawn = self._sampler.sample(request.sampling.applied(logits, core.ids))
+        seconds = time.perf_counter() - self._started
         logprobs: dict[int, float] = {}
-        if n_logprobs:
-            values = log_softmax(logits)
-            best = np.argsort(-values, kind="stable")[:n_logprobs].tolist()
-            logprobs = {token: float(values[token]) for token in (*best, core.drawn)}
-        self._drawn.append(Drawn(core.drawn, session.computed, session.reached_top, seconds, logprobs))
+        if request.logprobs:
+            values = log_softmax(core.logits)
+            best = np.argsort(-values, kind="stable")[: request.logprobs].tolist()
+            logprobs = {i: float(values[i]) for i in (*best, token)}
+        self._drawn.append(Drawn(token, session.computed, session.reached_top, seconds, logprobs))
 
     def _record(self) -> None:
         """Stores the pass that has just run, unless it has been stored."""
         if not self._passes or self._core.length != self._passes[-1].length:
             self._passes.append(Pass.last_of(self._core, len(self._passes)))
 
-    def _interrupted(self, session: Session, started: float, error: BaseException) -> None:
+    def _interrupted(self, session: Session, error: BaseException) -> None:
         """Keeps an answer that can go on; the exception carries what there is of it."""
-        if not self._holds_prompt:
+        if self._n_run < 0:
             return
-        if self._core.length == self._due and self._core.drawn is not None:
-            self._take(session, started)
+        if self._n_run == len(self._drawn) and self._core.drawn is not None:
+            self._take(session)
         self._read_anew()
         self._read()
         session.unfinished = self
@@ -195,32 +176,42 @@ class Answer:
 
     @property
     def _stopped(self) -> bool:
-        return self._finder.stopped or any(drawn.token in self._ends for drawn in self._drawn[-1:])
+        return self._found_stop or any(drawn.token in self._ends for drawn in self._drawn[-1:])
 
     def _read_anew(self) -> None:
         """Forgets the text, of which an interrupted call may have lost a piece."""
         tokenizer = self._model.checkpoint.tokenizer
         self._stream = TextStream(tokenizer) if tokenizer else None
-        self._finder = StopFinder(self._request.stop)
-        self._n_read = 0
-        self._text = ""
+        self._n_read = 0  # tokens
+        self._text = self._held = ""  # `_held` may begin a stop string
+        self._found_stop = False
 
     def _read(self) -> str:
         """The text that the tokens since the last call have made certain."""
         if self._stream is None:
             return ""
-        piece = ""
+        n_before = len(self._text)
         for drawn in self._drawn[self._n_read :]:
             if drawn.token not in self._ends:
-                piece += self._finder.push(self._stream.push(drawn.token))
+                self._show(self._stream.push(drawn.token))
         self._n_read = len(self._drawn)
-        if self._complete:
-            piece += self._finder.push(self._stream.finish()) + self._finder.finish()
-        self._text += piece
-        return piece
+        if self._complete and not self._found_stop:
+            self._show(self._stream.finish())
+            if not self._found_stop:
+                self._text += self._held
+        return self._text[n_before:]
+
+    def _show(self, piece: str) -> None:
+        text = self._held + piece
+        n, self._found_stop = shown(text, self._request.stop)
+        self._text, self._held = self._text + text[:n], text[n:]
 
     def _generation(self) -> Generation:
         """The answer as far as it has come, of one token at least."""
+        core, model, trace = self._core, self._model, None
+        if self._request.trace:
+            tokens, tokenizer = (core.ids.tolist(), core.kinds, core.depths), model.checkpoint.tokenizer
+            trace = Trace([*self._passes], *tokens, model.config.n_layers, self._pruning, tokenizer)
         ended: FinishReason = "stop" if self._stopped else "length"
         return Generation(
             text=self._text,
@@ -234,7 +225,7 @@ class Answer:
             computed_series=np.array([drawn.computed for drawn in self._drawn]),
             reached_top_series=np.array([drawn.reached_top for drawn in self._drawn]),
             passes=table_of(self._passes),
-            recorded=self._trace() if self._request.trace else None,
+            recorded=trace,
             pruning=self._pruning,
             finish_reason=ended if self._complete else "interrupted",
             speedup=self._speedup(),
@@ -243,18 +234,12 @@ class Answer:
             logprobs=[drawn.logprobs for drawn in self._drawn] if self._request.logprobs else None,
         )
 
-    def _trace(self) -> Trace:
-        core, model = self._core, self._model
-        tokens = core.ids.tolist(), core.kinds, core.depths
-        return Trace(
-            [*self._passes], *tokens, model.config.n_layers, self._pruning, model.checkpoint.tokenizer
-        )
-
     def _speedup(self) -> float | None:
         """Tokens that were read before count as if this prompt's pass had computed them."""
         n_given = len(self._encoded.ids)
         n_context, n_new = self._begins + n_given, n_given + (self._n_read_before if self._begins else 0)
-        prefill = next(item for item in self._passes if item.length == self._prompt_end)
+        n_read = self._begins + len(self._prompt_ids)
+        prefill = next(item for item in self._passes if item.length == n_read)
         if len(self._prompt_ids) == n_given and not prefill.dropped:
             return 1.0
         counts = prefill.counts.copy()
@@ -272,32 +257,11 @@ class Answer:
         return self._pruning.why_unpruned(self._core.n_prompt, self._core.length)
 
 
-class StopFinder:
-    """Passes pieces of text on; an end that may be the beginning of a stop string is held back."""
-
-    def __init__(self, stops: Iterable[str]) -> None:
-        self._stops = tuple(stops)
-        self._held = ""
-        self.stopped = False
-
-    def push(self, piece: str) -> str:
-        """The text that may be shown now; empty after a stop string."""
-        if self.stopped:
-            return ""
-        text = self._held + piece
-        places = [place for place in map(text.find, self._stops) if place >= 0]
-        if places:
-            self.stopped = True
-            return text[: min(places)]
-        held = max((_overlap(text, stop) for stop in self._stops), default=0)
-        self._held = text[len(text) - held :]
-        return text[: len(text) - held]
-
-    def finish(self) -> str:
-        """The text held back, once no more can come."""
-        return "" if self.stopped else self._held
-
-
-def _overlap(text: str, stop: str) -> int:
-    """The length of the longest suffix of `text` that is a proper prefix of `stop`."""
-    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
+def shown(text: str, stops: Iterable[str]) -> tuple[int, bool]:
+    """How much of a text may be shown while more may follow, and True if a stop string ends it there. An end
+    that may be the beginning of a stop string waits."""
+    places = [text.find(stop) for stop in stops if stop in text]
+    if places:
+        return min(places), True
+    held = [n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])]
+    return len(text) - max(held, default=0), False

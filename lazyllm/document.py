@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from lazyllm.counted_work import bare_flops
-from lazyllm.generation import Generation, Options, Request, Stream
+from lazyllm.generation import Generation, Request, Stream
 from lazyllm.method import Method
 from lazyllm.prefix_cache import PrefixCache, shared
 from lazyllm.pruning import DENSE, Pruning
@@ -43,8 +44,8 @@ class Document:
     def __repr__(self) -> str:
         n = self._session.length
         text = f"<Document of {self.llm.config.name or 'a model'}: {n} tokens read, {self.pruning.label}"
-        read, each, dense_each = costs(self.llm, self.pruning, n)
-        if (enough := break_even(read, each, dense_each)) is None:
+        read, each, dense_each, enough = costs(self.llm, self.pruning, n)
+        if enough is None:
             return f"{text}>"
         return (
             f"{text}; in dense prefills, reading took {read:.2f} and each question takes {each:.2f}; without "
@@ -52,11 +53,11 @@ class Document:
         )
 
     @overload
-    def ask(self, question: str, **options: Unpack[Options]) -> Generation: ...
+    def ask(self, question: str, **options: Any) -> Generation: ...
     @overload
-    def ask(self, question: list[str] | tuple[str, ...], **options: Unpack[Options]) -> list[Generation]: ...
+    def ask(self, question: list[str] | tuple[str, ...], **options: Any) -> list[Generation]: ...
     @takes(Request, "never_first", "chat")
-    def ask(self, question: Any, **options: Unpack[Options]) -> Any:
+    def ask(self, question: Any, **options: Any) -> Any:
         """The answer to a question, or answers to a list of them, each as if it were the only one."""
         options["chat"] = self._in_chat
         single = isinstance(question, str)
@@ -64,7 +65,7 @@ class Document:
         return self.llm.generate(prompt, self.pruning, prefix=self._prefixes, **options)
 
     @takes(Request, "never_first", "chat")
-    def stream(self, question: str, **options: Unpack[Options]) -> Stream:
+    def stream(self, question: str, **options: Any) -> Stream:
         """Like `ask` for one question: an iterator over the text, which sets `generation` at its end."""
         options["chat"] = self._in_chat
         prompt = self._prompt(question)
@@ -86,33 +87,33 @@ class Document:
         return f"{self.text}{JOINT}{question}"
 
 
+@dataclass
 class DocumentChat:
     """A chat about a document; `session` holds it."""
 
-    def __init__(self, document: Document, session: Session) -> None:
-        self._document, self.session = document, session
+    document: Document
+    session: Session
 
     @takes(Request, "never_first", "chat")
-    def ask(self, question: str, **options: Unpack[Options]) -> Generation:
+    def ask(self, question: str, **options: Any) -> Generation:
         """The answer to a question that continues the chat; options as in `Session.ask`."""
-        prompt = question if self.session.length else self._document._prompt(question)
+        prompt = question if self.session.length else self.document._prompt(question)
         options["chat"] = True
         return self.session.ask(prompt, **options)
 
 
-def costs(model: LLM, setting: Method, n: int) -> tuple[float, float, float]:
-    """Counted work in dense prefills: of reading `n` tokens, of a question, of one behind a dense reading."""
+def costs(model: LLM, setting: Method, n: int) -> tuple[float, float, float, int | None]:
+    """Counted work in dense prefills: of reading `n` tokens, a question, one behind a dense reading. And
+    the least number of questions with which dense reading takes less in all; None if it never does."""
     config, rows, n_layers = model.config, min(n, QUESTION_ROWS), model.config.n_layers
     dense = DENSE.flops(config, n)
-    each = bare_flops(config, [n] * n_layers, [rows] * n_layers) / dense
+    dense_each = bare_flops(config, [n] * n_layers, [rows] * n_layers) / dense
     pruning = setting.for_prompt(config, n)
     if not isinstance(pruning, Pruning) or not pruning.stages:
-        return 1.0, each, each
+        return 1.0, dense_each, dense_each, None
     below, in_play = pruning.stages[0][0] + 1, pruning.planned(config, n)  # layers that reading computes
-    read, again = [n] * below + [0] * (n_layers - below), [rows] * below + in_play[below:]
-    return bare_flops(config, read, read) / dense, bare_flops(config, in_play, again) / dense, each
-
-
-def break_even(read: float, each: float, dense_each: float) -> int | None:
-    """The least number of questions with which dense reading takes less in all; None if it never does."""
-    return int((1 - read) / (each - dense_each)) + 1 if each > dense_each else None
+    layers = [n] * below + [0] * (n_layers - below)
+    read = bare_flops(config, layers, layers) / dense
+    each = bare_flops(config, in_play, [rows] * below + in_play[below:]) / dense
+    enough = int((1 - read) / (each - dense_each)) + 1 if each > dense_each else None
+    return read, each, dense_each, enough

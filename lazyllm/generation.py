@@ -1,4 +1,5 @@
-"""Generation: one answer and its cost; Request: the options of an answer; Stream: its text in pieces."""
+"""Generation: one answer, its cost and its trace; Request: the options of an answer; Stream: its text in
+pieces."""
 
 from __future__ import annotations
 
@@ -6,17 +7,24 @@ from collections.abc import Generator as Pieces
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from lazyllm import _core
+from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.method import Method
+from lazyllm.pictures.heat_map import Heatmap
 from lazyllm.sampling import GREEDY, SamplingParams
 from lazyllm.support import checked
-from lazyllm.trace import Trace
+from lazyllm.support.optional import package
 
-Tools = Sequence[Mapping[str, Any]]
+if TYPE_CHECKING:
+    import pandas
+
 FinishReason = Literal["stop", "length", "interrupted"]
+PASSES = np.dtype([(name, np.int32) for name in ("pass_", "layer", "in_play", "computed", "revived")])
+ROWS = np.dtype([("pass_", int), ("layer", int), ("position", int), ("score", np.float32), ("kept", bool)])
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -94,21 +102,6 @@ class Generation:
         return f"{text}<small>{escape(self.summary)}</small>"
 
 
-class Options(TypedDict, total=False):
-    """The options of an answer as keywords, for type checkers and editors; `Request` has their defaults."""
-
-    max_new_tokens: int
-    sampling: SamplingParams
-    stop: str | Iterable[str]
-    stop_token_ids: Iterable[int]
-    chat: bool
-    chat_template_kwargs: Mapping[str, Any]
-    tools: Tools
-    logprobs: int
-    trace: bool
-    progress: bool
-
-
 @dataclass(frozen=True)
 class Request:
     """The options of one answer, checked; the first token that is drawn is none of `never_first`."""
@@ -119,7 +112,7 @@ class Request:
     stop_token_ids: Iterable[int] = ()
     chat: bool = False
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    tools: Tools = ()
+    tools: Sequence[Mapping[str, Any]] = ()
     logprobs: int = 0
     trace: bool = False
     progress: bool = True
@@ -167,3 +160,106 @@ class Stream(Iterator[str]):
         if self.generation is None:
             raise RuntimeError("the stream was closed or failed before its end")
         return self.generation
+
+
+class TracedStage(NamedTuple):
+    """One selection: the tokens in play before it, their scores (smoothed where the setting smooths) and the
+    tokens kept. `scores[i]` belongs to position `in_play[i]`."""
+
+    pass_: int
+    layer: int
+    in_play: np.ndarray
+    scores: np.ndarray
+    kept: np.ndarray
+
+    def __repr__(self) -> str:
+        return f"<pass {self.pass_}, layer {self.layer}: {self.kept.size} of {self.in_play.size} kept>"
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Pass:
+    """One pass of an answer: the context's length after it, whether tokens of that were out of play in a
+    layer or are gone, and counts (layers, 3). A traced one has `stages`, and if of a prompt `depths`."""
+
+    pass_: int
+    length: int
+    dropped: bool
+    counts: np.ndarray
+    policy_seconds: float
+    stages: list[TracedStage]
+    depths: np.ndarray | None
+
+    @classmethod
+    def last_of(cls, core: _core.Session, number: int) -> Pass:
+        """The pass that a session has run last."""
+        gone, counts, stages, depths = core.gone != 0, core.last_pass, [], None
+        if core.trace:
+            runs = core.last_trace  # each of layers with the same tokens, with scores where a stage follows
+            top = runs[-1]["in_play"]
+            above = [*(run["in_play"] for run in runs[1:]), top[~gone[top]]]
+            stages = [
+                TracedStage(number, run["last_layer"], run["in_play"], run["scores"], kept)
+                for run, kept in zip(runs, above, strict=True)
+                if run["scores"] is not None
+            ]
+            depths = None if core.kinds[-1] == 1 else core.depths
+        dropped = bool(gone.any() or (counts[:, 0] < core.length).any())
+        return cls(number, core.length, dropped, counts, core.policy_seconds, stages, depths)
+
+
+def table_of(passes: Sequence[Pass]) -> np.ndarray:
+    """The counts of passes: one row per pass and layer."""
+    counts = np.array([item.counts for item in passes])
+    numbers = np.moveaxis(np.indices(counts.shape[:2]), 0, -1)
+    rows = np.concatenate([numbers, counts], axis=-1, dtype=np.int32)
+    return rows.reshape(-1, rows.shape[-1]).view(PASSES).ravel()
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Trace:
+    """All passes of one answer. `depths`: how many layers held K,V of each context token at the end. `kinds`:
+    0 for prompt tokens, 1 for generated ones."""
+
+    passes: list[Pass]
+    token_ids: list[int]
+    kinds: np.ndarray
+    depths: np.ndarray
+    n_layers: int
+    pruning: Method
+    tokenizer: Tokenizer | None
+
+    @property
+    def prefill_depths(self) -> np.ndarray:
+        """The depths after the prompt's pass."""
+        return next(item.depths for item in self.passes if item.depths is not None)
+
+    @property
+    def stages(self) -> list[TracedStage]:
+        """The stages of all passes, in the order they ran."""
+        return [stage for passed in self.passes for stage in passed.stages]
+
+    def to_frame(self) -> pandas.DataFrame:
+        """One row for each token in play at each stage: its score, and whether it was kept; needs pandas."""
+        parts = [np.empty(0, ROWS)]
+        for stage in self.stages:
+            part = np.empty(stage.in_play.size, ROWS)
+            part["pass_"], part["layer"], part["position"] = stage.pass_, stage.layer, stage.in_play
+            part["score"], part["kept"] = stage.scores, np.isin(stage.in_play, stage.kept)
+            parts.append(part)
+        rows = np.concatenate(parts)
+        frame: pandas.DataFrame = package("pandas", "to_frame", "plots").DataFrame(rows)
+        texts = np.array(self._texts(len(self.token_ids)), object)
+        frame.insert(3, "token_id", np.array(self.token_ids)[rows["position"]])
+        frame.insert(4, "text", texts[rows["position"]])
+        return frame
+
+    def heatmap(self) -> Heatmap:
+        """The prompt's own text, each token coloured by how many layers computed it in prefill."""
+        n = self.prefill_depths.size
+        before, depths = self.prefill_depths, self.depths[:n]
+        return Heatmap(self._texts(n), self.kinds[:n], before, depths, self.n_layers, str(self.pruning))
+
+    def _texts(self, n: int) -> list[str]:
+        if self.tokenizer is None:
+            return [f" {token}" for token in self.token_ids[:n]]
+        return self.tokenizer.offsets(self.token_ids[:n])

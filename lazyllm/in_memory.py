@@ -1,4 +1,4 @@
-"""A model of transformers that is in memory, as a checkpoint."""
+"""A model of transformers that is in memory."""
 
 from __future__ import annotations
 
@@ -11,10 +11,21 @@ from typing import Any
 
 from lazyllm.checkpoints.checkpoint import SINGLE_FILE, Checkpoint, header_bytes
 from lazyllm.errors import CheckpointError
+from lazyllm.llm import LLM, load
 from lazyllm.machine.memory import check_memory
 from lazyllm.support.optional import package
 
 DTYPES = {"torch.float32": "F32", "torch.float16": "F16", "torch.bfloat16": "BF16"}
+
+
+def from_transformers(model: Any, tokenizer: Any = None, **options: Any) -> LLM:
+    """The LLM of a model of transformers that is in memory, such as a fine-tuned or a merged one.
+
+    Its weights are copied, in memory, as they are now: what happens to `model` later changes nothing here.
+    Without a tokenizer, prompts are token ids. The options are `device`, `threads`, `compute`, `weights` and
+    `kv` of `load`.
+    """
+    return load(in_memory(model, tokenizer), **options)
 
 
 def in_memory(model: Any, tokenizer: Any) -> Checkpoint:

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Unpack, overload
+from typing import Any, overload
 
 from lazyllm import _core
 from lazyllm.checkpoints.checkpoint import Checkpoint, resolve
 from lazyllm.checkpoints.gguf_checkpoint import open_checkpoint
 from lazyllm.checkpoints.tensors import rounded_bytes
 from lazyllm.checkpoints.tokenizer import Tokenizer
-from lazyllm.document import Document, break_even, costs
+from lazyllm.document import Document, costs
 from lazyllm.errors import CheckpointError
-from lazyllm.generation import Generation, Options, Request, Stream
-from lazyllm.in_memory import in_memory
+from lazyllm.generation import Generation, Request, Stream
 from lazyllm.machine.device import check_device, chosen_compute, open_model
 from lazyllm.machine.memory import check_memory
 from lazyllm.methods.parsing import PruningInput, as_method
 from lazyllm.prefix_cache import PrefixCache
 from lazyllm.prompt import EncodedPrompt, Messages, Prompt, is_batch
 from lazyllm.pruning import DENSE
+from lazyllm.schedule import SHAPE_LENGTH
 from lazyllm.session import Session
 from lazyllm.session_file import SessionFile
 from lazyllm.support import checked
@@ -30,14 +31,9 @@ from lazyllm.support.files import user_path
 from lazyllm.support.progress import bar
 from lazyllm.support.signatures import takes
 
-DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 MAX_THREADS = 1024
 Batch = Sequence[str] | Sequence[Sequence[int]] | Sequence[Messages]
 Prefix = Session | PrefixCache | None
-
-
-class PrefixedOptions(Options, total=False):
-    prefix: Prefix
 
 
 def load(
@@ -80,27 +76,6 @@ def load(
     if changed := checkpoint.changed():
         raise OSError(f"{changed} was changed while it was loaded; load it again")
     return LLM(checkpoint, core, compute, weights, kv)
-
-
-def from_transformers(
-    model: Any,
-    tokenizer: Any = None,
-    device: str = "auto",
-    threads: int | None = None,
-    compute: str = "f32",
-    weights: str = "auto",
-    kv: str = "f32",
-) -> LLM:
-    """The LLM of a model of transformers that is in memory, such as a fine-tuned or a merged one.
-
-    Its weights are copied, in memory, as they are now: what happens to `model` later changes nothing here.
-    Without a tokenizer, prompts are token ids. `device` to `kv` are as in `load`.
-    """
-    return load(in_memory(model, tokenizer), device, threads, compute, weights, kv)
-
-
-def stored_types(checkpoint: Checkpoint) -> list[str]:
-    return sorted({DTYPES.get(tensor[1], tensor[1]) for tensor in checkpoint.tensors})
 
 
 def checked_llm(llm: object) -> LLM:
@@ -154,14 +129,21 @@ class LLM:
     ) -> Session:
         """A new, empty context; None is dense. Its first prompt takes from `prefix` what earlier ones have
         read of a beginning like its own."""
-        return Session(self, as_method(pruning), prefix, progress)
+        method = as_method(pruning)
+        method.check(self.config)
+        if prefix is not None and not method.reads_in_parts:
+            raise ValueError(f"prompts cannot be read in parts, as prefix={prefix!r} asks, with {method}")
+        if message := method.mismatch(self.checkpoint, progress):
+            warnings.warn(message, stacklevel=2)
+        core = self.core.session(method.for_prompt(self.config, SHAPE_LENGTH).core())
+        return Session(self, method, method, core, prefix)
 
     def restore(self, file: str | Path, pruning: PruningInput = None, progress: bool = True) -> Session:
         """The session that `Session.save` wrote to this file; ValueError for one of another model, compute,
         weights, kv or setting. `pruning` is needed where it is code: a policy, or a method of your own."""
         saved = SessionFile(user_path(file))
         method = saved.method_for(self, None if pruning is None else as_method(pruning), progress)
-        session = Session(self, method, progress=progress)
+        session = self.session(method, progress=progress)
         saved.fill(session)
         return session
 
@@ -169,7 +151,6 @@ class LLM:
         self,
         text: str,
         pruning: PruningInput = None,
-        *,
         chat: bool = False,
         questions: int = 1,
         progress: bool = True,
@@ -182,7 +163,7 @@ class LLM:
         if not isinstance(text, str) or not text:
             raise TypeError(f"a document must be text, not {text!r:.80}")
         setting, questions = as_method(pruning), checked.whole(questions, "questions", 1)
-        enough = break_even(*costs(self, setting, len(self.tokenizer.encode(text))))
+        *_, enough = costs(self, setting, len(self.tokenizer.encode(text)))
         if enough and questions >= enough:
             setting = DENSE
         return Document(self, self.session(setting, progress=progress), text, chat, progress)
@@ -195,26 +176,14 @@ class LLM:
         return Document(self, session, **session.document)
 
     @overload
-    def generate(
-        self, prompt: Any, pruning: PruningInput = None, *, n: int, **options: Unpack[PrefixedOptions]
-    ) -> Any: ...
+    def generate(self, prompt: Any, pruning: PruningInput = None, *, n: int, **options: Any) -> Any: ...
     @overload
-    def generate(  # type: ignore[overload-overlap]  # a str is a Sequence[str] too
-        self, prompt: Prompt, pruning: PruningInput = None, **options: Unpack[PrefixedOptions]
-    ) -> Generation: ...
+    def generate(self, prompt: Prompt, pruning: PruningInput = None, **options: Any) -> Generation: ...
     @overload
-    def generate(
-        self, prompt: Batch, pruning: PruningInput = None, **options: Unpack[PrefixedOptions]
-    ) -> list[Generation]: ...
+    def generate(self, prompt: Batch, pruning: PruningInput = None, **options: Any) -> list[Generation]: ...
     @takes(Request, "never_first")
     def generate(
-        self,
-        prompt: Any,
-        pruning: PruningInput = None,
-        *,
-        n: int = 1,
-        prefix: Prefix = None,
-        **options: Unpack[Options],
+        self, prompt: Any, pruning: PruningInput = None, *, n: int = 1, prefix: Prefix = None, **options: Any
     ) -> Any:
         """The answer to a prompt, or answers to a list of prompts, each in a session of its own.
 
@@ -240,8 +209,7 @@ class LLM:
             raise ValueError(f"n={n} answers differ only with sampling=SamplingParams(temperature=…) above 0")
         session = self._continued(pruning, prefix, progress)
         if not is_batch(prompt):
-            encoded_prompt = session.checked_prompt(prompt, request)
-            return (session.fork() if session is prefix else session).answers(encoded_prompt, request, n)
+            return session.answers(session.checked_prompt(prompt, request), request, n)
         encoded: list[EncodedPrompt] = []
         answers: list[Any] = []
         try:
@@ -263,27 +231,21 @@ class LLM:
 
     @takes(Request, "never_first")
     def stream(
-        self,
-        prompt: Prompt,
-        pruning: PruningInput = None,
-        *,
-        prefix: Prefix = None,
-        **options: Unpack[Options],
+        self, prompt: Prompt, pruning: PruningInput = None, *, prefix: Prefix = None, **options: Any
     ) -> Stream:
         """Like `generate` for one prompt: an iterator over the text, which sets `generation` at its end."""
         if is_batch(prompt):
             raise TypeError("stream takes one prompt; give a list of prompts to generate")
         request = Request(**options)
         session = self._continued(pruning, prefix, request.progress)
-        encoded = session.checked_prompt(prompt, request)
-        return (session.fork() if session is prefix else session).answer(encoded, request)
+        return session.answer(session.checked_prompt(prompt, request), request)
 
     def _continued(self, pruning: PruningInput, prefix: Prefix, progress: bool) -> Session:
-        """The session that prompts continue: the prefix, or a new one."""
+        """The session that prompts continue: a fork of the prefix, or a new one."""
         if prefix is None or isinstance(prefix, PrefixCache):
             return self.session(pruning, prefix, progress)
         if not isinstance(prefix, Session) or prefix.llm is not self:
             raise ValueError(f"prefix must be a session of this model or a PrefixCache, not {prefix!r}")
         if pruning is not None and as_method(pruning) != prefix.setting:
             raise ValueError(f"pruning is {pruning!r}, but the prefix was read with {prefix.setting}")
-        return prefix
+        return prefix.fork()

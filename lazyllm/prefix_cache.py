@@ -12,12 +12,14 @@ import numpy as np
 
 from lazyllm import _core
 from lazyllm.method import Method
-from lazyllm.prompt import PromptIds, PromptPlace
+from lazyllm.prompt import Ids, Place
 from lazyllm.session import Session
 from lazyllm.support import checked
 
 if TYPE_CHECKING:
     from lazyllm.llm import LLM
+
+    Owner = tuple[LLM, Method]
 
 LEAST_READ = 192
 """Tokens that are worth a fork, or a pass that reads them. The sums of a shorter prompt may have another
@@ -26,7 +28,7 @@ MOST_REMEMBERED = 64  # prompts
 
 
 class PrefixCache:
-    """Sessions that have read the beginnings of earlier prompts, so that a common one is read once.
+    """Contexts that have read the beginnings of earlier prompts, so that a common one is read once.
 
     Each prompt takes the longest beginning that it shares with an earlier one under the same setting, reads
     the rest up to the first stage (`Session.read`), and is then pruned by its last rows as if it had been
@@ -40,8 +42,9 @@ class PrefixCache:
         self.eager = checked.truth(eager, "eager")
         self.grows = True  # with the prompts that it serves
         self.hits = self.tokens_shared = 0  # prompts that began like an earlier one, and how far in all
-        self._entries: list[Session] = []  # nothing runs them any more; the one used last is at the end
-        self._remembered: deque[tuple[tuple[LLM, Method], np.ndarray]] = deque(maxlen=MOST_REMEMBERED)
+        # contexts that nothing runs any more, by model and setting; the one used last is at the end
+        self._entries: list[tuple[Owner, _core.Session]] = []
+        self._remembered: deque[tuple[Owner, np.ndarray]] = deque(maxlen=MOST_REMEMBERED)
         self._lock = threading.Lock()
 
     @classmethod
@@ -49,7 +52,7 @@ class PrefixCache:
         """A cache of what this session, which nothing runs any more, has read; it takes no more."""
         cache = cls()
         cache.grows = False
-        cache._entries = [session]
+        cache._entries = [((session.llm, session.setting), session.core)]
         return cache
 
     def __repr__(self) -> str:
@@ -58,42 +61,39 @@ class PrefixCache:
     @property
     def bytes(self) -> int:
         """The memory of all beginnings, as if none shared any with another."""
-        return sum(entry.core.bytes_for(entry.length) for entry in self._entries)
+        return sum(core.bytes_for(core.length) for _, core in self._entries)
 
     def read(self, session: Session, ids: list[int], n_new: int, progress: bool) -> None:
-        """Reads of an empty session's prompt what may be read ahead, as far as it goes from the cache."""
-        ahead = readable(session.setting, ids)
-        row = np.array(ahead, np.int32)
-        if fork := self._longest(session, row):
+        """Reads of an empty session's prompt what may be read ahead of its last pass, whose rows score the
+        stages; as far as it goes from the cache."""
+        owner = session.llm, session.setting
+        ahead = np.array(ids[: max(0, len(ids) - session.setting.asking_rows)], np.int32)
+        if fork := self._longest(owner, ahead):
             session.core, session.room = fork, 0
-            session.prompts = (PromptPlace(0, fork.length, fork.length),)
+            session.places = (Place(0, fork.length, fork.length),)
         session.reserve(len(ids) - session.length, n_new)
-        new = ahead[session.length : len(ahead) if self.eager else self._begun_before(session, row)]
+        new = ids[session.length : len(ahead) if self.eager else self._begun_before(owner, ahead)]
         if len(new) >= LEAST_READ:
             session.run_pass(session.core.read, new, len(new), progress)
             if self.grows:
                 self._keep(session)
 
-    def _begun_before(self, session: Session, ids: np.ndarray) -> int:
+    def _begun_before(self, owner: Owner, ids: np.ndarray) -> int:
         """How many of these ids an earlier prompt began with; remembers them for later ones."""
         with self._lock:
-            same = (session.llm, session.setting)
-            lengths = [shared(other, ids) for earlier, other in self._remembered if earlier == same]
-            self._remembered.append((same, ids))
+            lengths = [shared(other, ids) for earlier, other in self._remembered if earlier == owner]
+            self._remembered.append((owner, ids))
         return max(lengths, default=0)
 
-    def _longest(self, session: Session, ids: np.ndarray) -> _core.Session | None:
+    def _longest(self, owner: Owner, ids: np.ndarray) -> _core.Session | None:
         """A context that has read as much of these ids as any before; None if that is not worth a fork."""
         with self._lock:
-            lengths = [shared(entry.core.ids, ids) if alike(entry, session) else 0 for entry in self._entries]
+            lengths = [shared(core.ids, ids) if other == owner else 0 for other, core in self._entries]
             if (n := max(lengths, default=0)) < LEAST_READ:
                 return None
             best = self._entries.pop(lengths.index(n))
             self._entries.append(best)
-            try:
-                fork = best.core.fork()
-            except MemoryError:
-                return None
+            fork = best[1].fork()
             self.hits, self.tokens_shared = self.hits + 1, self.tokens_shared + n
         fork.truncate(n)
         return fork
@@ -101,9 +101,9 @@ class PrefixCache:
     def _keep(self, session: Session) -> None:
         """Keeps the session's context, which goes on in a fork whose memory ends with the answer; without
         memory for that the context is not kept. It replaces those whose ids it begins with."""
-        core = session.core
+        owner, kept = (session.llm, session.setting), session.core
         try:
-            if core.bytes_for(core.length) > self.max_bytes:
+            if kept.bytes_for(kept.length) > self.max_bytes:
                 raise MemoryError(f"it needs more than max_bytes, {self.max_bytes}; raise it")
             session.core = session.forked_core()
         except MemoryError as error:
@@ -111,26 +111,16 @@ class PrefixCache:
             return
         with self._lock:
             self._entries = [
-                entry
-                for entry in self._entries
-                if not alike(entry, session) or shared(entry.core.ids, core.ids) < entry.length
+                (other, core)
+                for other, core in self._entries
+                if other != owner or shared(core.ids, kept.ids) < core.length
             ]
-            self._entries.append(Session(session.llm, session.setting, core=core))
+            self._entries.append((owner, kept))
             while self.bytes > self.max_bytes:
                 self._entries.pop(0)
 
 
-def readable(method: Method, ids: list[int]) -> list[int]:
-    """The part of a prompt that may be read before its last pass, whose rows score the stages."""
-    return ids[: max(0, len(ids) - method.asking_rows)]
-
-
-def alike(session: Session, other: Session) -> bool:
-    """True if both have the same model and setting."""
-    return session.llm is other.llm and session.setting == other.setting
-
-
-def shared(ids: PromptIds, other: PromptIds) -> int:
+def shared(ids: Ids, other: Ids) -> int:
     """The number of ids that both begin with."""
     n = min(len(ids), len(other))
     different = np.flatnonzero(np.asarray(ids[:n]) != np.asarray(other[:n]))

@@ -8,14 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from lazyllm.generation import Tools
-
-PromptIds = Sequence[int] | np.ndarray
+Ids = Sequence[int] | np.ndarray
 Messages = Sequence[Mapping[str, Any]]
-Prompt = str | PromptIds | Messages
+Prompt = str | Ids | Messages
 
-EMPTY = "the prompt is empty; it must have at least one token"
-KINDS = "text, token ids or a list of messages"
+KINDS = "text, token ids (one list of whole numbers) or a list of messages"
 READ = 2  # of `Session.kinds`: prompt tokens read, with no pass since
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -30,7 +27,7 @@ class EncodedPrompt:
     n_given: int
     in_chat: bool
     tokenize_seconds: float
-    compress_seconds: float = 0.0
+    compress_seconds: float
 
 
 def is_messages(prompt: Any) -> bool:
@@ -40,19 +37,11 @@ def is_messages(prompt: Any) -> bool:
 
 def is_batch(prompt: Any) -> bool:
     """True for a list of prompts, an empty one too; a list of whole numbers or of messages is one prompt."""
-    if isinstance(prompt, str) or (isinstance(prompt, np.ndarray) and prompt.ndim == 1):
+    if isinstance(prompt, np.ndarray):
+        return prompt.ndim > 1
+    if isinstance(prompt, str | bytes) or not isinstance(prompt, Sequence):
         return False
-    if not isinstance(prompt, Sequence | np.ndarray) or isinstance(prompt, bytes):
-        raise TypeError(f"a prompt must be {KINDS}, or a list of those, not {type(prompt).__name__}")
     return len(prompt) == 0 or isinstance(prompt[0], str | Sequence | np.ndarray)
-
-
-def check_form(prompt: Any) -> None:
-    """Raises an error for what is not one prompt, or an empty one."""
-    if not isinstance(prompt, str | Sequence | np.ndarray) or isinstance(prompt, bytes):
-        raise TypeError(f"a prompt must be {KINDS}, not {prompt!r:.80}")
-    if not isinstance(prompt, str) and len(prompt) == 0:
-        raise ValueError(EMPTY)
 
 
 def checked_ids(ids: Any, vocab: int) -> list[int]:
@@ -60,13 +49,11 @@ def checked_ids(ids: Any, vocab: int) -> list[int]:
     try:
         array = np.asarray(ids)
     except ValueError:  # rows of unequal length
-        raise TypeError("token ids must be one list of whole numbers") from None
-    if array.size == 0:
-        raise ValueError(EMPTY)
+        array = np.array(None)
+    if array.ndim and array.size == 0:
+        raise ValueError("the prompt is empty; it must have at least one token")
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise TypeError(
-            f"token ids must be one list of whole numbers, not {array.dtype.name} of shape {array.shape}"
-        )
+        raise TypeError(f"a prompt must be {KINDS}, not {ids!r:.80}")
     wrong = np.flatnonzero((array < 0) | (array >= vocab))
     if wrong.size:
         raise ValueError(f"token id {array[wrong[0]]} at index {wrong[0]} is not from 0 to {vocab - 1}")
@@ -105,24 +92,22 @@ def _part_text(name: str, part: Any) -> str:
 
 
 @dataclass(frozen=True)
-class PromptPlace:
+class Place:
     """A prompt in the context: its first position, its tokens there, and those given with removed ones. A
-    turn of a chat has its messages and the text of the answer, and the chat's tools."""
+    turn of a chat has its messages, of which the last is the answer."""
 
     begins: int
     n_run: int
     n_given: int
     messages: Sequence[dict[str, Any]] = ()
-    text: str = ""
-    tools: Tools = ()
 
-    def until(self, length: int) -> PromptPlace:
+    def until(self, length: int) -> Place:
         """The part of the prompt within this length, which is no turn if it is shorter; of the removed tokens
         the same share counts."""
         n_run = length - self.begins
         if n_run >= self.n_run:
             return self
-        return PromptPlace(self.begins, n_run, round(self.n_given * n_run / self.n_run))
+        return Place(self.begins, n_run, round(self.n_given * n_run / self.n_run))
 
 
 def as_messages(prompt: Prompt) -> list[dict[str, Any]]:

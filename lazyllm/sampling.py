@@ -33,10 +33,9 @@ class SamplingParams:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "repetition_penalty"):
-            object.__setattr__(self, name, checked.number(getattr(self, name), name))
-        object.__setattr__(self, "top_p", checked.keep(self.top_p, "top_p"))
-        object.__setattr__(self, "min_p", checked.share(self.min_p, "min_p"))
+        checks = {"temperature": checked.number, "repetition_penalty": checked.number}
+        for name, check in (checks | {"top_p": checked.keep, "min_p": checked.share}).items():
+            object.__setattr__(self, name, check(getattr(self, name), name))
         object.__setattr__(self, "top_k", checked.whole(self.top_k, "top_k", 0))
         if self.seed is not None:
             object.__setattr__(self, "seed", checked.whole(self.seed, "seed", 0, checked.SEED_LIMIT))

@@ -4,35 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from uuid import uuid4
 
 import numpy as np
 
 from lazyllm import _core
 from lazyllm.answer import Answer
-from lazyllm.generation import Generation, Options, Request, Stream, Tools
+from lazyllm.generation import Generation, Request, Stream
 from lazyllm.machine.memory import check_memory, reserve
 from lazyllm.method import Method
-from lazyllm.prompt import (
-    READ,
-    EncodedPrompt,
-    Prompt,
-    PromptIds,
-    PromptPlace,
-    as_messages,
-    check_form,
-    checked_ids,
-    is_messages,
-)
+from lazyllm.prompt import READ, EncodedPrompt, Ids, Place, Prompt, as_messages, checked_ids, is_messages
 from lazyllm.pruning import DENSE
-from lazyllm.schedule import SHAPE_LENGTH
 from lazyllm.session_file import write
 from lazyllm.support.files import user_path
 from lazyllm.support.progress import prefill_watch
@@ -45,6 +33,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+@dataclass(eq=False, repr=False)
 class Session:
     """A context that grows by `forward` and `ask`; made by `LLM.session`. It serves one thread at a time.
 
@@ -52,43 +41,24 @@ class Session:
     exception that interrupts one has what there is of it as `generation`, and `resume` goes on.
     """
 
+    llm: LLM
+    setting: Method
+    pruning: Method  # what the setting is for this context's first prompt, once that has begun
+    core: _core.Session
+    prefixes: PrefixCache | None
+    room: int = 0  # capacity of the buffers, in tokens
+    places: tuple[Place, ...] = ()  # of prompts, those of passes that failed too
     document: Mapping[str, Any] | None = None
     """The text and options of the `Document` whose session this is, to make it again."""
-    unfinished: Answer | None = None
+    unfinished: Answer | None = field(default=None, init=False)
     """The interrupted answer that waits to go on; forgotten when anything else changes the context."""
-
-    def __init__(
-        self,
-        model: LLM,
-        method: Method,
-        prefixes: PrefixCache | None = None,
-        progress: bool = True,
-        core: _core.Session | None = None,
-    ) -> None:
-        """`core` is a fork's, whose setting has been checked."""
-        if core is None:
-            method.check(model.config)
-            if prefixes is not None and not method.reads_in_parts:
-                raise ValueError(
-                    f"prompts cannot be read in parts, as prefix={prefixes!r} asks, with {method}"
-                )
-            if message := method.mismatch(model.checkpoint, progress):
-                warnings.warn(message, stacklevel=3)
-            core = model.core.session(method.for_prompt(model.config, SHAPE_LENGTH).core())
-        self.llm = model
-        self.setting = method
-        self.pruning = method  # what the setting is for this context's first prompt, once that has begun
-        self.core = core
-        self.prefixes = prefixes
-        self.room = 0  # capacity of the buffers, in tokens
-        self.prompts: tuple[PromptPlace, ...] = ()
-        self._lock = threading.Lock()
-
-    def __repr__(self) -> str:
-        return f"<Session of {self.llm.config.name or 'a model'}: {self.length} tokens, {self.setting.label}>"
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a session cannot be copied or pickled; use fork() or llm.session()")
+
+    def __repr__(self) -> str:
+        return f"<Session of {self.llm.config.name or 'a model'}: {self.length} tokens, {self.setting.label}>"
 
     @property
     def length(self) -> int:
@@ -115,6 +85,11 @@ class Session:
         """Share of prompt tokens computed in the last layer so far."""
         return self.core.reached_top * self._share_run()
 
+    @property
+    def prompts(self) -> tuple[Place, ...]:
+        """The places of the context's prompts, or of what truncation has left of them."""
+        return tuple(place.until(self.length) for place in self.places if place.begins < self.length)
+
     def _share_run(self) -> float:
         """Prompt tokens run through the model, as a share of those given."""
         n_given = sum(place.n_given for place in self.prompts)
@@ -128,9 +103,7 @@ class Session:
     def fork(self) -> Session:
         """A second session in the same state. Nothing that is done to one of them shows in the other."""
         with self.exclusive_use():
-            fork = Session(self.llm, self.setting, self.prefixes, core=self.forked_core())
-            fork.room, fork.prompts, fork.pruning = self.room, self.prompts, self.pruning
-            return fork
+            return replace(self, core=self.forked_core(), document=None)
 
     def truncate(self, n: int) -> None:
         """Back to the first `n` tokens of the context; what has been computed of them stays. A token that was
@@ -141,50 +114,46 @@ class Session:
 
     def save(self, file: str | Path, progress: bool = True) -> None:
         """Writes the session to a file, whole or not at all; `LLM.restore` opens it."""
-        path = user_path(file)
-        if path.is_dir() or not path.parent.is_dir():
-            raise ValueError(f"file is {path}; it must be a file's path in a folder that exists")
         with self.exclusive_use():
             if not self.length:
                 raise ValueError("the session is empty; there is nothing to save")
-            write(self, path, progress)
+            write(self, user_path(file), progress)
 
-    def forward(self, ids: PromptIds, generated: bool = False, progress: bool = True) -> np.ndarray:
+    def forward(self, ids: Ids, generated: bool = False, progress: bool = True) -> np.ndarray:
         """Runs new tokens of a prompt or (generated=True) an answer: the last one's logits (vocab,)."""
-        new = checked_ids(ids, self.llm.config.vocab)
-        n_given = len(new)
+        given = checked_ids(ids, self.llm.config.vocab)
+        if generated:
+            return self._run_alone(partial(self.core.forward, generated=True), given, None, progress)
+        self.check_ids_allowed()
         with self.exclusive_use():
-            if generated:
-                self.reserve(len(new))
-                return self.run_pass(partial(self.core.forward, generated=True), new, None, progress)
-            self.check_ids_allowed()
-            new = self.setting.ids(self.llm, new, len(self.prompts))
+            new = self.setting.ids(self.llm, given, len(self.prompts))
             with self.prompt(new, 0, progress) as begins:
                 n_read = self.length - begins
-                return self.run_pass(self.core.forward, new[n_read:], n_given - n_read, progress)
+                return self.run_pass(self.core.forward, new[n_read:], len(given) - n_read, progress)
 
-    def read(self, prompt: str | PromptIds, progress: bool = True) -> None:
+    def read(self, prompt: str | Ids, progress: bool = True) -> None:
         """Reads the beginning of a prompt, up to the layer of the first stage. The next `ask` or `forward`
         decides by its own tokens which of those read are computed further, as if all were one prompt."""
         if not self.setting.reads_in_parts:
             raise ValueError(f"prompts cannot be read in parts with {self.setting}")
         new = self.encode(prompt).ids
-        with self.exclusive_use():
-            self.reserve(len(new))
-            self.run_pass(self.core.read, new, len(new), progress)
+        self._run_alone(self.core.read, new, len(new), progress)
 
-    def surprisal(self, ids: PromptIds, progress: bool = True) -> np.ndarray:
+    def surprisal(self, ids: Ids, progress: bool = True) -> np.ndarray:
         """-ln p (n,) of each of these new prompt tokens given all before it, NaN for the first of a context;
         only for sessions without pruning."""
         new = checked_ids(ids, self.llm.config.vocab)
         if self.setting != DENSE:
             raise ValueError(f"surprisal needs a session without pruning, not one with {self.setting}")
+        return self._run_alone(self.core.surprisal, new, len(new), progress)
+
+    def _run_alone(self, run: Callable[..., T], ids: list[int], n_given: int | None, progress: bool) -> T:
         with self.exclusive_use():
-            self.reserve(len(new))
-            return self.run_pass(self.core.surprisal, new, len(new), progress)
+            self.reserve(len(ids))
+            return self.run_pass(run, ids, n_given, progress)
 
     @takes(Request, "never_first")
-    def ask(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
+    def ask(self, prompt: Prompt, **options: Any) -> Generation:
         """Answers a prompt that continues the context or (chat=True) the chat; options as in `generate`."""
         return self.answer(prompt, Request(**options)).finished()
 
@@ -218,91 +187,57 @@ class Session:
         return Stream(self.unfinished.run(self)).finished()
 
     def checked_prompt(self, prompt: Prompt, request: Request) -> EncodedPrompt:
-        """The prompt for `answer`, which will find nothing wrong with it, but for its length where the method
-        compresses it; ValueError for one that repeats the whole context, too."""
+        """The prompt for `answer`, which will find nothing wrong with it; ValueError for one that repeats the
+        whole context, too."""
         encoded = self.encode(prompt, request)
-        if self.repeats(encoded):
-            raise ValueError(
-                "the prompt begins with what the prefix holds, which would stand in the context twice; give "
-                "only what follows it, or whole prompts with prefix=PrefixCache()"
-            )
-        if not self.setting.compresses:
-            self.setting.check_length(self.llm.config, len(encoded.ids))
-            self.check_room(self.setting.kept(len(encoded.ids)), request.max_new_tokens)
+        if 0 < self.length <= 2 * len(encoded.ids) and (tokenizer := self.llm.checkpoint.tokenizer):
+            held, asked = (tokenizer.decode(ids).strip() for ids in (self.core.ids.tolist(), encoded.ids))
+            if held and asked.startswith(held):
+                raise ValueError(
+                    "the prompt begins with what the prefix holds, which would stand in the context twice; "
+                    "give only what follows it, or whole prompts with prefix=PrefixCache()"
+                )
+        self.setting.check_length(self.llm.config, len(encoded.ids))
+        self.check_room(self.setting.kept(len(encoded.ids)), request.max_new_tokens)
         return encoded
 
     # ---- prompts and turns of a chat ---------------------------------------------------------------------
 
     def encode(self, prompt: Prompt, request: Request | None = None) -> EncodedPrompt:
-        """A prompt that is to be appended to the context; tools are those that a chat's first prompt has."""
-        start, request = time.perf_counter(), request or Request()
+        """A prompt that is to be appended to the context, in the method's shorter form if it compresses."""
+        request, started = request or Request(), time.perf_counter()
         chat = request.chat or is_messages(prompt)
         if (request.tools or request.chat_template_kwargs) and not chat:
             raise ValueError("tools and chat_template_kwargs are for a chat template: they need chat=True")
-        check_form(prompt)
+        ids = self._ids(prompt, chat, request)
+        n_given, compressing = len(ids), time.perf_counter()
+        if self.setting.compresses:
+            messages = as_messages(prompt)
+            for message in messages:
+                if message["role"] == "user":
+                    message["content"] = self.setting.compress(self.llm, message["content"])
+            ids = self._ids(messages if chat else messages[0]["content"], chat, request)
+        seconds = compressing - started, time.perf_counter() - compressing
+        return EncodedPrompt(prompt, ids, n_given, chat, *seconds)
+
+    def _ids(self, prompt: Prompt, chat: bool, request: Request) -> list[int]:
         ids: Any = self._rendered(as_messages(prompt), request) if chat else prompt
         if isinstance(ids, str):
             ids = self.llm.tokenizer.encode(ids, add_special=self.length == 0 and not chat)
         else:
             self.check_ids_allowed()
-        checked = checked_ids(ids, self.llm.config.vocab)
-        return EncodedPrompt(prompt, checked, len(checked), chat, time.perf_counter() - start)
+        return checked_ids(ids, self.llm.config.vocab)
 
     def check_ids_allowed(self) -> None:
         if self.setting.compresses:
-            raise TypeError(
-                f"{type(self.setting).__name__} needs a prompt of text or messages, not of token ids"
-            )
+            raise TypeError(f"{type(self.setting).__name__} needs text or messages, not token ids")
 
-    def compressed(self, whole: EncodedPrompt, request: Request) -> EncodedPrompt:
-        """The method's shorter form of a text, or of the users' messages in a chat."""
-        start, compress = time.perf_counter(), self.setting.compress
-        if isinstance(whole.prompt, str):
-            short: Prompt = compress(self.llm, whole.prompt)
-        else:
-            short = as_messages(whole.prompt)
-            for message in short:
-                if message["role"] == "user":
-                    message["content"] = compress(self.llm, message["content"])
-        seconds = time.perf_counter() - start
-        encoded = self.encode(short, request)
-        return replace(encoded, prompt=whole.prompt, n_given=whole.n_given, compress_seconds=seconds)
-
-    def repeats(self, encoded: EncodedPrompt) -> bool:
-        """True if a prompt begins with all text or messages of the context."""
-        prompt, ids = encoded.prompt, encoded.ids
-        if is_messages(prompt):
-            earlier = self.messages
-            return bool(earlier) and list(prompt[: len(earlier)]) == earlier
-        if 2 * len(ids) < self.length:
-            return False
-        if isinstance(prompt, str):  # whose ids may differ where the context ends
-            text = self.llm.tokenizer.decode(self.core.ids.tolist())
-            return bool(text) and self.llm.tokenizer.decode(ids).startswith(text)
-        return self.length > 0 and ids[: self.length] == self.core.ids.tolist()
-
-    @property
-    def messages(self) -> list[dict[str, Any]]:
-        """The messages of all turns, with the answers."""
-        return [
-            message
-            for turn in self.prompts
-            if turn.messages
-            for message in (*turn.messages, {"role": "assistant", "content": turn.text})
-        ]
-
-    def answered(self, begins: int, answer_begins: int, prompt: Prompt, text: str, tools: Tools) -> None:
+    def answered(self, begins: int, n_run: int, prompt: Prompt, text: str) -> None:
         """Makes a turn of what has been run since `begins`, or renews it: its answer has gone on."""
         earlier = tuple(place for place in self.prompts if place.begins < begins)
         n_given = sum(place.n_given for place in self.prompts[len(earlier) :])
-        messages, tools = as_messages(prompt), self._tools(tools)
-        self.prompts = (*earlier, PromptPlace(begins, answer_begins - begins, n_given, messages, text, tools))
-
-    def _tools(self, new: Tools) -> Tools:
-        tools = self.prompts[0].tools if self.messages else new
-        if new and list(new) != list(tools):
-            raise ValueError("tools are those of the whole chat: other ones than its first prompt had")
-        return tools
+        messages = [*as_messages(prompt), {"role": "assistant", "content": text}]
+        self.places = (*earlier, Place(begins, n_run, n_given, messages))
 
     def _rendered(self, new: list[dict[str, Any]], request: Request) -> str:
         """The text that the template renders for new messages after the chat so far: what follows a
@@ -310,21 +245,17 @@ class Session:
         if not all(place.messages for place in self.prompts) or (self.length and not self.prompts):
             raise ValueError(
                 "a chat turn cannot follow part of a turn, or text that was read or run outside the chat; "
-                "truncate the session to where that begins, give the text in a message of the chat's first "
-                "turn (prefix=PrefixCache() reads once what several chats share) or ask without chat=True"
+                "truncate to where that begins, put the text in a message, or ask without chat=True"
             )
-        tokenizer = self.llm.tokenizer
-        tools, variables = self._tools(request.tools), request.chat_template_kwargs
-        mark = uuid4().hex  # in no message, whatever they say
-        earlier = [*self.messages[:-1], {"role": "assistant", "content": mark}] if self.prompts else []
-        text = tokenizer.chat_text([*earlier, *new], tools=tools, **variables)
-        if not earlier:
-            return text
+        mark, tokenizer = uuid4().hex, self.llm.tokenizer  # the mark is in no message, whatever they say
+        chat = [message for turn in self.prompts for message in turn.messages]
+        chat[-1:] = [{"role": "assistant", "content": mark}] if chat else []
+        text = tokenizer.chat_text([*chat, *new], tools=request.tools, **request.chat_template_kwargs)
         _, marked, tail = text.rpartition(mark)
+        if not chat:
+            return text
         if not marked:
-            raise ValueError(
-                "the chat template leaves earlier answers out, so a follow-up cannot extend its chat"
-            )
+            raise ValueError("the chat template leaves earlier answers out; a follow-up cannot extend it")
         last = self.core.drawn  # the answer's end token, in the context or to be run before the prompt
         if last is None and self.kinds[-1] == 1:
             last = int(self.core.ids[-1])
@@ -336,26 +267,17 @@ class Session:
 
     @contextmanager
     def exclusive_use(self) -> Iterator[None]:
-        """Refuses a second caller. Before and after, prompts are brought in line with the context, which may
-        have been truncated, or not have grown by a prompt whose pass failed."""
+        """Refuses a second caller, and forgets places of prompts that the context does not have."""
         if not self._lock.acquire(blocking=False):
             raise RuntimeError(
                 "this session is in use: another thread, a progress callback or a stream is running it; "
                 "open one session for each"
             )
         try:
-            self.settle_prompts()
+            self.places = self.prompts
             yield
         finally:
-            try:
-                self.settle_prompts()
-            finally:
-                self._lock.release()
-
-    def settle_prompts(self) -> None:
-        """Drops prompts that begin at the context's end or behind it, and cuts one that reaches beyond."""
-        places = (place for place in self.prompts if place.begins < self.length)
-        self.prompts = tuple(place.until(self.length) for place in places)
+            self._lock.release()
 
     def check_room(self, n_given: int, n_new: int) -> int:
         """The length with `n_given` and `n_new` more tokens; ValueError if it exceeds the model's context."""
@@ -406,7 +328,7 @@ class Session:
     def begin_prompt(self, n_given: int, n_new: int) -> None:
         """Counts a prompt and marks its gaps; called when nothing but the pass itself can fail."""
         gaps = self.pruning.gaps(n_new, len(self.prompts))
-        self.prompts += (PromptPlace(self.length, n_new, n_given),)
+        self.places = (*self.prompts, Place(self.length, n_new, n_given))
         self.core.truncate(self.length)  # the gaps of a prompt that was interrupted before its pass
         if gaps.size:
             self.core.leave_out(self.length + gaps)

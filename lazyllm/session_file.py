@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from safetensors import safe_open
@@ -18,27 +19,19 @@ from lazyllm import __version__, _core
 from lazyllm.checkpoints.checkpoint import header_bytes, read_shard
 from lazyllm.method import Method, source_digest
 from lazyllm.methods.parsing import parse_method
-from lazyllm.prompt import PromptPlace, checked_messages
+from lazyllm.prompt import Place, checked_messages
 from lazyllm.support.files import whole_file
+from lazyllm.support.json_text import parse_object
 
 if TYPE_CHECKING:
     from lazyllm.llm import LLM
     from lazyllm.session import Session
 
-FORMAT, VERSION = "lazyllm session", "5"
+FORMAT = "lazyllm session 6"
 DIGEST, DIGEST_BYTES = "sha256", 32
 BLOCK = 1 << 24  # bytes
 TOKENS = ("ids", "kinds", "depths", "gone")
 WIDTHS = {"F32": 4, "I32": 4, "F16": 2, "BF16": 2, "U8": 1}
-
-DESCRIPTION = {
-    **dict.fromkeys(("lazyllm", "model", "model sha256", "compute", "weights", "activations", "kv"), str),
-    **dict.fromkeys(("pruning", "schedule", "source sha256"), str),
-    **{"drawn": int | None, "document": dict | None, "prompts": list},
-}
-PROMPT = {"begins": int, "n_run": int, "n_given": int, "messages": list, "text": str, "tools": list}
-DOCUMENT = {"text": str, "chat": bool}
-"""Types by name, of the header's description of the session, of a prompt in it, and of its document."""
 
 
 def identity(model: LLM, method: Method, progress: bool) -> dict[str, str]:
@@ -61,20 +54,22 @@ def write(session: Session, path: Path, progress: bool) -> None:
         "model": session.llm.config.name,
         "drawn": session.core.drawn,
         "document": session.document,
-        "prompts": [asdict(prompt) for prompt in session.prompts],
+        "prompts": [asdict(place) for place in session.prompts],
         "schedule": session.pruning.to_json(),
         **identity(session.llm, session.setting, progress),
     }
-    metadata = {"format": FORMAT, "version": VERSION, "session": json.dumps(description)}
+    metadata = {"format": FORMAT, "session": json.dumps(description)}
     entries = dict(layout(session.core, session.llm))
     sizes = {name: (*kind, math.prod(kind[1]) * WIDTHS[kind[0]]) for name, kind in entries.items()}
     header = header_bytes(sizes | {DIGEST: ("U8", (DIGEST_BYTES,), DIGEST_BYTES)}, metadata)
-    tensors = (tensor_of(session.core, name).data.cast("B") for name in entries)
-    hasher = hashlib.sha256()
+    hasher = hashlib.sha256(header)
     with whole_file(path) as file:
-        for data in chain([header], tensors):
-            hasher.update(data)
-            file.write(data)
+        file.write(header)
+        for name in entries:
+            part, _, layer = name.partition(".")
+            array: Any = session.core.state(part, int(layer)) if layer else getattr(session.core, name)
+            hasher.update(array.data.cast("B"))
+            file.write(array.data.cast("B"))
         file.write(hasher.digest())
 
 
@@ -84,19 +79,15 @@ def layout(core: _core.Session, model: LLM) -> Iterator[tuple[str, tuple[str, tu
     yield from ((name, ("I32", (length,))) for name in ("ids", "depths"))
     for part in ("logits", "remembered", "keys", "values", "aux"):
         for layer in range(1 if part == "logits" else config.n_layers):
-            if n := core.state_length(part, layer):
-                kind: tuple[str, tuple[int, ...]] = "F32", (n,)
-                if part == "aux":
-                    kind = model.core.activations, (n, config.hidden)
-                elif part in ("keys", "values"):
-                    kind = model.core.kv, (config.n_kv_heads, n, config.head_dim)
+            n = core.state_length(part, layer)
+            kind: tuple[str, tuple[int, ...]] = "F32", (n,)
+            if part == "aux":
+                kind = model.core.activations, (n, config.hidden)
+            elif part in ("keys", "values"):
+                kind = model.core.kv, (config.n_kv_heads, n, config.head_dim)
+            if n:
                 yield f"{part}.{layer}", kind
     yield from ((name, ("U8", (length,))) for name in ("kinds", "gone"))
-
-
-def tensor_of(core: _core.Session, name: str) -> Any:
-    part, _, layer = name.partition(".")
-    return getattr(core, part) if part in TOKENS else core.state(part, int(layer))
 
 
 class SessionFile:
@@ -110,89 +101,78 @@ class SessionFile:
                 metadata = opened.metadata() or {}
         except ValueError as error:
             raise ValueError(f"{path} is no session of lazyllm, or is damaged or cut short") from error
-        kind = metadata.get("format"), metadata.get("version")
-        if kind != (FORMAT, VERSION):
-            raise ValueError(f"{path} is no session of lazyllm: it has {kind}, not {(FORMAT, VERSION)}")
+        if (kind := metadata.get("format")) != FORMAT:
+            raise ValueError(f"{path} is no session of lazyllm: its format is {kind}, not {FORMAT}")
         self._data = np.memmap(path, np.uint8, mode="r")
         end, hasher = len(self._data) - DIGEST_BYTES, hashlib.sha256()
         for begin in range(0, end, BLOCK):
             hasher.update(self._data[begin : min(begin + BLOCK, end)].data)
-        if hasher.digest() != self._data[end:].tobytes():
-            self.damaged("its contents do not have the digest at its end")
-        try:
-            self.description = typed(json.loads(metadata.get("session", "")), DESCRIPTION, "its description")
-        except (TypeError, ValueError, RecursionError) as error:
-            self.damaged(str(error))
+        with self._refusing():
+            if hasher.digest() != self._data[end:].tobytes():
+                raise ValueError("its contents do not have the digest at its end")
+            self.saved = parse_object(metadata["session"], "its description", strict=True)
 
-    def damaged(self, problem: str) -> NoReturn:
-        raise ValueError(f"{self.path} is damaged: {problem}")
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """Names the file in what goes wrong with its contents, whose author may have chosen them."""
+        try:
+            yield
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise ValueError(f"{self.path} is damaged: {error}") from error
 
     def method_for(self, model: LLM, pruning: Method | None, progress: bool) -> Method:
         """The setting; ValueError if the session is of another one than `pruning`, or of another model."""
-        saved = self.description
+        text = str(self.saved.get("pruning"))
         try:
-            method = parse_method(saved["pruning"]) if pruning is None else pruning
+            method = parse_method(text) if pruning is None else pruning
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{self.path} is of {saved['pruning']}; give it as pruning=: {error}") from None
+            raise ValueError(f"{self.path} is of {text}; give it as pruning=: {error}") from None
         for name, here in identity(model, method, progress).items():
-            if saved[name] != here:
-                models = f" ({saved['model']} and {model.config.name})" if name == "model sha256" else ""
-                raise ValueError(
-                    f"{self.path} is a session with {name} {saved[name]}; here it is {here}{models}"
-                )
+            if (there := self.saved.get(name)) != here:
+                raise ValueError(f"{self.path} is a session with {name} {there}; here it is {here}")
         return method
 
     def fill(self, session: Session) -> None:
         """Makes an empty session, of the same model and setting, what this one was."""
-        core, saved = session.core, self.description
-        session.reserve(len(self._tensor("kinds")))
-        try:
+        core, saved = session.core, self.saved
+        with self._refusing():
+            ids, kinds, depths, gone = map(self._tensor, TOKENS)
+        session.reserve(len(kinds))
+        with self._refusing():
             if saved["schedule"] != saved["pruning"]:
                 session.pruning = parse_method(saved["schedule"])
                 core.reschedule(session.pruning.core())
-            core.set_tokens(*map(self._tensor, TOKENS))
+            core.set_tokens(ids, kinds, depths, gone)
             for name in self._tensors:
                 if name not in TOKENS:
                     part, _, layer = name.partition(".")
                     core.set_state(part, int(layer), self._tensor(name))
             if saved["drawn"] is not None:
                 core.drawn = saved["drawn"]
-            if saved["document"] is not None:
-                session.document = typed(saved["document"], DOCUMENT, "its document")
-            session.prompts = checked_prompts(saved["prompts"], core.kinds, session.setting)
-        except (TypeError, ValueError, OverflowError) as error:
-            self.damaged(str(error))
-        tensors = {name: (dtype, shape) for name, dtype, shape, *_ in self._tensors.values()}
-        if tensors != dict(layout(core, session.llm)):
-            self.damaged("its tensors are not those of its tokens")
+            if document := saved["document"]:
+                session.document = {"text": str(document["text"]), "chat": bool(document["chat"])}
+            session.places = checked_places(saved["prompts"], core.kinds, session.setting)
+            tensors = {name: (dtype, shape) for name, dtype, shape, *_ in self._tensors.values()}
+            if tensors != dict(layout(core, session.llm)):
+                raise ValueError("its tensors are not those of its tokens")
 
     def _tensor(self, name: str) -> np.ndarray:
         """A copy of a tensor's bytes, which begin at a multiple of any width."""
         if name not in self._tensors:
-            self.damaged(f"tensor {name!r} is missing")
+            raise ValueError(f"tensor {name!r} is missing")
         *_, begin, n_bytes = self._tensors[name]
         return self._data[begin : begin + n_bytes].copy()
 
 
-def typed(values: Any, types: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """The values, which must be a dict of these names and types."""
-    if not isinstance(values, dict) or values.keys() != types.keys():
-        raise TypeError(f"{what} is {values!r:.80}; it must have {', '.join(types)}")
-    for name, kind in types.items():
-        if not isinstance(values[name], kind):
-            raise TypeError(f"{name} is {values[name]!r:.80}")
-    return values
-
-
-def checked_prompts(saved: list[Any], kinds: np.ndarray, method: Method) -> tuple[PromptPlace, ...]:
-    """The prompts, which must be where the context has prompt tokens."""
-    prompts = tuple(PromptPlace(**typed(prompt, PROMPT, "a prompt")) for prompt in saved)
-    for prompt in prompts:
-        checked_messages(prompt.messages)
-        if prompt.n_run < 1 or prompt.n_given < (1 if method.compresses else prompt.n_run):
-            raise ValueError(f"a prompt has {prompt.n_run} tokens in the context of {prompt.n_given} given")
+def checked_places(saved: list[Any], kinds: np.ndarray, method: Method) -> tuple[Place, ...]:
+    """The places of prompts, which must be where the context has prompt tokens."""
+    places = tuple(Place(**place) for place in saved)
+    for place in places:
+        checked_messages(place.messages)
+        if place.n_run < 1 or place.n_given < (1 if method.compresses else place.n_run):
+            raise ValueError(f"a prompt has {place.n_run} tokens in the context of {place.n_given} given")
     tokens = np.flatnonzero(kinds != 1).tolist()
-    places = (range(prompt.begins, prompt.begins + prompt.n_run) for prompt in prompts)
-    if sum(prompt.n_run for prompt in prompts) != len(tokens) or [*chain(*places)] != tokens:
+    spans = (range(place.begins, place.begins + place.n_run) for place in places)
+    if sum(place.n_run for place in places) != len(tokens) or [*chain(*spans)] != tokens:
         raise ValueError("its prompts are not where its prompt tokens are")
-    return prompts
+    return places

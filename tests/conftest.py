@@ -46,13 +46,10 @@ settings.register_profile("sequences", deadline=None, max_examples=5000, suppres
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
 
-ORACLES = {"test_oracle.py", "test_lm_eval.py"}  # import torch and transformers
-
-
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """True for what `-m 'not oracle'` would import for many seconds to run nothing of it."""
-    left_out = config.option.markexpr == "not oracle" and collection_path.name in ORACLES
-    return True if left_out else None
+    oracles = collection_path.name in ("test_oracle.py", "test_lm_eval.py")  # import torch and transformers
+    return True if oracles and config.option.markexpr == "not oracle" else None
 
 
 @pytest.fixture(autouse=True)

@@ -9,26 +9,21 @@ from tiny import DTYPES, Shape, pruning
 
 # without norms before attention q and k are as large as the hidden states, unless they are normed
 NORMS_BEHIND = {"post_norms": True, "pre_norms": False, "qk_norm": True}
-QK_NORMS = st.sampled_from(
-    [{}, {"qk_norm": True}, {"qk_norm": True, "wide_qk_norm": True}, {"qk_norm": True, "late_qk_norm": True}]
-)
+QK_NORM = {"qk_norm": True}
+QK_NORMS = st.sampled_from([{}, QK_NORM, QK_NORM | {"wide_qk_norm": True}, QK_NORM | {"late_qk_norm": True}])
 GROWTH = {"query_growth": 0.7, "query_step": 9}
 ROPES = st.sampled_from([{}, {"no_rope": (False, True)}, {"short_context": 30}, GROWTH])
 WINDOWS = st.sampled_from([(0,), (0,), (7,), (0, 3), (5, 5, 0), (1, 20)])
 
 
-EXPERTS: st.SearchStrategy[dict[str, Any]] = st.one_of(
-    st.just({}),
-    st.fixed_dictionaries(
-        {
-            "expert_layers": st.sampled_from([(1,), (0, 1), (1, 1, 0)]),
-            "n_experts": st.just(7),
-            "experts_per_token": st.sampled_from([1, 2, 5, 7]),
-            "expert_ffn": st.just(24),
-            "normed_experts": st.booleans(),
-        }
-    ),
-)
+SOME_EXPERTS: dict[str, st.SearchStrategy[Any]] = {
+    "expert_layers": st.sampled_from([(1,), (0, 1), (1, 1, 0)]),
+    "n_experts": st.just(7),
+    "experts_per_token": st.sampled_from([1, 2, 5, 7]),
+    "expert_ffn": st.just(24),
+    "normed_experts": st.booleans(),
+}
+EXPERTS = st.one_of(st.just({}), st.fixed_dictionaries(SOME_EXPERTS))
 
 
 @st.composite
@@ -37,7 +32,7 @@ def shapes(draw: st.DrawFn) -> Shape:
     gemma = draw(st.booleans())
     layer_norm = not gemma and draw(st.booleans())
     norms = draw(st.sampled_from([{}, {"post_norms": True}, NORMS_BEHIND])) if gemma else {}
-    norms = draw(st.sampled_from([{}, {"qk_norm": True}]) if layer_norm else QK_NORMS) | norms
+    norms = draw(st.sampled_from([{}, QK_NORM]) if layer_norm else QK_NORMS) | norms
     return Shape(
         seed=draw(st.integers(0, 3)),
         windows=windows,
@@ -111,11 +106,9 @@ def prunings(draw: st.DrawFn, n_layers: int) -> dict[str, Any]:
     )
 
 
-FOLLOW_UP = st.tuples(st.integers(1, 12), st.just(False)).map(lambda one: [one])
+FOLLOW_UP = st.integers(1, 12).map(lambda count: [(count, False)])
 DECODE = st.integers(1, 6).map(lambda steps: [(1, True)] * steps)
-REPLAY = st.tuples(st.integers(2, 4), st.just(True)).map(
-    lambda one: [one]
-)  # several generated tokens in one pass
+REPLAY = st.integers(2, 4).map(lambda count: [(count, True)])  # several generated tokens in one pass
 
 
 @st.composite

@@ -12,7 +12,7 @@ from folders import SHAPE
 
 import lazyllm
 from lazyllm import LLM
-from lazyllm.document import break_even, costs
+from lazyllm.document import costs
 from lazyllm.pruning import DENSE
 
 MODEL = replace(SHAPE, n_layers=8, context=8000)
@@ -69,9 +69,8 @@ def test_it_is_saved_with_what_was_computed(llm: LLM, tmp_path: Path, chat: bool
 def test_repr_says_what_it_costs_and_many_questions_read_densely(llm: LLM) -> None:
     doc = llm.document(TEXT * 3, 1.5)
     n = len(llm.tokenizer.encode(TEXT * 3))
-    read, each, dense_each = costs(llm, doc.pruning, n)
-    enough = break_even(read, each, dense_each)
-    assert enough is not None
+    read, each, dense_each, enough = costs(llm, doc.pruning, n)
+    assert enough
     assert read + enough * each > 1 + enough * dense_each
     assert read + (enough - 1) * each <= 1 + (enough - 1) * dense_each
     words = rf"reading took {read:.2f} and each question takes {each:.2f}.* from {enough} q"

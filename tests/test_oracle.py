@@ -28,12 +28,8 @@ transformers = pytest.importorskip("transformers")
 
 import make_recorded as recorder  # noqa: E402 (needs both)
 
-ROPES: list[dict[str, Any]] = [
-    {},
-    {"rope_theta": 500000.0},
-    {"rope_scaling": {"type": "linear", "factor": 2.5}},
-    {"rope_scaling": {"rope_type": "linear", "factor": 8}},
-]
+ROPES: list[dict[str, Any]] = [{}, {"rope_theta": 500000.0}]
+ROPES += [{"rope_scaling": {"type": "linear", "factor": 2.5}}]
 for factor, low, high, original in ((8.0, 1.0, 4.0, 8192), (32.0, 1.0, 4.0, 8192), (3.0, 0.5, 2.5, 100)):
     llama3 = {"rope_type": "llama3", "factor": factor, "low_freq_factor": low, "high_freq_factor": high}
     ROPES.append({"rope_theta": 5e5, "rope_scaling": llama3 | {"original_max_position_embeddings": original}})
@@ -67,13 +63,9 @@ GEMMA3_ROPES: list[dict[str, Any]] = [
 CHAT_TEMPLATES = sorted((Path(__file__).parent / "templates").glob("*.jinja"))  # features of those on the hub
 CHATS = [
     [{"role": "user", "content": " Hi <b>there</b> "}],
-    [
-        {"role": "user", "content": "é?"},
-        {"role": "assistant", "content": "Yes & no."},
-        {"role": "user", "content": "So?"},
-    ],
     [{"role": "system", "content": " Be brief. "}, {"role": "user", "content": "Hello"}],
 ]
+CHATS += [[*CHATS[0], {"role": "assistant", "content": "Yes & é."}, {"role": "user", "content": "So?"}]]
 
 GEMMA = os.environ.get("LAZYLLM_GEMMA", "")
 GEMMA_TEXTS = [
@@ -115,9 +107,8 @@ def test_rope(rope: dict[str, Any], head_dim: int) -> None:
     fields = family_config("LlamaForCausalLM", head_dim=head_dim, max_position_embeddings=256, **rope)
     oracle = LlamaRotaryEmbedding(hf_config(fields))
     config = config_of(fields)
-    np.testing.assert_allclose(
-        config.inv_freq[0], oracle.inv_freq.numpy(), rtol=1.2e-7, atol=0
-    )  # powers differ in the last bit
+    theirs = oracle.inv_freq.numpy()
+    np.testing.assert_allclose(config.inv_freq[0], theirs, rtol=1.2e-7, atol=0)  # the last bit differs
     assert config.rope_scale[0] == pytest.approx(oracle.attention_scaling, rel=1e-12)
 
 
@@ -128,11 +119,9 @@ def test_gemma3_ropes(rope: dict[str, Any]) -> None:
     fields = family_config("Gemma3ForCausalLM", head_dim=64, sliding_window_pattern=2, **rope)
     oracle = Gemma3RotaryEmbedding(hf_config(fields))
     config = config_of(fields)
-    for ours, theirs in (
-        (config.inv_freq[0], oracle.full_attention_inv_freq),
-        (config.inv_freq[1], oracle.sliding_attention_inv_freq),
-    ):
-        np.testing.assert_allclose(ours, theirs.numpy(), rtol=1.8e-7, atol=0)  # powers and quotients round
+    for ours, kind in zip(config.inv_freq, ("full", "sliding"), strict=True):
+        theirs = getattr(oracle, f"{kind}_attention_inv_freq").numpy()
+        np.testing.assert_allclose(ours, theirs, rtol=1.8e-7, atol=0)  # powers and quotients round
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gemma3"])
@@ -218,23 +207,24 @@ def test_multimodal(family: str, tmp_path: Path) -> None:
 # ---- tokenizers and chats ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", recorder.DEMO_TEXTS)
-def test_tokens_of_the_demonstration_model(text: str, demo_model: Path, demo_oracle: Any) -> None:
-    ours = Tokenizer.from_folder(demo_model, ModelConfig.from_folder(demo_model))
-    ids = ours.encode(text)
-    assert ids == demo_oracle.encode(text)
-    assert ours.decode(ids) == demo_oracle.decode(ids, skip_special_tokens=True)
-    assert (
-        ours.decode(ids, skip_special_tokens=False) == demo_oracle.decode(ids) == "".join(ours.offsets(ids))
-    )
-
-
-def test_random_ids_decode_alike(demo_model: Path) -> None:
-    ours = Tokenizer.from_folder(demo_model, ModelConfig.from_folder(demo_model))
-    oracle = transformers.AutoTokenizer.from_pretrained(demo_model)
-    for ids in np.random.default_rng(0).integers(0, 49152, (200, 30)).tolist():
+def tokenize_alike(ours: Tokenizer, oracle: Any, texts: list[str], n_ids: int) -> None:
+    """These texts, and random ids up to a number."""
+    several = np.random.default_rng(0).integers(0, n_ids, (150, 30)).tolist() if n_ids else []
+    for text in texts:
+        several.append(ours.encode(text))
+        assert several[-1] == oracle.encode(text)
+    for ids in several:
         assert ours.decode(ids, skip_special_tokens=False) == oracle.decode(ids)
         assert ours.decode(ids) == oracle.decode(ids, skip_special_tokens=True)
+
+
+def test_tokens_of_the_demonstration_model(
+    demo_tokenizer: Tokenizer, demo_model: Path, demo_oracle: Any
+) -> None:
+    tokenize_alike(demo_tokenizer, demo_oracle, recorder.DEMO_TEXTS, 0)
+    tokenize_alike(demo_tokenizer, transformers.AutoTokenizer.from_pretrained(demo_model), [], 49152)
+    ids = demo_tokenizer.encode(recorder.LONG_TEXT)
+    assert demo_tokenizer.decode(ids, skip_special_tokens=False) == "".join(demo_tokenizer.offsets(ids))
 
 
 def test_sentencepiece_tokens(tmp_path: Path) -> None:
@@ -253,7 +243,7 @@ def test_sentencepiece_tokens(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("template", [None, *CHAT_TEMPLATES], ids=lambda path: path.stem if path else "own")
-@pytest.mark.parametrize("chat", CHATS, ids=["question", "turns", "system"])
+@pytest.mark.parametrize("chat", CHATS, ids=["question", "system", "turns"])
 def test_chat(template: Path | None, chat: list[dict[str, str]], demo_model: Path, tmp_path: Path) -> None:
     for path in demo_model.iterdir():
         (tmp_path / path.name).symlink_to(path)
@@ -272,21 +262,27 @@ def test_chat(template: Path | None, chat: list[dict[str, str]], demo_model: Pat
         assert ours.apply_chat_template(chat, prompted) == oracle.encode(text, add_special_tokens=False)
 
 
-def test_demonstration_model(demo_model: Path) -> None:
-    oracle = transformers.AutoModelForCausalLM.from_pretrained(demo_model, dtype=torch.float32).eval()
-    tokenizer = Tokenizer.from_folder(demo_model, ModelConfig.from_folder(demo_model))
-    chat = tokenizer.apply_chat_template([{"role": "user", "content": "What is the capital of France?"}])
-    model = open_model(demo_model, threads=cores())
-    for prompt in (chat, tokenizer.encode(recorder.LONG_TEXT)):
+def answers_alike(folder: Path, oracle: Any, prompts: list[list[int]]) -> list[list[int]]:
+    """The greedy answers to the prompts."""
+    model, answers = open_model(folder, threads=cores()), []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
         with torch.no_grad():
-            logits = oracle(torch.tensor([prompt])).logits[0, -1].numpy()
+            logits = oracle(ids, logits_to_keep=1).logits[0, -1].numpy()
             tokens = oracle.generate(
-                torch.tensor([prompt]), max_new_tokens=64, do_sample=False, eos_token_id=None, pad_token_id=0
+                ids, max_new_tokens=64, do_sample=False, eos_token_id=None, pad_token_id=0
             )
         np.testing.assert_allclose(model.session(None).forward(prompt), logits, rtol=0, atol=1e-3)
-        assert greedy_tokens(model, prompt, 64) == tokens[0, len(prompt) :].tolist()
-    answer = tokenizer.decode(greedy_tokens(model, chat, 8))
-    assert answer.startswith("The capital of France is Paris.")
+        answers.append(greedy_tokens(model, prompt, 64))
+        assert answers[-1] == tokens[0, len(prompt) :].tolist()
+    return answers
+
+
+def test_demonstration_model(demo_model: Path, demo_tokenizer: Tokenizer) -> None:
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(demo_model, dtype=torch.float32).eval()
+    chat = demo_tokenizer.apply_chat_template([{"role": "user", "content": "What is the capital of France?"}])
+    answer, _ = answers_alike(demo_model, oracle, [chat, demo_tokenizer.encode(recorder.LONG_TEXT)])
+    assert demo_tokenizer.decode(answer[:8]).startswith("The capital of France is Paris.")
 
 
 def test_converted_weights(demo_model: Path, demo_gguf: Path) -> None:
@@ -304,18 +300,11 @@ def gemma3() -> Any:
 
 
 @needs_gemma
-@pytest.mark.parametrize("count", [900, 3000])
-def test_gemma3_270m(count: int, gemma3: Any) -> None:
+def test_gemma3_270m(gemma3: Any) -> None:
     tokenizer = Tokenizer.from_folder(GEMMA, ModelConfig.from_folder(GEMMA))
-    prompt = tokenizer.encode(2 * DOCUMENT.read_text(encoding="utf-8"))[:count]
-    assert len(prompt) == count
-    ids = torch.tensor([prompt])
-    with torch.no_grad():
-        logits = gemma3(ids, logits_to_keep=1).logits[0, -1].numpy()
-        tokens = gemma3.generate(ids, max_new_tokens=64, do_sample=False, eos_token_id=None, pad_token_id=0)
-    model = open_model(Path(GEMMA), threads=cores())
-    np.testing.assert_allclose(model.session(None).forward(prompt), logits, rtol=0, atol=1e-3)
-    assert greedy_tokens(model, prompt, 64) == tokens[0, count:].tolist()
+    ids = tokenizer.encode(2 * DOCUMENT.read_text(encoding="utf-8"))
+    assert len(ids) >= 3000
+    answers_alike(Path(GEMMA), gemma3, [ids[:900], ids[:3000]])
 
 
 @needs_gemma
@@ -328,18 +317,10 @@ def test_gemma3_270m_is_what_transformers_reads(gemma3: Any) -> None:
     converted = gemma3.state_dict()
     for name, values in read(path.parent, gguf_file=path.name, dtype=torch.float32).state_dict().items():
         assert torch.equal(values.to(torch.bfloat16).float(), converted[name]), name
-    ours = Tokenizer.from_folder(GEMMA, ModelConfig.from_folder(GEMMA))
     oracle = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     backend = json.loads(oracle.backend_tokenizer.to_str())
     stored = json.loads((Path(GEMMA) / "tokenizer.json").read_text(encoding="utf-8"))
-    assert [tuple(merge) for merge in stored["model"]["merges"]] == [
-        tuple(merge) for merge in backend["model"]["merges"]
-    ]
+    assert [*map(tuple, stored["model"]["merges"])] == [*map(tuple, backend["model"]["merges"])]
     assert stored["added_tokens"] == backend["added_tokens"]
-    random_ids = np.random.default_rng(0).integers(0, ours.rows, (100, 30)).tolist()
-    for text in [*recorder.DEMO_TEXTS, *GEMMA_TEXTS]:
-        assert ours.encode(text) == oracle.encode(text)
-        random_ids.append(ours.encode(text))
-    for ids in random_ids:
-        assert ours.decode(ids, False) == oracle.decode(ids)
-        assert ours.decode(ids) == oracle.decode(ids, skip_special_tokens=True)
+    ours = Tokenizer.from_folder(GEMMA, ModelConfig.from_folder(GEMMA))
+    tokenize_alike(ours, oracle, [*recorder.DEMO_TEXTS, *GEMMA_TEXTS], ours.rows)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -27,56 +26,50 @@ HEAD = RNG.integers(3, 300, 2 * PASS + 100).tolist()
 TAILS = [RNG.integers(3, 300, n).tolist() for n in (PASS, 100, PASS + 80, 30, 700)]
 
 
+both = pytest.mark.parametrize("pruning", [DENSE, PRUNED], ids=["dense", "pruned"])
+
+
 def answered(llm: LLM, ids: list[int], pruning: Pruning, **options: Any) -> list[int]:
     return llm.generate(ids, pruning, max_new_tokens=6, **options).token_ids
 
 
-class Passes:
-    """Counts the prompt tokens that sessions run from now on."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.run: list[int] = []
-        begin = Session.begin_prompt
-
-        def counted(session: Session, n_given: int, n_new: int) -> None:
-            self.run.append(n_new)
-            begin(session, n_given, n_new)
-
-        monkeypatch.setattr(Session, "begin_prompt", counted)
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of prompt tokens of passes that sessions run from now on."""
+    run: list[int] = []
+    begin = Session.begin_prompt
+    monkeypatch.setattr(Session, "begin_prompt", lambda *given: run.append(given[2]) or begin(*given))
+    return run
 
 
-@pytest.mark.parametrize("pruning", [DENSE, PRUNED], ids=["dense", "pruned"])
+@both
 def test_a_beginning_is_read_apart_once_a_second_prompt_has_it(
-    llm: LLM, pruning: Pruning, monkeypatch: pytest.MonkeyPatch
+    llm: LLM, pruning: Pruning, passes: list[int]
 ) -> None:
     """A prompt that begins like none before runs in one pass; the third one reads nothing twice."""
     prompts = [HEAD + tail for tail in TAILS[:3]]
-    want = [llm.generate(ids, pruning, max_new_tokens=6) for ids in prompts]
-    cache, passes = PrefixCache(eager=False), Passes(monkeypatch)
-    for i, ids in enumerate(prompts):
-        answer = llm.generate(ids, pruning, max_new_tokens=6, prefix=cache)
-        assert answer.token_ids == want[i].token_ids
-        assert answer.computed_series == pytest.approx(want[i].computed_series, abs=1e-12)
+    want = [answered(llm, ids, pruning) for ids in prompts]
+    passes.clear()
+    cache = PrefixCache(eager=False)
+    assert [answered(llm, ids, pruning, prefix=cache) for ids in prompts] == want
     first, second, third = TAILS[:3]
-    assert passes.run == [len(HEAD + first), len(HEAD), len(second), len(third)]
+    assert passes == [len(HEAD + first), len(HEAD), len(second), len(third)]
     assert (cache.hits, cache.tokens_shared) == (1, len(HEAD))
-    llm.generate(prompts[0], Pruning({1: 0.4}), max_new_tokens=1, prefix=cache)
-    assert passes.run[4:] == [len(prompts[0])]  # another setting has remembered nothing
+    answered(llm, prompts[0], Pruning({1: 0.4}), prefix=cache)
+    assert passes[4:] == [len(prompts[0])]  # another setting has remembered nothing
 
 
-@pytest.mark.parametrize("pruning", [DENSE, PRUNED], ids=["dense", "pruned"])
-def test_answers_are_those_without_the_cache(
-    llm: LLM, pruning: Pruning, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@both
+def test_answers_are_those_without_the_cache(llm: LLM, pruning: Pruning, passes: list[int]) -> None:
     want = [llm.generate(HEAD + tail, pruning, max_new_tokens=6) for tail in TAILS]
-    cache, passes = PrefixCache(), Passes(monkeypatch)
+    passes.clear()
+    cache = PrefixCache()
     got = [llm.generate(HEAD + tail, pruning, max_new_tokens=6, prefix=cache) for tail in TAILS]
-    n_run, n_given = sum(passes.run), sum(len(HEAD + tail) for tail in TAILS)
-    assert n_run < len(HEAD) + sum(map(len, TAILS)) + 4 * 64 < n_given
-    for one, other in zip(got, want, strict=True):
-        assert (one.token_ids, one.prompt_ids) == (other.token_ids, other.prompt_ids)
-        assert one.n_given == other.n_given
-        assert one.computed_series == pytest.approx(other.computed_series, abs=1e-12)
+    assert sum(passes) < len(HEAD) + sum(map(len, TAILS)) + 4 * 64 < sum(len(HEAD + tail) for tail in TAILS)
+    for answer, alone in zip(got, want, strict=True):
+        assert (answer.token_ids, answer.prompt_ids) == (alone.token_ids, alone.prompt_ids)
+        assert answer.n_given == alone.n_given
+        assert answer.computed_series == pytest.approx(alone.computed_series, abs=1e-12)
 
 
 def test_a_document_is_read_once_and_each_question_prunes_for_itself(llm: LLM) -> None:
@@ -100,26 +93,26 @@ def test_settings_and_models_do_not_mix(llm: LLM, tmp_path: Path) -> None:
         assert answered(model, ids, pruning, prefix=cache) == answered(model, ids, pruning)
 
 
-def test_the_one_used_longest_ago_goes_first(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_one_used_longest_ago_goes_first(llm: LLM, passes: list[int]) -> None:
     prompts = [RNG.integers(3, 300, 600).tolist() for _ in range(3)]
     size = llm.session().core.bytes_for(599)
-    cache, passes = PrefixCache(max_bytes=2 * size), Passes(monkeypatch)
+    cache = PrefixCache(max_bytes=2 * size)
     for which in (0, 1, 0, 2, 0, 1):  # 2 takes the place of 1
-        passes.run.clear()
+        passes.clear()
         answered(llm, prompts[which], DENSE, prefix=cache)
         assert cache.bytes <= 2 * size
-    assert passes.run == [599, 1]
+    assert passes == [599, 1]
 
 
-def test_what_has_no_room_replaces_nothing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_no_room_replaces_nothing(llm: LLM, passes: list[int]) -> None:
     prompts = [RNG.integers(3, 300, n).tolist() for n in (600, 1200)]
-    cache, passes = PrefixCache(llm.session().core.bytes_for(600)), Passes(monkeypatch)
+    cache = PrefixCache(llm.session().core.bytes_for(600))
     answered(llm, prompts[0], DENSE, prefix=cache)
     with pytest.warns(UserWarning, match="needs more than max_bytes"):
         assert answered(llm, prompts[1], DENSE, prefix=cache) == answered(llm, prompts[1], DENSE)
-    passes.run.clear()
+    passes.clear()
     answered(llm, prompts[0], DENSE, prefix=cache)
-    assert passes.run == [1]
+    assert passes == [1]
 
 
 def test_an_answer_needs_no_memory_for_forks(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,35 +124,18 @@ def test_an_answer_needs_no_memory_for_forks(llm: LLM, monkeypatch: pytest.Monke
         patched.setattr(Session, "forked_core", refused)
         with pytest.warns(UserWarning, match="the PrefixCache does not keep .* a fork needs more"):
             assert answered(llm, HEAD + TAILS[0], PRUNED, prefix=cache) == want
-    assert not cache._entries
-    answered(llm, HEAD + TAILS[1], PRUNED, prefix=cache)
-
-    class Full:
-        fork = refused
-        ids = cache._entries[0].core.ids
-        length = len(ids)
-
-        def bytes_for(self, n_tokens: int) -> int:
-            return n_tokens
-
-    cache._entries[0].core = Full()
-    assert answered(llm, HEAD + TAILS[0], PRUNED, prefix=cache) == want
+    assert cache.bytes == 0
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="forks share memory on the CPU only")
 def test_shared_memory_holds_the_beginning_alone(llm: LLM) -> None:
-    def taken(work: Callable[[], Any]) -> int:
-        before = shared_bytes()
-        kept = work()  # noqa: F841 (its memory is measured)
-        return shared_bytes() - before
-
-    def read_and_forked() -> Any:
-        session = llm.session()
-        session.read((HEAD + TAILS[0])[:-1])
-        return session, session.fork()
-
-    cache = PrefixCache()
-    assert taken(lambda: answered(llm, HEAD + TAILS[0], DENSE, prefix=cache)) == taken(read_and_forked) > 0
+    before, cache = shared_bytes(), PrefixCache()
+    answered(llm, HEAD + TAILS[0], DENSE, prefix=cache)
+    by_cache, session = shared_bytes() - before, llm.session()
+    session.read((HEAD + TAILS[0])[:-1])
+    fork = session.fork()
+    assert shared_bytes() - before == 2 * by_cache > 0
+    assert fork.length == session.length
 
 
 def test_an_interrupted_answer_goes_on(llm: LLM) -> None:
@@ -219,11 +195,14 @@ class Asking(Policy):
         return view.attention(self.rows).mean(axis=(0, 1))
 
 
-def test_the_last_pass_has_all_rows_that_are_asked(llm: LLM) -> None:
+@pytest.mark.filterwarnings("ignore:the preset was made")
+def test_the_last_pass_has_all_rows_that_are_asked(llm: LLM, passes: list[int]) -> None:
     ids = HEAD + TAILS[4]
     preset = Preset(Pruning({1: 0.5}, scoring=Scoring(queries=300)), 1.0, "", "", {}, {})
     for method, n_rows in ((preset, 300), (Asking(9), 300), (FastKV(1, 0.5), 8), (PRUNED, 8), (DENSE, 1)):
-        assert prefix_cache.readable(method, ids) == ids[:-n_rows]
+        passes.clear()
+        llm.session(method, PrefixCache()).forward(ids)
+        assert passes == [len(ids) - n_rows, n_rows]
     assert answered(llm, ids, Asking(300), prefix=PrefixCache()) == answered(llm, ids, Asking(300))
     with pytest.raises(ValueError, match="asked for 301 rows, not 300 or fewer: set queries = 301"):
         answered(llm, ids, Asking(301))

@@ -9,6 +9,7 @@ import json
 import pickle
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,6 @@ def test_forward_gives_logits(llm: LLM) -> None:
     session.forward([7], generated=True)
     assert session.kinds.tolist() == [0] * 50 + [1]
     assert "51 tokens" in repr(session)
-    for name in ("depths", "kinds", "last_pass"):
-        getattr(session, name)[:] = 99  # a copy
-        assert 99 not in getattr(session, name)
 
 
 def test_forward_grows_token_by_token_to_the_context(llm: LLM) -> None:
@@ -44,9 +42,7 @@ def test_forward_grows_token_by_token_to_the_context(llm: LLM) -> None:
     for token in range(130):
         logits = session.forward([token])
     assert np.allclose(logits, llm.session().forward(list(range(130))), atol=1e-5)
-    with pytest.raises(
-        ValueError, match="130 tokens in the session, 471 given and 0 to be generated make 601"
-    ):
+    with pytest.raises(ValueError, match=r"130 tokens .* 471 given and 0 to be generated make 601"):
         session.forward([1] * 471)
     session.forward([1] * 470)
     assert session.length == 600
@@ -78,38 +74,36 @@ def test_a_follow_up_continues_the_same_context(llm: LLM) -> None:
 def test_a_chat_goes_on_by_its_template(llm: LLM) -> None:
     session = llm.session(STAGES)
     correction = [{"role": "assistant", "content": "Hi."}, {"role": "user", "content": "Why?"}]
-    answers = [
-        session.ask(prompt, chat=True, max_new_tokens=3) for prompt in ("Hello", "And you?", correction)
-    ]
-    assert [llm.tokenizer.decode(one.prompt_ids, skip_special_tokens=False) for one in answers] == [
-        "<s><turn>user\nHello</s>\n<turn>assistant\n",
-        "</s>\n<turn>user\nAnd you?</s>\n<turn>assistant\n",
-        "</s>\n<turn>assistant\nHi.</s>\n<turn>user\nWhy?</s>\n<turn>assistant\n",
-    ]
+    for prompt, text in (
+        ("Hello", "<s><turn>user\nHello</s>\n<turn>assistant\n"),
+        ("And you?", "</s>\n<turn>user\nAnd you?</s>\n<turn>assistant\n"),
+        (correction, "</s>\n<turn>assistant\nHi.</s>\n<turn>user\nWhy?</s>\n<turn>assistant\n"),
+    ):
+        ids = session.ask(prompt, chat=True, max_new_tokens=3).prompt_ids
+        assert llm.tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
 @pytest.mark.parametrize("chats", [False, True])
-@pytest.mark.parametrize(
-    "outside",
-    [
-        lambda session: session.ask("A document.", max_new_tokens=2) and None,
+def test_a_chat_turn_follows_turns_only(llm: LLM, chats: bool) -> None:
+    base = llm.session()
+    if chats:
+        base.ask("Hello", chat=True, max_new_tokens=2)
+    begins = base.length + chats  # the answer's last token is run first
+    want = base.fork().ask("And you?", chat=True, max_new_tokens=2).token_ids
+    outside: list[Any] = [
+        lambda session: session.ask("A document.", max_new_tokens=2),
         lambda session: session.read("A document."),
         lambda session: session.forward(IDS),
         lambda session: session.forward([7], generated=not session.length),
-    ],
-)
-def test_a_chat_turn_follows_turns_only(llm: LLM, chats: bool, outside: Any) -> None:
-    session = llm.session()
-    if chats:
-        session.ask("Hello", chat=True, max_new_tokens=2)
-    fork, begins = session.fork(), session.length + chats  # the answer's last token is run first
-    outside(session)
-    for asked in (session, session.fork()):
-        with pytest.raises(ValueError, match="a chat turn cannot follow part of a turn, or text that was"):
-            asked.ask("And you?", chat=True, max_new_tokens=2)
-    want = fork.ask("And you?", chat=True, max_new_tokens=2).token_ids
-    session.truncate(begins)
-    assert session.ask("And you?", chat=True, max_new_tokens=2).token_ids == want
+    ]
+    for run in outside:
+        session = base.fork()
+        run(session)
+        for asked in (session, session.fork()):
+            with pytest.raises(ValueError, match="a chat turn cannot follow part of a turn, or text"):
+                asked.ask("And you?", chat=True, max_new_tokens=2)
+        session.truncate(begins)
+        assert session.ask("And you?", chat=True, max_new_tokens=2).token_ids == want
 
 
 def test_a_refused_call_changes_nothing(llm: LLM) -> None:
@@ -162,23 +156,13 @@ def test_prompts_continue_a_prefix(llm: LLM) -> None:
     assert llm.stream([7], max_new_tokens=6, prefix=base).finished().token_ids == want.token_ids
 
 
-def test_a_chat_continues_a_prefix(llm: LLM) -> None:
-    base = llm.session()
-    base.ask([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}], chat=True)
-    want = base.fork().ask("And you?", chat=True, max_new_tokens=3)
-    (got,) = llm.generate(["And you?"], chat=True, max_new_tokens=3, prefix=base, progress=False)
-    assert (got.prompt_ids, got.token_ids) == (want.prompt_ids, want.token_ids)
-
-
 def test_what_is_no_prefix(llm: LLM, folder: Path) -> None:
     base = llm.session(STAGES)
     base.forward(IDS)
-    with pytest.raises(
-        ValueError, match="prefix must be a session of this model or a PrefixCache, not 'text'"
-    ):
-        llm.generate([5], prefix="text")  # type: ignore[call-overload]
-    with pytest.raises(ValueError, match="prefix must be a session of this model"):
-        lazyllm.load(folder, device="cpu").generate([5], prefix=base)
+    other = lazyllm.load(folder, device="cpu").session()
+    for prefix in ("text", other):
+        with pytest.raises(ValueError, match="prefix must be a session of this model or a PrefixCache, not "):
+            llm.generate([5], prefix=prefix)
     with pytest.raises(ValueError, match="but the prefix was read with"):
         llm.generate([5], {1: 0.5}, prefix=base)
     with pytest.raises(ValueError, match=r"prompt 1: .* make 651; the model's context is 600"):
@@ -188,21 +172,18 @@ def test_what_is_no_prefix(llm: LLM, folder: Path) -> None:
 @pytest.mark.parametrize("chat", [False, True])
 def test_a_prompt_that_repeats_its_prefix_is_refused(llm: LLM, chat: bool) -> None:
     """Whole prompts belong in a PrefixCache; behind a prefix its text would stand twice."""
-    prefix = llm.session()
-    prompts: list[Any]
+    prefix, whole = llm.session(), "The sea was calm. And the wind?"
+    options: dict[str, Any] = {"prefix": prefix, "chat": chat, "max_new_tokens": 2, "progress": False}
+    prompts: list[Any] = [whole, llm.tokenizer.encode(whole)]
+    fitting: list[Any] = ["The sea", "And the sea was calm.", llm.tokenizer.encode("The wind")]
     if chat:
         hello = {"role": "user", "content": "Hello"}
-        answer = prefix.ask([hello], chat=True, max_new_tokens=2).text
-        prompts = [[hello, {"role": "assistant", "content": answer}, {"role": "user", "content": "Why?"}]]
-        fitting: list[Any] = ["Hello", [hello]]
+        answer = {"role": "assistant", "content": prefix.ask([hello], max_new_tokens=2).text}
+        prompts, fitting = [[hello, answer, {"role": "user", "content": "Why?"}]], ["Hello", [hello]]
     else:
         prefix.read("The sea was calm.")
-        whole = "The sea was calm. And the wind?"
-        prompts = [whole, llm.tokenizer.encode(whole)]
-        fitting = ["The sea", "And the sea was calm.", llm.tokenizer.encode("The wind")]
-    options: dict[str, Any] = {"prefix": prefix, "chat": chat, "max_new_tokens": 2, "progress": False}
     for prompt in prompts:
-        for ask in (llm.generate, llm.stream, lambda prompt, **given: llm.generate([prompt], **given)):
+        for ask in (llm.generate, llm.stream):
             with pytest.raises(ValueError, match="the prompt begins with what the prefix holds"):
                 ask(prompt, **options)
     assert len(llm.generate(fitting, **options)) == len(fitting)
@@ -233,9 +214,7 @@ def test_a_truncated_chat_goes_on_between_its_turns(llm: LLM) -> None:
     end = session.length
     want = session.ask("And you?", chat=True, max_new_tokens=3)
     session.truncate(end + 3)
-    with pytest.raises(
-        ValueError, match=r"cannot follow part of a turn.*; truncate the session to where that begins"
-    ):
+    with pytest.raises(ValueError, match=r"cannot follow part of a turn.* truncate to where that begins"):
         session.ask("And you?", chat=True, max_new_tokens=3)
     session.truncate(end + 1)  # the first answer's last token included
     again = session.ask("And you?", chat=True, max_new_tokens=3)
@@ -266,7 +245,7 @@ def test_shares_of_a_prompt_that_was_cut(llm: LLM) -> None:
 # ---- answers that are interrupted ------------------------------------------------------------------------
 
 STEPS = {"_advance", "_run_prompt", "prompt", "reserve", "run_pass"}
-STEPS |= {"begin_prompt", "_take", "_record", "_read"}
+STEPS |= {"begin_prompt", "_take", "_record", "_read", "_show"}
 SAMPLED = lazyllm.SamplingParams(1.0, seed=3)
 
 
@@ -297,29 +276,36 @@ def interrupt_at(n: int, call: Any) -> BaseException | None:
     return None
 
 
-@pytest.mark.parametrize(
-    "pruning", [STAGES, lazyllm.RandomDrop(0.5, 0, original_positions=True)], ids=["stages", "gaps"]
-)
+GAPS = lazyllm.RandomDrop(0.5, 0, original_positions=True)
+
+
+@pytest.mark.parametrize("drawn_in_python", [False, True])
+@pytest.mark.parametrize("pruning", [STAGES, GAPS], ids=["stages", "gaps"])
 @pytest.mark.parametrize("chat", [False, True])
-def test_an_answer_may_be_interrupted_at_any_line(llm: LLM, pruning: Any, chat: bool) -> None:
-    """It goes on by `resume`, or can be asked for anew, and is then what it would have been."""
+def test_an_answer_may_be_interrupted_at_any_line(
+    llm: LLM, pruning: Any, chat: bool, drawn_in_python: bool
+) -> None:
+    """It goes on by `resume`, or can be asked for anew, and is then what it would have been. Between a pass
+    and a draw in Python no token is known; `resume` draws it from the pass's logits."""
     base = llm.session(pruning)
     if not chat:  # else the first turn is interrupted
         base.ask(IDS, max_new_tokens=2)
+    request = Request(3, SAMPLED, chat=chat, trace=True, progress=False)
+    if drawn_in_python:
+        request = replace(request, never_first=frozenset([299]))
 
     def ask(session: lazyllm.Session) -> Any:
-        prompt = "And the wind?" if chat else IDS[:9]
-        return session.ask(prompt, chat=chat, max_new_tokens=3, sampling=SAMPLED, trace=True)
+        return session.answer("And the wind?" if chat else IDS[:9], request).finished()
 
     def seen(session: lazyllm.Session, answer: Any) -> tuple[Any, ...]:
         follow_up = session.ask("Why?" if chat else [5], chat=chat, max_new_tokens=2)
         counts = answer.passes.tolist(), len(answer.trace.passes), answer.computed_series.tolist()
-        told = answer.text, answer.token_ids, counts
-        return *told, follow_up.prompt_ids, follow_up.token_ids, state(session)
+        follow_ups = follow_up.prompt_ids, follow_up.token_ids
+        return answer.text, answer.token_ids, counts, *follow_ups, state(session)
 
     session = base.fork()
     want = seen(session, ask(session))
-    resumed = anew = 0
+    resumed = anew = undrawn = 0
     for n in itertools.count(1):
         session = base.fork()
         error = interrupt_at(n, functools.partial(ask, session))
@@ -334,8 +320,9 @@ def test_an_answer_may_be_interrupted_at_any_line(llm: LLM, pruning: Any, chat: 
             assert partial.token_ids[-1] == session.core.drawn
         if session.unfinished:
             resumed += 1
-            assert partial
-            if chat:  # which goes on from the part of the answer, too
+            undrawn += partial is None
+            assert partial or session.core.drawn is None
+            if chat and partial:  # which goes on from the part of the answer, too
                 follow_up = session.fork().ask("Why?", chat=True, max_new_tokens=1)
                 assert follow_up.prompt_ids == want[3]
             assert seen(session, session.resume()) == want
@@ -346,39 +333,12 @@ def test_an_answer_may_be_interrupted_at_any_line(llm: LLM, pruning: Any, chat: 
             assert got[:2] + got[3:] == want[:2] + want[3:]  # the token before may have been run already
     assert resumed > 30
     assert anew > 5
+    assert (undrawn > 0) == drawn_in_python
 
 
-def test_an_answer_whose_first_token_is_drawn_in_python_may_be_interrupted(llm: LLM) -> None:
-    """Between the pass and the draw no token is known; `resume` draws it from the pass's logits."""
-    plain = llm.generate(IDS, max_new_tokens=1).token_ids
-    request = Request(3, SAMPLED, progress=False, never_first=frozenset(plain))
-
-    def ask(session: lazyllm.Session) -> Any:
-        return session.answer(IDS, request).finished()
-
-    want = ask(llm.session()).token_ids
-    assert want[0] != plain[0]
-    undrawn = 0
-    for n in itertools.count(1):
-        session = llm.session()
-        error = interrupt_at(n, functools.partial(ask, session))
-        if error is None:
-            break
-        undrawn += session.length > 0 and session.core.drawn is None
-        answer = session.resume() if session.unfinished else ask(session)
-        assert (answer.token_ids, session.length) == (want, len(IDS) + 2)
-    assert undrawn > 0
-
-
-def test_resume_needs_an_interrupted_answer(llm: LLM) -> None:
+def test_truncation_forgets_an_interrupted_answer(llm: LLM) -> None:
     session = llm.session()
     session.ask(IDS, max_new_tokens=2)
-    with pytest.raises(RuntimeError, match="no answer of this session waits"):
-        session.resume()
-    stream = session.answer([5], Request(4, progress=False))
-    next(stream)
-    stream.close()  # left early: it may go on as well
-    assert len(session.resume().token_ids) == 4
     next(session.answer([5], Request(4, progress=False)))
     session.truncate(50)
     with pytest.raises(RuntimeError, match="no answer of this session waits"):
@@ -397,7 +357,7 @@ def test_generate_hands_over_its_session_when_interrupted(llm: LLM) -> None:
 
 @pytest.mark.parametrize("use", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_session_is_not_copied(llm: LLM, use: Any) -> None:
-    with pytest.raises(TypeError, match=r"a session cannot be copied or pickled; use fork\(\)"):
+    with pytest.raises(TypeError, match=r"use fork\(\) or"):
         use(llm.session())
 
 
@@ -468,29 +428,12 @@ def interrupt(*_: object) -> None:
 def test_gaps_of_an_interrupted_prompt_are_not_those_of_the_next(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    method = lazyllm.RandomDrop(0.5, 0, original_positions=True)
-    want, session = llm.session(method), llm.session(method)
+    want, session = llm.session(GAPS), llm.session(GAPS)
     begin = Session.begin_prompt
     with monkeypatch.context() as patch:
         patch.setattr(Session, "begin_prompt", lambda *given: begin(*given) or interrupt())
         with pytest.raises(KeyboardInterrupt):
             session.ask(IDS[:20], max_new_tokens=1)
-    for one in (want, session):
-        one.ask(IDS[:12], max_new_tokens=1)
+    for each in (want, session):
+        each.ask(IDS[:12], max_new_tokens=1)
     assert session.depths.tolist() == want.depths.tolist()
-
-
-def test_a_session_is_free_after_a_second_interruption(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = llm.session()
-    calls = []
-
-    def settle(self: Session) -> None:
-        calls.append(self)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Session, "settle_prompts", settle)
-        with pytest.raises(KeyboardInterrupt):
-            session.forward([1, 2, 3])
-    assert session.forward([4]).shape == (llm.config.vocab,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -20,7 +21,7 @@ from tiny import Shape
 from toys import Paper
 
 import lazyllm
-from lazyllm import LLM, Drop, Method, Pruning, Scoring, _core
+from lazyllm import LLM, Drop, Method, Pruning, Scoring
 from lazyllm.support.files import whole_file
 
 IDS = list(range(40, 90))
@@ -50,7 +51,7 @@ def later(session: lazyllm.Session) -> tuple[Any, ...]:
     """The session's next results, to the bit."""
     before = session.depths.tolist(), session.kinds.tolist(), session.computed, session.reached_top
     answer = session.ask([9, 8], max_new_tokens=5, trace=True)
-    scores = [one.scores.tolist() for one in answer.trace.stages]
+    scores = [stage.scores.tolist() for stage in answer.trace.stages]
     logits = session.forward([11, 12, 13]).tobytes()
     return before, answer.token_ids, answer.passes.tolist(), scores, logits, session.depths.tolist()
 
@@ -94,23 +95,15 @@ class Shorter(Method):
         return prompt_ids[1:]
 
 
-@pytest.mark.parametrize(
-    ("method", "other", "words"),
-    [
-        (Paper({1: 0.5}), Paper({1: 0.4}), r"give it as pruning=: the policy \S*Paper is code"),
-        (Shorter(), Paper({1: 0.4}), "give it as pruning="),
-    ],
-)
-def test_settings_that_are_code_are_given_again(
-    llm: LLM, tmp_path: Path, method: Method, other: Method, words: str
-) -> None:
+@pytest.mark.parametrize("method", [Paper({1: 0.5}), Shorter()], ids=["policy", "method"])
+def test_settings_that_are_code_are_given_again(llm: LLM, tmp_path: Path, method: Method) -> None:
     session, file = llm.session(method), tmp_path / "kept"
     session.forward(IDS)
     session.save(file)
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match="give it as pruning="):
         llm.restore(file)
     with pytest.raises(ValueError, match="a session with pruning"):
-        llm.restore(file, other)
+        llm.restore(file, Paper({1: 0.4}))
     assert later(llm.restore(file, method)) == later(session)
 
 
@@ -129,10 +122,8 @@ def test_it_is_a_safetensors_file_of_what_exists_only(tmp_path: Path) -> None:
         assert opened.get_tensor("keys.4").shape == (4, 120, 32)
         assert opened.get_tensor("aux.2").shape == (300, 128)
         metadata = opened.metadata()
-    assert metadata["format"] == "lazyllm session"
-    told = json.loads(metadata["session"])
-    assert Pruning.from_json(told["pruning"]) == session.pruning
-    assert told["lazyllm"] == lazyllm.__version__
+    assert metadata["format"].startswith("lazyllm session")
+    assert json.loads(metadata["session"])["lazyllm"] == lazyllm.__version__
 
 
 # ---- refused ---------------------------------------------------------------------------------------------
@@ -149,22 +140,17 @@ def kept(llm: LLM, tmp_path: Path) -> Path:
 def test_a_file_that_was_cut_short_or_changed(llm: LLM, kept: Path) -> None:
     whole = kept.read_bytes()
     header = 8 + int.from_bytes(whole[:8], "little")
-    ends = {0, 1, 7, 8, 9, header - 1, header, header + 1, len(whole) - 33, len(whole) - 32, len(whole) - 1}
-    for end in sorted(ends | set(range(0, len(whole), 997))):
-        kept.write_bytes(whole[:end])
-        with pytest.raises(ValueError, match=f"{kept} (is damaged|is no session|has {end} bytes)"):
-            llm.restore(kept)
+    edges = [0, 1, 7, 8, 9, header - 1, header, header + 1, len(whole) - 33, len(whole) - 32, len(whole) - 1]
+    for place in [*edges, *range(0, len(whole), 997)]:
+        changed = bytearray(whole)
+        changed[place] ^= 1
+        for contents in (whole[:place], changed):
+            kept.write_bytes(contents)
+            with pytest.raises(ValueError, match=f"{kept} (is damaged|is no session|has {place} bytes)"):
+                llm.restore(kept)
     kept.write_bytes(whole + b"\0")
     with pytest.raises(ValueError, match="is damaged"):
         llm.restore(kept)
-    for place in [*range(0, 64, 7), *range(64, len(whole), 997), len(whole) - 1]:
-        changed = bytearray(whole)
-        changed[place] ^= 1
-        kept.write_bytes(changed)
-        with pytest.raises(ValueError, match=f"{kept} "):
-            llm.restore(kept)
-    kept.write_bytes(whole)
-    assert llm.restore(kept).length == 50
     kept.unlink()
     with pytest.raises(FileNotFoundError, match="kept"):
         llm.restore(kept)
@@ -185,8 +171,9 @@ def test_where_nothing_can_be_saved(llm: LLM, kept: Path, tmp_path: Path) -> Non
     with pytest.raises(ValueError, match="the session is empty"):
         llm.session().save(kept)
     for place in (tmp_path, tmp_path / "nowhere" / "kept"):
-        with pytest.raises(ValueError, match="it must be a file's path in a folder that exists"):
+        with pytest.raises(OSError, match=str(place)):
             llm.restore(kept).save(place)
+    assert os.listdir(tmp_path) == ["kept"]
 
 
 # ---- not written whole -----------------------------------------------------------------------------------
@@ -194,37 +181,19 @@ def test_where_nothing_can_be_saved(llm: LLM, kept: Path, tmp_path: Path) -> Non
 KILLED = """
 import os, signal, sys
 import lazyllm
-from lazyllm import session_file
 
-folder, file, n = sys.argv[1], sys.argv[2], int(sys.argv[3])
-session = lazyllm.load(folder, device="cpu", threads=1).session({1: 0.6, 3: 0.3})
+session = lazyllm.load(sys.argv[1], device="cpu", threads=1).session({1: 0.6, 3: 0.3})
 session.forward(list(range(100, 200)))
-plain, calls = session_file.tensor_of, 0
-
-def tensor_of(core, name):
-    global calls
-    calls += 1
-    if calls == n:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return plain(core, name)
-
-def fsync(number):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-session_file.tensor_of = tensor_of
-if n < 0:
-    os.fsync = fsync
-session.save(file)
+os.fsync = lambda number: os.kill(os.getpid(), signal.SIGKILL)
+session.save(sys.argv[2])
 """
 
 
-@pytest.mark.parametrize("n", [3, -1], ids=["at a tensor", "before it is on disk"])
-def test_a_kill_leaves_the_file_that_was_there(llm: LLM, kept: Path, folder: Path, n: int) -> None:
+def test_a_kill_leaves_the_file_that_was_there(llm: LLM, kept: Path, folder: Path) -> None:
     before = kept.read_bytes()
-    child = subprocess.run([sys.executable, "-c", KILLED, str(folder), str(kept), str(n)], check=False)
+    child = subprocess.run([sys.executable, "-c", KILLED, str(folder), str(kept)], check=False)
     assert child.returncode == -signal.SIGKILL
     assert kept.read_bytes() == before
-    assert llm.restore(kept).length == 50
     session = ran(llm, STAGES)
     session.save(kept)
     assert llm.restore(kept).length == session.length
@@ -233,38 +202,18 @@ def test_a_kill_leaves_the_file_that_was_there(llm: LLM, kept: Path, folder: Pat
 
 
 def test_each_writer_has_a_file_of_its_own(tmp_path: Path) -> None:
-    """The last one to end counts; a file of the user with a name like theirs stays."""
+    """The last one to end counts, not one that fails; a file of the user with a name like theirs stays."""
     path, like_theirs = tmp_path / "notes", tmp_path / "notes.partial"
     like_theirs.write_text("mine")
     with whole_file(path) as first, whole_file(path) as second:
         first.write(b"first")
         second.write(b"second")
+    with contextlib.suppress(OSError), whole_file(path) as third:
+        third.write(b"third")
+        raise OSError("no space left")
     assert path.read_bytes() == b"first"
     assert like_theirs.read_text() == "mine"
     assert len(os.listdir(tmp_path)) == 2
-
-
-def test_a_full_disk_leaves_the_file_that_was_there(
-    llm: LLM, kept: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*given: Any) -> Any:
-        raise OSError("no space left")
-
-    before = kept.read_bytes()
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", fail)
-        with pytest.raises(OSError, match="no space"):
-            ran(llm, STAGES).save(kept)
-    assert kept.read_bytes() == before
-    assert os.listdir(kept.parent) == ["kept"]
-
-
-def holding(llm: LLM, pruning: Pruning | None, tokens: list[tuple[int, int, int]]) -> _core.Session:
-    """A session of tokens of these kinds, depths and gone marks."""
-    core = llm.session(pruning).core
-    kinds, depths, gone = np.array(tokens).T
-    core.set_tokens(depths.astype(np.int32), np.uint8(kinds), np.int32(depths), np.uint8(gone))
-    return core
 
 
 PROMPT, GENERATED, READ, TOP = 0, 1, 2, 6
@@ -273,7 +222,9 @@ KEPT, WAITS, ANSWER = (PROMPT, TOP, 0), (PROMPT, 2, 0), (GENERATED, TOP, 0)
 
 
 def test_tokens_that_no_calls_lead_to_do_no_harm(llm: LLM) -> None:
-    """Its author can give a session any keys and values too; a pass over it gives some finite numbers."""
+    """A file's author can give a session any of them, and any keys and values; a pass over it gives some
+    finite numbers."""
+    c = llm.config
     for pruning, tokens in (
         (HALF(sink=2), [ANSWER, KEPT, WAITS]),
         (HALF(), [KEPT, (READ, 2, 0), KEPT]),
@@ -285,17 +236,15 @@ def test_tokens_that_no_calls_lead_to_do_no_harm(llm: LLM) -> None:
         (HALF(decode="frozen"), [WAITS, (READ, 2, 0)]),
         (None, [(PROMPT, 3, 1)]),
     ):
-        core = holding(llm, pruning, tokens)
+        core = llm.session(pruning).core
+        kinds, depths, gone = map(np.array, zip(*tokens, strict=True))
+        core.set_tokens(np.int32(depths), np.uint8(kinds), np.int32(depths), np.uint8(gone))
         for part in ("keys", "values", "aux"):
             for layer in range(TOP):
                 if n := core.state_length(part, layer):
-                    width = (
-                        llm.config.hidden if part == "aux" else llm.config.n_kv_heads * llm.config.head_dim
-                    )
+                    width = c.hidden if part == "aux" else c.n_kv_heads * c.head_dim
                     core.set_state(part, layer, np.zeros(n * width, np.float32))
         if core.state_length("remembered", 0) == 0 and pruning and pruning.scoring.memory:
             core.set_state("remembered", 0, np.float32([np.nan, -1]))
         for ids, generated in (([5, 6, 7], False), ([8], True)):
             assert np.isfinite(core.forward(ids, generated)).all()
-    with pytest.raises(ValueError, match="position 1 waits for layer 3, where the pruning drops none"):
-        holding(llm, HALF(), [KEPT, (PROMPT, 3, 0)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import multiprocessing
 import os
@@ -19,8 +18,6 @@ import tiny
 from children import python
 from tiny import Shape, Tiny, pruning, shared_bytes
 
-from lazyllm import Policy
-
 SHAPE = Shape(seed=9, n_layers=5)
 STAGES = pruning([(0, 0.7), (1, 0.5), (3, 0.2)], memory=0.5)
 PARTS = ("keys", "values", "aux", "remembered")
@@ -34,37 +31,36 @@ def state(session: Any) -> list[Any]:
     return [None if array is None else (array.shape, array.tobytes()) for array in [*tokens, *rows]]
 
 
-class Told:
-    """A session, and what it was told; another one that is told the same is in the same state, to the bit."""
+class Recorded:
+    """A session and its calls; another one with the same calls is in the same state, to the bit."""
 
     def __init__(self, made: Tiny, model: Any, session: Any = None, calls: tuple[Any, ...] = ()) -> None:
         self.made, self.model, self.calls = made, model, list(calls)
         self.session = model.session(STAGES) if session is None else session
 
-    def _do(self, name: str, *given: Any) -> None:
-        self.calls.append((name, given))
-        getattr(self.session, name)(*given)
-
-    def read(self, count: int, seed: int) -> Told:
-        self._do("forward", self.made.ids(count, seed))
+    def _do(self, name: str, *arguments: Any) -> Recorded:
+        self.calls.append((name, arguments))
+        getattr(self.session, name)(*arguments)
         return self
 
-    def write(self, *tokens: int) -> Told:
+    def read(self, count: int, seed: int) -> Recorded:
+        return self._do("forward", self.made.ids(count, seed))
+
+    def write(self, *tokens: int) -> Recorded:
         for token in tokens:
             self._do("forward", [token], True)
         return self
 
-    def truncate(self, n: int) -> Told:
-        self._do("truncate", n)
-        return self
+    def truncate(self, n: int) -> Recorded:
+        return self._do("truncate", n)
 
-    def fork(self) -> Told:
-        return Told(self.made, self.model, self.session.fork(), tuple(self.calls))
+    def fork(self) -> Recorded:
+        return Recorded(self.made, self.model, self.session.fork(), tuple(self.calls))
 
     def check(self) -> None:
         alone = self.model.session(STAGES)
-        for name, given in self.calls:
-            getattr(alone, name)(*given)
+        for name, arguments in self.calls:
+            getattr(alone, name)(*arguments)
         assert state(self.session) == state(alone)
         step = alone.forward([5], generated=True)
         np.testing.assert_array_equal(self.session.fork().forward([5], generated=True), step)
@@ -75,52 +71,40 @@ class Told:
 # ---- one process -----------------------------------------------------------------------------------------
 
 
-def the_session_is_taken_back_twice(base: Told) -> list[Told]:
-    first = base.fork()
-    second = base.truncate(20).read(20, 1).write(3).fork()
-    third = base.truncate(15).read(20, 2).fork()
-    return [first, second.write(4), third, base.write(2)]
-
-
-def a_fork_is_taken_back(base: Told) -> list[Told]:
-    fork = base.fork().write(1, 2)
-    later = fork.fork()
-    fork.truncate(12).read(20, 1)
-    return [fork, fork.fork().write(8), later, base.write(3)]
-
-
-def forks_of_forks(base: Told) -> list[Told]:
+def forks_of_forks(base: Recorded) -> list[Recorded]:
     """Each of them owns some rows of its own: new tokens, and such that it has revived."""
     line = [base]
     for k in range(5):
         line.append(line[-1].fork().write(k, 10 + k).read(3, k))
     line[2].truncate(25).read(12, 9)
+    line.append(line[2].fork().write(8))
+    base.truncate(20).read(20, 1)
+    line.append(base.fork())
     base.truncate(5).read(40, 8)
     return [line[3].fork().truncate(42), *line]
 
 
-def the_session_ends_first(base: Told) -> list[Told]:
+def the_session_ends_first(base: Recorded) -> list[Recorded]:
     fork = base.fork().write(1)
     later = fork.fork()
     base.session = None
     gc.collect()
-    other = Told(base.made, base.model).read(40, 3)  # which may get the memory that was freed
+    other = Recorded(base.made, base.model).read(40, 3)  # which may get the memory that was freed
     return [fork.write(2), later, later.fork().truncate(30).read(8, 1), other]
 
 
-def the_session_grows(base: Told) -> list[Told]:
+def the_session_grows(base: Recorded) -> list[Recorded]:
     fork = base.fork()
     base.read(150, 1)
     return [base.fork().write(1), base, fork.read(170, 2), fork.fork()]
 
 
-SCENARIOS = [the_session_is_taken_back_twice, a_fork_is_taken_back, forks_of_forks]
-SCENARIOS += [the_session_ends_first, the_session_grows]
+SCENARIOS = [forks_of_forks, the_session_ends_first, the_session_grows]
 
 
-def run(scenario: Callable[[Told], list[Told]], made: Tiny, threads: int = 2) -> None:
-    for told in scenario(Told(made, made.load(threads=threads)).read(40, 0).write(1)):
-        told.check()
+def run(scenario: Callable[[Recorded], list[Recorded]], made: Tiny, threads: int = 2) -> None:
+    for recorded in scenario(Recorded(made, made.load(threads=threads)).read(40, 0).write(1)):
+        recorded.check()
 
 
 @pytest.fixture(scope="module")
@@ -128,8 +112,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     return tiny.build(SHAPE, tmp_path_factory.mktemp("forks"))
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda one: one.__name__)
-def test_nothing_shows_in_another(made: Tiny, scenario: Callable[[Told], list[Told]]) -> None:
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_nothing_shows_in_another(made: Tiny, scenario: Callable[[Recorded], list[Recorded]]) -> None:
     run(scenario, made)
 
 
@@ -140,7 +124,7 @@ def test_a_fork_of_an_empty_session_traces_as_it_does(made: Tiny) -> None:
 
 
 def test_what_is_restored_into_a_session_shows_in_no_fork(made: Tiny) -> None:
-    base = Told(made, made.load()).read(40, 0)
+    base = Recorded(made, made.load()).read(40, 0)
     fork = base.fork()
     base.session.set_state("keys", 0, np.zeros_like(base.session.state("keys", 0)))
     fork.check()
@@ -149,18 +133,18 @@ def test_what_is_restored_into_a_session_shows_in_no_fork(made: Tiny) -> None:
 
 def test_sessions_and_forks_run_in_threads(made: Tiny) -> None:
     """Each goes its own way while others begin and end."""
-    base = Told(made, made.load(threads=2)).read(40, 0)
+    base = Recorded(made, made.load(threads=2)).read(40, 0)
 
-    def go(number: int, told: Told) -> Told:
+    def go(number: int, recorded: Recorded) -> Recorded:
         for k in range(4):
-            told.write(number).fork().write(k)
-            told.truncate(30 - k).read(6, number + k)
-        return told
+            recorded.write(number).fork().write(k)
+            recorded.truncate(30 - k).read(6, number + k)
+        return recorded
 
     line = [base.fork() for _ in range(4)]
     with ThreadPoolExecutor(5) as pool:
-        for told in pool.map(go, range(5), [base, *line]):
-            told.check()
+        for recorded in pool.map(go, range(5), [base, *line]):
+            recorded.check()
 
 
 def in_child(work: Callable[[], None]) -> Callable[[], int]:
@@ -168,16 +152,15 @@ def in_child(work: Callable[[], None]) -> Callable[[], int]:
     ours, theirs = multiprocessing.Pipe()
     child = os.fork()
     if not child:
-        status = 1
         try:
             ours.close()  # or the child would wait for ever for a parent that has failed
             theirs.recv()
             work()
-            status = 0
+            os._exit(0)
         except BaseException:
             traceback.print_exc()
         finally:
-            os._exit(status)
+            os._exit(1)
 
     def go() -> int:
         ours.send(None)
@@ -189,95 +172,33 @@ def in_child(work: Callable[[], None]) -> Callable[[], int]:
 def test_a_session_goes_on_in_a_child_process(made: Tiny) -> None:
     """Neither process sees what the other writes, again or for the first time."""
     model = made.load(threads=2)
-    base, alone = Told(made, model).read(40, 0), Told(made, model).read(40, 7)
+    base, alone = Recorded(made, model).read(40, 0), Recorded(made, model).read(40, 7)
     fork = base.fork().write(1)
     alone.fork()  # which ends at once: nobody but its owner has this memory then
     line = [base, alone, fork]
 
     def go_on() -> None:
         line.extend([base.fork().write(4), alone.fork()])
-        for told in (base, alone):
-            told.write(2).check()
-            told.truncate(30).read(9, 2)
+        for recorded in (base, alone):
+            recorded.write(2).check()
+            recorded.truncate(30).read(9, 2)
         fork.truncate(25).read(6, 3)
-        for told in [*line, base.fork()]:
-            told.check()
+        for recorded in [*line, base.fork()]:
+            recorded.check()
 
     later, sooner = in_child(go_on), in_child(go_on)
     base.write(7)
     alone.write(7)
     assert sooner() == 0
-    for told in line:
-        told.check()
+    for recorded in line:
+        recorded.check()
     line.append(base.fork().write(7))
     base.truncate(20).read(20, 5)
     alone.truncate(20).read(20, 5)
     fork.write(3)
     assert later() == 0
-    for told in [*line, base.fork(), alone.fork().read(3, 1)]:
-        told.check()
-
-
-class Chosen(Policy):
-    """Keeps the first tokens, or the last, and does something in the middle of a pass."""
-
-    def __init__(self, stages: Any, **options: Any) -> None:
-        super().__init__(stages, **options)
-        self._sign, self._within = -1.0, lambda: None
-
-    def score(self, view: Any) -> Any:
-        if view.layer == 1:
-            self._within()
-        return self._sign * view.positions
-
-
-def test_a_process_forks_in_the_middle_of_a_pass(made: Tiny) -> None:
-    """The child goes on with the pass and chooses other tokens; the parent's fails, and another is run."""
-    stages = {1: 0.5, 3: 0.3}
-    model, policy, twin = made.load(threads=1), Chosen(stages), Chosen(stages)
-    session, alone = model.session(policy.core()), model.session(twin.core())
-    other = model.session(Chosen(stages).core())
-    children: list[Any] = []
-
-    def turn() -> None:
-        twin._sign = 1.0
-
-    def fork() -> None:
-        policy._within = lambda: None
-        ours, theirs = multiprocessing.Pipe()
-        pid = os.fork()
-        if pid:
-            children.append((pid, ours))
-            raise LookupError("enough")
-        ours.close()
-        policy._sign = 1.0
-        children.append((0, theirs))
-
-    for one in (session, alone, other):
-        one.forward(made.ids(40))
-        one.forward([1], generated=True)
-    session.fork()  # which ends at once: the memory may be shared from now on
-    policy._within = fork
-    with contextlib.suppress(LookupError):
-        session.forward(made.ids(12, 1))
-    pid, pipe = children[0]
-    if pid == 0:
-        status = 1
-        try:
-            pipe.recv()  # the parent has read other tokens by now
-            twin._within = turn
-            alone.forward(made.ids(12, 1))
-            good = state(session) == state(alone)
-            good &= np.array_equal(session.forward([5], generated=True), alone.forward([5], generated=True))
-            status = 0 if good else 2
-        finally:
-            os._exit(status)
-    for one in (session, other):
-        one.forward(made.ids(30, 2))
-    assert state(session) == state(other)
-    pipe.send(None)
-    assert os.waitpid(pid, 0)[1] == 0
-    np.testing.assert_array_equal(session.forward([5], generated=True), other.forward([5], generated=True))
+    for recorded in [*line, base.fork(), alone.fork().read(3, 1)]:
+        recorded.check()
 
 
 # ---- memory ----------------------------------------------------------------------------------------------
@@ -298,14 +219,6 @@ def read(file, name):
     with open(file) as lines:
         return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
 
-def peak():
-    with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")
-    return read("/proc/self/status", "VmHWM")
-
-def taken():
-    return read("/proc/self/smaps_rollup", "Pss:")
-
 session = model.session(None)
 layers, heads, width = shape
 ids, none = np.arange(n, dtype=np.int32) % 90, np.zeros(n, np.uint8)
@@ -315,17 +228,20 @@ for layer in range(layers):
     for part in ("keys", "values"):
         session.set_state(part, layer, rows)
 session.forward([1], generated=True)
-before = taken()
+before = read("/proc/self/smaps_rollup", "Pss:")
 forks = [session.fork() for _ in range(10)]
 for fork in forks:
     for token in range(5):
         fork.forward([token], generated=True)
-forked = taken() - before
-before = peak()
+forked = read("/proc/self/smaps_rollup", "Pss:") - before
+with open("/proc/self/clear_refs", "w") as file:
+    file.write("5")
+before = read("/proc/self/status", "VmHWM")
 session.reserve(8 * n)
 session.forward([1], generated=True)
 grown = read("/proc/self/status", "VmHWM") - before
-print(forked, grown, session.fork_bytes < session.bytes_for(8 * n) - layers * heads * n * width * 8)
+assert session.fork_bytes < session.bytes_for(8 * n) - layers * heads * n * width * 8
+print(forked, grown)
 """
 
 
@@ -337,10 +253,9 @@ def test_forks_and_growth_take_little_memory(tmp_path: Path, sanitized: bool) ->
     large = tiny.build(LARGE, tmp_path)
     shape = LARGE.n_layers, LARGE.n_kv_heads, LARGE.head_dim
     given = pickle.dumps((large.config, str(large.path), large.tensors, shape, TOKENS))
-    forked, grown, told = python(MEASURE, given=given).split()
+    forked, grown = python(MEASURE, given=given).split()
     assert int(forked) < ROWS / 10
     assert int(grown) < ROWS / 10
-    assert told == "True"
 
 
 @ON_CPU
@@ -363,19 +278,18 @@ from pathlib import Path
 import test_session_forks as forks
 
 made = forks.tiny.build(forks.SHAPE, Path(sys.argv[1]))
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), -1))
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, -1))
 for scenario in forks.SCENARIOS:
     forks.run(scenario, made, threads=1)
-base = forks.Told(made, made.load(threads=1)).read(9, 0)
+base = forks.Recorded(made, made.load(threads=1)).read(9, 0)
 fork = base.fork()
 print("memfd:lazyllm" in open("/proc/self/maps").read())
 """
 
 
 @ON_CPU
-@pytest.mark.parametrize(("largest_file", "shared"), [(1 << 40, True), (4096, False)])
-def test_where_memory_cannot_be_shared_it_is_copied(tmp_path: Path, largest_file: int, shared: bool) -> None:
-    assert python(WITHOUT, tmp_path, largest_file) == f"{shared}\n"
+def test_where_memory_cannot_be_shared_it_is_copied(tmp_path: Path) -> None:
+    assert python(WITHOUT, tmp_path) == "False\n"
 
 
 FULL = """
@@ -388,8 +302,7 @@ model = made.load(threads=1)
 resource.setrlimit(resource.RLIMIT_AS, (8 << 30, -1))  # K and V of the whole context would be 80 GiB
 session = model.session(None)
 session.forward(range(40))
-logits = session.fork().forward([1])
-print((logits == session.forward([1])).all())
+session.fork().forward([1])
 try:
     session.reserve(1 << 20)
 except MemoryError as error:
@@ -401,6 +314,4 @@ except MemoryError as error:
 def test_a_session_needs_no_address_space_for_the_whole_context(tmp_path: Path, sanitized: bool) -> None:
     if sanitized:
         pytest.skip("a sanitizer reserves more address space itself")
-    same, refused = python(FULL, tmp_path).splitlines()
-    assert same == "True"
-    assert "could not get" in refused
+    assert "could not get" in python(FULL, tmp_path)

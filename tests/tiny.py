@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lazyllm import _core
+from lazyllm.checkpoints.checkpoint import header_bytes
 
 # "cuda" runs the same tests on a CUDA device, with f32 weights only: in 16 bits it is less exact than the CPU
 DEVICE = os.environ.get("LAZYLLM_TEST_DEVICE", "cpu")
@@ -246,21 +247,13 @@ def write_safetensors(
     path: Path, stored: dict[str, np.ndarray], dtype: str
 ) -> list[tuple[str, str, tuple[int, ...], int, int, int]]:
     """Writes the file; returns the core's table: name, dtype, shape, shard, offset in the file, bytes."""
-    header: dict[str, Any] = {}
-    end = 0
-    for name, array in stored.items():
-        header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": [end, end + array.nbytes]}
-        end += array.nbytes
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for array in stored.values():
-            file.write(array.tobytes())
-    start = 8 + len(text)
+    sizes = [array.nbytes for array in stored.values()]
+    header = header_bytes({name: (dtype, array.shape, array.nbytes) for name, array in stored.items()}, {})
+    path.write_bytes(header + b"".join(array.tobytes() for array in stored.values()))
+    begins = accumulate([len(header), *sizes[:-1]])
     return [
-        (name, dtype, array.shape, 0, start + header[name]["data_offsets"][0], array.nbytes)
-        for name, array in stored.items()
+        (name, dtype, array.shape, 0, begin, array.nbytes)
+        for (name, array), begin in zip(stored.items(), begins, strict=True)
     ]
 
 

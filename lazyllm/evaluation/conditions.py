@@ -8,24 +8,26 @@ from typing import Any
 
 import lazyllm
 from lazyllm.evaluation.chats import AnyWrapper, chat_wrapper
-from lazyllm.llm import LLM, stored_types
+from lazyllm.llm import LLM
 from lazyllm.machine.device import cuda_facts
 from lazyllm.machine.info import processor, version
 from lazyllm.method import Method
 from lazyllm.support.files import digest
 
 CPU = "cpu"
+DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 PACKAGES = ("numpy", "tokenizers", "rouge", "jieba", "rapidfuzz")
 """Packages, if installed, on which samples, tokens and scores depend."""
 
 
 def conditions_of_model(llm: LLM, wrapper: AnyWrapper, progress: bool) -> dict[str, Any]:
     """The conditions of a model that comparable rows share. Of mappings, common keys are compared."""
+    stored = sorted({DTYPES.get(tensor.dtype, tensor.dtype) for tensor in llm.checkpoint.tensors})
     return {
         "lazyllm": lazyllm.__version__,
         "model sha256": llm.checkpoint.weights_digest(progress),
         "tokenizer sha256": digest(llm.checkpoint.tokenizer_files, progress=False),
-        "dtype": [llm.weights] if llm.weights != "auto" else stored_types(llm.checkpoint),
+        "dtype": [llm.weights] if llm.weights != "auto" else stored,
         "device": llm.device.partition(":")[0],
         "kernels": kernels(llm),
         "packages": {name: installed for name in PACKAGES if (installed := version(name))},

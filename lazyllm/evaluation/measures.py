@@ -11,14 +11,13 @@ import numpy as np
 
 from lazyllm.evaluation.tasks import Tasks
 from lazyllm.evaluation.trial import Trial, prepared
-from lazyllm.generation import Request
+from lazyllm.generation import Pass, Request
 from lazyllm.llm import LLM
 from lazyllm.method import MANY, Method
 from lazyllm.pruning import RECOMMENDED_SINK, Drop, Pruning
 from lazyllm.sampling import log_softmax
 from lazyllm.session import Session
 from lazyllm.support import checked
-from lazyllm.trace import Pass
 
 TOKENS = 16
 
@@ -127,7 +126,7 @@ class Recall(AgainstDense):
         last = llm.config.n_layers - 1
         keeps_all = Pruning({**dict.fromkeys(range(last), 1.0), last: Drop(1.0)})  # dense, with scores
         passes = llm.session(keeps_all).answer(ids, replace(request, trace=True)).finished().trace.passes
-        scores = [[layer["scores"][: len(ids)] for layer in each.runs] for each in passes]
+        scores = [[stage.scores[: len(ids)] for stage in each.stages] for each in passes]
         attention = np.asarray(np.mean(scores, axis=0, dtype=np.float64))
         attention[:, :RECOMMENDED_SINK] = attention[:, -1] = 0.0
         return attention
