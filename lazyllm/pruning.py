@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
@@ -160,6 +160,9 @@ def _braces(stages: Stages) -> str:
 class Scheduled(Method, ABC):
     """A method that runs a `Pruning` in the engine, maybe on fewer tokens: its work can be counted."""
 
+    all_layers_score: ClassVar[bool] = False
+    """True if the schedule's `scoring.layers` all score, also those that see less than the stage's layer."""
+
     @property
     @abstractmethod
     def schedule(self) -> Pruning:
@@ -171,6 +174,9 @@ class Scheduled(Method, ABC):
     def check(self, config: ModelConfig) -> None:
         self.schedule.check(config)
 
+    def for_prompt(self, config: ModelConfig, n_prompt: int) -> Self:
+        return self
+
     def flops(self, config: ModelConfig, n_prompt: int) -> int:
         """Counted operations of the prefill of `n_prompt` tokens, as docs/method.md says.
 
@@ -179,19 +185,12 @@ class Scheduled(Method, ABC):
         """
         self.check(config)
         n_prompt = checked.whole(n_prompt, "n_prompt", 1)
-        in_play = self.schedule.planned(config, self.kept(n_prompt))
+        in_play = self.for_prompt(config, n_prompt).schedule.planned(config, self.kept(n_prompt))
         return self.prefill_flops(config, n_prompt, np.stack([in_play, in_play], axis=1))
 
     def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int:
-        in_play, computed = np.asarray(last_pass)[0, :2].tolist()
-        rows = min(self.schedule.scoring.queries, computed)
-        windows = (config.windows[layer] for layer in self.scoring_layers(config))
-        below = sum(score_flops(config, in_play, rows, window) for window in windows)
-        return self.schedule.pass_flops(config, last_pass) + below
-
-    def scoring_layers(self, config: ModelConfig) -> Sequence[int]:
-        """The layers below the stages that score as well, though the schedule does not say so."""
-        return ()
+        schedule = self.for_prompt(config, n_prompt).schedule  # a restored session has not asked for it
+        return schedule.pass_flops(config, last_pass, all_layers_score=self.all_layers_score)
 
     def speedup(self, config: ModelConfig, n_prompt: int) -> float:
         """Dense prefill's counted operations over those of this method."""
@@ -323,8 +322,6 @@ class Pruning(Scheduled):
 
     def planned(self, config: ModelConfig, n_prompt: int) -> list[int]:
         """The number of tokens in play in each layer during the prefill of `n_prompt` tokens."""
-        self.check(config)
-        n_prompt = checked.whole(n_prompt, "n_prompt", 1)
         forced = self._always_kept(n_prompt)
         stages = dict(self._stages_of(n_prompt))
         in_play = [n_prompt]
@@ -335,7 +332,13 @@ class Pruning(Scheduled):
             in_play.append(kept)
         return in_play
 
-    def pass_flops(self, config: ModelConfig, last_pass: np.ndarray, generated: bool = False) -> int:
+    def pass_flops(
+        self,
+        config: ModelConfig,
+        last_pass: np.ndarray,
+        generated: bool = False,
+        all_layers_score: bool = False,
+    ) -> int:
         """Counted operations of a pass that has run, from its token counts, `Session.last_pass`. Those
         computed are assumed to be the last ones in play: an upper bound on the pairs."""
         in_play, computed = token_counts(last_pass)
@@ -347,7 +350,7 @@ class Pruning(Scheduled):
         for layer, (m, n) in enumerate(zip(in_play, computed, strict=True)):
             # one of the last `scoring.layers` up to a stage scores if it sees as far as the stage's layer
             above = [stage for stage in stages if layer <= stage < layer + scoring.layers]
-            if any(sees[layer] >= sees[stage] for stage in above):
+            if any(all_layers_score or sees[layer] >= sees[stage] for stage in above):
                 total += score_flops(config, m, min(scoring.queries, n), config.windows[layer])
         return total
 

@@ -12,9 +12,16 @@ from typing import Any
 
 from lazyllm.method import Method
 from lazyllm.methods.compression import PromptCompression
-from lazyllm.methods.eviction import ExpectedAttention, SnapKV
 from lazyllm.methods.preset import Preset
-from lazyllm.methods.rivals import CLAA, FastKV, GemFilter, RandomDrop, StaticPruning
+from lazyllm.methods.rivals import (
+    CLAA,
+    ExpectedAttention,
+    FastKV,
+    GemFilter,
+    RandomDrop,
+    SnapKV,
+    StaticPruning,
+)
 from lazyllm.methods.speedup import Speedup
 from lazyllm.pruning import DENSE, Pruning
 from lazyllm.support.json_text import parse_json
