@@ -46,7 +46,7 @@ class Method:
 
     def to_json(self) -> str:
         """All fields as one JSON object; `from_json` gives an equal setting back."""
-        return json.dumps({"method": self.name, **self._plain()})
+        return json.dumps(({"method": self.name} if self.name else {}) | self._plain())
 
     def _plain(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]

@@ -264,8 +264,8 @@ class Policy(Scheduled):
         those that may be dropped, or -1 for the stage's own number."""
         positions = view.positions
 
-        def refused(problem: str) -> str:
-            return (
+        def refused(problem: str, kind: type[Exception] = ValueError) -> Exception:
+            return kind(
                 f"{type(self).__name__}.score after layer {view.layer} {problem}; it must return a finite "
                 f"float for each of the {positions.size} tokens in play, or an integer array of positions "
                 "to keep"
@@ -274,21 +274,21 @@ class Policy(Scheduled):
         try:
             answer = _read_only(np.array(returned))
         except ValueError as error:
-            raise TypeError(refused(f"returned no array ({error})")) from None
+            raise refused(f"returned no array ({error})", TypeError) from None
         if answer.dtype.kind not in "fiu" or answer.ndim != 1:
-            kind = f"{type(returned).__name__} of type {answer.dtype} and shape {answer.shape}"
-            raise TypeError(refused(f"returned {kind}"))
+            form = f"{type(returned).__name__} of type {answer.dtype} and shape {answer.shape}"
+            raise refused(f"returned {form}", TypeError)
         if answer.dtype.kind == "f":
             if answer.shape != positions.shape:
-                raise ValueError(refused(f"returned {answer.size} scores"))
+                raise refused(f"returned {answer.size} scores")
             with np.errstate(over="ignore"):
                 scores = answer.astype(np.float32)
             for j in np.flatnonzero(~np.isfinite(scores))[:1]:
-                raise ValueError(refused(f"gave position {positions[j]} the score {answer[j]}"))
+                raise refused(f"gave position {positions[j]} the score {answer[j]}")
             return answer, scores, -1
-        for position in answer[~np.isin(answer, positions)][:1]:
-            raise ValueError(refused(f"keeps position {position}, which is not in play"))
         kept = np.isin(positions, answer)
+        for position in answer[~np.isin(answer, positions)][:1]:
+            raise refused(f"keeps position {position}, which is not in play")
         return answer, kept.astype(np.float32), int(np.count_nonzero(kept & ~view.protected))
 
     def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int:

@@ -512,8 +512,8 @@ def test_parse_method_refuses() -> None:
         ("random:keep=0.5,layers=3", ValueError, "argument 'layers'; it takes keep, seed"),
         ("fastkv:layer=3", ValueError, "fastkv: missing a required argument: 'keep'"),
         ("{", ValueError, "pruning is not JSON"),
-        ('{"method": "magic"}', ValueError, "method is 'magic'; it must be one of random, static, compress"),
-        ('{"method": ["random"]}', ValueError, "it must be one of random, static, compress"),
+        ('{"method": "magic"}', ValueError, "method is 'magic'; it must be one of compress, random, static"),
+        ('{"method": ["random"]}', ValueError, "it must be one of compress, random, static"),
         ('{"method": "random", "keep": 0.5, "seeds": 1}', ValueError, "unexpected keyword argument 'seeds'"),
         ('{"10": 0.7, "10": 0.5}', ValueError, "'10' appears twice"),
     ):

@@ -321,3 +321,6 @@ def turned(rows: np.ndarray, turns: np.ndarray) -> np.ndarray:
     first, second = np.split(rows, 2, axis=-1)
     pairs = (first + 1j * second) * turns
     return np.concatenate([pairs.real, pairs.imag], axis=-1)
+
+
+RIVALS = RandomDrop, StaticPruning, FastKV, CLAA, GemFilter, SnapKV, ExpectedAttention
