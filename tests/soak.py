@@ -1,26 +1,31 @@
 """Mixed work in one process for SOAK_SECONDS (1200): `make soak`.
 
 Rounds of everything that people do with a model: load, generate, chat, stream and stop, fork, truncate, save,
-restore, interrupt, fail, policies, shared prefixes, threads, child processes. Each answer must be that of the
-first round, logits to the bit. After a warm-up memory, threads and open files must not grow.
+restore, interrupt, fail, policies, shared prefixes, threads, child processes, 50 clients of a server. Each
+answer must be that of the first round, logits to the bit. After a warm-up memory, threads and open files must
+not grow.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import json
 import os
 import random
 import signal
+import socket
+import struct
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from serving import serving
 
 import lazyllm
 
@@ -40,9 +45,10 @@ VARIANTS: list[dict[str, Any]] = [
     {"compute": "fastest"},
     {"threads": 1},
 ]
-TEXT = (
-    "The harbour master wrote down every ship that came in that year, its cargo and the name of its captain. "
-)
+SETTINGS: list[Any] = [None, "2x", "1.5x", {"6": 0.6, "15": 0.3}]
+CLIENTS = 50
+LINGER = struct.pack("ii", 1, 0)  # a close that sends a reset
+TEXT = "The harbour master wrote down every ship that came in that year, and the name of its captain. "
 
 
 class Own(lazyllm.Policy):
@@ -64,20 +70,13 @@ class Interrupted(Exception):
     pass
 
 
-class Use(NamedTuple):
-    """What the process holds when it is at rest."""
-
-    memory: int  # bytes, without pages of mapped files
-    threads: int
-    files: int
-
-
-def use() -> Use:
+def use() -> tuple[int, int, int]:
+    """Bytes of memory without pages of mapped files, threads and open files of the process at rest."""
     gc.collect()
     LIBC.malloc_trim(0)
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    pages = sum(int(status[name].split()[0]) << 10 for name in ("RssAnon", "RssShmem"))
-    return Use(pages, len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")))
+    memory = sum(int(status[name].split()[0]) << 10 for name in ("RssAnon", "RssShmem"))
+    return memory, len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
 
 
 class World:
@@ -194,6 +193,33 @@ class World:
             os._exit(0 if np.array_equal(self.llm.session().forward(self.ids[:50]), want) else 1)
         return os.waitpid(child, 0)[1]
 
+    def served(self) -> Any:
+        """Whole and streamed answers under several settings; clients that leave; 429 where too many wait."""
+        bodies: list[dict[str, Any]] = []
+        wanted: list[str] = []
+        for i, setting in enumerate(SETTINGS):
+            body = {"prompt": TEXT * (2 + i), "max_tokens": 2 + i, "lazyllm": {"pruning": setting}}
+            bodies.append(body | {"stream": i % 2 == 1})
+            wanted.append(self.llm.generate(TEXT * (2 + i), setting, max_new_tokens=2 + i).text)
+
+        def ask(client: int) -> None:
+            body = bodies[client % len(bodies)]
+            connection = server.sent("POST", "/v1/completions", body)
+            if client % 7 == 6:
+                assert connection.sock is not None
+                connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER)
+            elif (answer := connection.getresponse()).status != 429:
+                lines = answer.read().decode().splitlines() or [""]
+                events = [line[6:] for line in lines if line[:7] == "data: {"] if body["stream"] else lines
+                choices = [choice for event in events for choice in json.loads(event)["choices"]]
+                text = "".join(choice["text"] for choice in choices)
+                assert (answer.status, text) == (200, wanted[client % len(bodies)]), (body, text)
+            connection.close()
+
+        with serving(self.llm, waiting=40) as server, ThreadPoolExecutor(CLIENTS) as pool:
+            list(pool.map(ask, range(CLIENTS)))
+        return wanted
+
     def loaded(self) -> Any:
         """A second model, another one in each round."""
         variant = VARIANTS[self.round % len(VARIANTS)]
@@ -217,19 +243,12 @@ def raised_within(seconds: float, call: Callable[[], Any]) -> BaseException | No
     return None
 
 
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and one.tobytes() == other.tobytes()
-    return bool(one == other)
-
-
-def growth(uses: list[Use]) -> Use:
-    """Of medians, from the first third of what follows the warm-up to the last."""
-    steady = np.array(uses[int(WARM_UP * len(uses)) :])
-    third = len(steady) // 3
-    return Use(*map(int, np.median(steady[-third:], axis=0) - np.median(steady[:third], axis=0)))
+def same(result: Any, other: Any) -> bool:
+    if isinstance(result, list | tuple):
+        return len(result) == len(other) and all(map(same, result, other))
+    if isinstance(result, np.ndarray):
+        return result.dtype == other.dtype and result.tobytes() == other.tobytes()
+    return bool(result == other)
 
 
 def main() -> int:
@@ -237,32 +256,31 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         world = World(Path(folder))
         scenarios = [getattr(World, name) for name in vars(World) if not name.startswith("_")]
-        order, first, uses = random.Random(1), {}, []
+        order, first, uses = random.Random(1), dict[str, Any](), []
         start = time.monotonic()
         while time.monotonic() - start < SECONDS or world.round < LEAST_ROUNDS:
             for scenario in order.sample(scenarios, len(scenarios)):
                 name = scenario.__name__
                 if name == "loaded":
                     name += f" with {VARIANTS[world.round % len(VARIANTS)]}"
-                got = scenario(world)
-                if not same(first.setdefault(name, got), got):
+                result = scenario(world)
+                if not same(first.setdefault(name, result), result):
                     print(f"round {world.round}: {name} gives other results than before", file=sys.stderr)
                     return 1
-                del got
+                del result
             world.round += 1
             uses.append(use())
-            print(
-                f"{time.monotonic() - start:5.0f} s, round {world.round}: {uses[-1].memory / 2**20:.1f} MiB, "
-                f"{uses[-1].threads} threads, {uses[-1].files} files",
-                flush=True,
-            )
-    grown = growth(uses)
-    by = f"grown after the warm-up by {grown.memory / 2**20:+.2f} MiB, {grown.threads:+d} threads, "
-    by += f"{grown.files:+d} files"
-    if grown.memory > MOST_GROWTH or grown.threads > 0 or grown.files > 0:
-        print(f"FAILED: {by}", file=sys.stderr)
+            seconds = time.monotonic() - start
+            print(f"{seconds:5.0f} s, round {world.round}: memory, threads, files {uses[-1]}", flush=True)
+    # of medians, from the first third of what follows the warm-up to the last
+    steady = np.array(uses[int(WARM_UP * len(uses)) :])
+    third = len(steady) // 3
+    growth = np.median(steady[-third:], axis=0) - np.median(steady[:third], axis=0)
+    print(f"{world.round} rounds of {len(scenarios)} kinds of work with equal results; growth {growth}")
+    if (growth > (MOST_GROWTH, 0, 0)).any():
+        print("FAILED: memory, threads or files have grown", file=sys.stderr)
         return 1
-    print(f"passed: {world.round} rounds of {len(scenarios)} kinds of work with equal results; {by}")
+    print("passed")
     return 0
 
 
