@@ -190,10 +190,8 @@ def test_requests_that_begin_alike_share_what_is_read(llm: lazyllm.LLM) -> None:
     room = 2 * llm.core.session(None).bytes_for(len(alone[0].prompt_ids))
 
     def ask(server: Server, prompt: str, n: int) -> str:
-        text: str = server.post("/v1/completions", {"prompt": prompt, "max_tokens": n})[1]["choices"][0][
-            "text"
-        ]
-        return text
+        answer = server.post("/v1/completions", {"prompt": prompt, "max_tokens": n})[1]
+        return str(answer["choices"][0]["text"])
 
     with serving(llm, 2.0, cache_bytes=room) as server:
         cache = server.service.cache
