@@ -46,7 +46,7 @@ class Method:
 
     def to_json(self) -> str:
         """All fields as one JSON object; `from_json` gives an equal setting back."""
-        return json.dumps(({"method": self.name} if self.name else {}) | self._plain())
+        return json.dumps({"method": self.name, **self._plain()})
 
     def _plain(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
@@ -111,10 +111,6 @@ class Method:
     def ids(self, llm: Any, prompt_ids: list[int], turn: int) -> list[int]:
         """The prompt's token ids that the model reads, at consecutive positions; `llm` is the model."""
         return prompt_ids
-
-    def gaps(self, n_prompt: int, turn: int) -> np.ndarray:
-        """Ascending indices of the prompt tokens that the model skips; their positions stay empty."""
-        return np.empty(0, np.int64)
 
     @property
     def reads_in_parts(self) -> bool:

@@ -55,15 +55,14 @@ class View:
         """A copy of `n` entries of a part, activations in float32; the core has bfloat16 as its 16 bits."""
         if self._core is None:
             raise RuntimeError(f"the view of layer {self.layer} was used after its call; keep its arrays")
-        key = name, n
-        if key not in self._copied:
+        if (name, n) not in self._copied:
             array = self._core.view(name, first, n)
             if array.dtype == np.uint16:
                 array = (array.astype(np.uint32) << 16).view(np.float32)
             elif array.dtype.kind == "f":
                 array = array.astype(np.float32, copy=False)
-            self._copied[key] = _read_only(array)
-        return self._copied[key]
+            self._copied[name, n] = _read_only(array)
+        return self._copied[name, n]
 
     @property
     def positions(self) -> np.ndarray:
@@ -202,9 +201,8 @@ class Policy(Scheduled):
     @property
     def _fields(self) -> dict[str, Any]:
         """The attributes that a subclass has set, as plain values."""
-        where = type(self).__name__
-        attributes = {name: value for name, value in vars(self).items() if not name.startswith("_")}
-        return {name: _plain(value, f"{where}.{name}") for name, value in attributes.items()}
+        names = [name for name in vars(self) if not name.startswith("_")]
+        return {name: _plain(getattr(self, name), f"{type(self).__name__}.{name}") for name in names}
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -221,14 +219,9 @@ class Policy(Scheduled):
 
     def to_json(self) -> str:
         """The class, a hash of its source, its schedule and fields: they tell settings apart."""
-        table = {
-            "policy": f"{type(self).__module__}.{type(self).__qualname__}",
-            "source sha256": source_digest(type(self)),
-            "schedule": json.loads(self.schedule.to_json()),
-            "layers": self.layers,
-            "fields": self._fields,
-        }
-        return json.dumps(table)
+        name = f"{type(self).__module__}.{type(self).__qualname__}"
+        table = {"policy": name, "source sha256": source_digest(type(self)), "layers": self.layers}
+        return json.dumps(table | {"schedule": self.schedule._plain(), "fields": self._fields})
 
     def check(self, config: ModelConfig) -> None:
         """Raises an error if a stage is out of the model's reach, or an attribute is no setting."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -270,6 +271,10 @@ class Pruning(Scheduled):
         decode = self.decode if isinstance(self.decode, str) else plain(self.decode)
         values = {"stages": plain(self.stages), "decode": decode, "scoring": asdict(self.scoring)}
         return {**super()._plain(), **values}
+
+    def to_json(self) -> str:
+        """All fields as one JSON object; `from_json` gives an equal Pruning back."""
+        return json.dumps(self._plain())
 
     @classmethod
     def from_fields(cls, value: Any) -> Pruning:

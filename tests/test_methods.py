@@ -229,22 +229,6 @@ def test_tokens_left_out_must_be_of_the_next_pass(tiny_of: Build) -> None:
         session.leave_out([6])
 
 
-def test_random_drop_at_original_positions(llm: LLM) -> None:
-    method = RandomDrop(0.4, seed=4, original_positions=True)
-    out = llm.generate(IDS, pruning=method, max_new_tokens=3, trace=True)
-    assert out.prompt_ids == IDS
-    assert out.computed == out.reached_top == pytest.approx(0.4)
-    assert np.flatnonzero(out.trace.prefill_depths).tolist() == method.positions(len(IDS)).tolist()
-    session = llm.session(method)
-    assert not np.allclose(session.forward(IDS), llm.session(RandomDrop(0.4, seed=4)).forward(IDS))
-    session.ask(IDS[:11], max_new_tokens=2)
-    assert session.ask(IDS[:9], max_new_tokens=2).n_given == 9  # also runs the last generated token
-    first = len(IDS) + 11 + 2
-    assert np.flatnonzero(session.depths[first : first + 9]).tolist() == method.positions(9, 2).tolist()
-    dense = RandomDrop(1.0, original_positions=True)
-    assert llm.session(dense).forward(IDS).tobytes() == llm.session().forward(IDS).tobytes()
-
-
 def test_counted_work(llm: LLM) -> None:
     config, n = llm.config, 500
     dense, width = Pruning().flops(config, n), config.n_heads * config.head_dim
@@ -390,7 +374,6 @@ FORMS = {
     '{"10": 0.7, "20": {"mass": 0.9}}': Pruning({10: 0.7, 20: Mass(0.9)}),
     "random:keep=0.5": RandomDrop(0.5),
     "random: keep = 5e-1 , seed = 3": RandomDrop(0.5, 3),
-    "random:keep=1,original_positions=true": RandomDrop(1.0, 0, True),
     "static:layer=7,keep=0.5": StaticPruning(7, 0.5),
     "fastkv:layer=14,keep=0.2": FastKV(14, 0.2),
     "claa:layer=14,keep=0.2": CLAA(14, 0.2),
@@ -421,7 +404,6 @@ def test_bad_fields_are_named() -> None:
         (lambda: RandomDrop("0.5"), TypeError, "keep must be a number, not '0.5'"),
         (lambda: RandomDrop(0.5, -1), ValueError, "seed must be from 0"),
         (lambda: RandomDrop(0.5, 1.0), TypeError, "seed must be a whole number"),
-        (lambda: RandomDrop(0.5, 1, 1), TypeError, "original_positions must be True or False, not 1"),
         (lambda: StaticPruning(-1, 0.5), ValueError, "layer must be from 0"),
         (lambda: FastKV(-1, 0.5), ValueError, "layer must be from 0"),
         (lambda: PromptCompression(-0.1), ValueError, "ratio must be from 0 to 1, not -0.1"),

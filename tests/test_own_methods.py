@@ -130,10 +130,7 @@ def test_entry_points_give_names(site: Path) -> None:
         ("tail:kep=1", "tail: got an unexpected keyword argument 'kep'; it takes keep"),
         ('{"method": "loudest"}', "loudest: missing a required argument: 'stages'"),
         ('{"method": "loudest", "stages": {"2": 0.5}, "queries": 4}', "keyword argument 'queries'"),
-        (
-            '{"method": "magic"}',
-            "one of compress, random, .*expected, speedup, loudest, shortened, tail",
-        ),
+        ('{"method": "magic"}', "one of compress, random, .*expected, speedup, loudest, shortened, tail"),
         ("magic:keep=1", "pruning is 'magic:keep=1'; it must be a speedup such as 2x, dense"),
     ]:
         with pytest.raises(ValueError, match=words):

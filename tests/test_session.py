@@ -297,13 +297,10 @@ def interrupt_at(n: int, call: Any) -> BaseException | None:
     return None
 
 
-@pytest.mark.parametrize(
-    "pruning", [STAGES, lazyllm.RandomDrop(0.5, 0, original_positions=True)], ids=["stages", "gaps"]
-)
 @pytest.mark.parametrize("chat", [False, True])
-def test_an_answer_may_be_interrupted_at_any_line(llm: LLM, pruning: Any, chat: bool) -> None:
+def test_an_answer_may_be_interrupted_at_any_line(llm: LLM, chat: bool) -> None:
     """It goes on by `resume`, or can be asked for anew, and is then what it would have been."""
-    base = llm.session(pruning)
+    base = llm.session(STAGES)
     if not chat:  # else the first turn is interrupted
         base.ask(IDS, max_new_tokens=2)
 
@@ -463,21 +460,6 @@ def test_an_end_token_is_in_the_context_once(llm: LLM, monkeypatch: pytest.Monke
 
 def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
-
-
-def test_gaps_of_an_interrupted_prompt_are_not_those_of_the_next(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    method = lazyllm.RandomDrop(0.5, 0, original_positions=True)
-    want, session = llm.session(method), llm.session(method)
-    begin = Session.begin_prompt
-    with monkeypatch.context() as patch:
-        patch.setattr(Session, "begin_prompt", lambda *given: begin(*given) or interrupt())
-        with pytest.raises(KeyboardInterrupt):
-            session.ask(IDS[:20], max_new_tokens=1)
-    for one in (want, session):
-        one.ask(IDS[:12], max_new_tokens=1)
-    assert session.depths.tolist() == want.depths.tolist()
 
 
 def test_a_session_is_free_after_a_second_interruption(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,14 +84,14 @@ class Preset(Method):
         return cls(pruning, speedups[pruning], *checkpoint, versions, evidence)
 
     @property
-    def _heading(self) -> str:
-        return f"Preset for {self.model}: {self.label}, counted speedup {self.speedup:.2f}"
+    def _headings(self) -> list[str]:
+        return [f"Preset for {self.model}: {self.label}, counted speedup {self.speedup:.2f}", TITLE]
 
     def __repr__(self) -> str:
-        return f"{self._heading}\n\n{self.table.title}\n\n{self.table.text()}"
+        return "\n\n".join([*self._headings, self.table.text()])
 
     def _repr_html_(self) -> str:
-        return f"<p>{escape(self._heading)}</p><p>{escape(self.table.title)}</p>{self.table.html()}"
+        return "".join(f"<p>{escape(heading)}</p>" for heading in self._headings) + self.table.html()
 
     @property
     def table(self) -> Table:
@@ -133,7 +133,7 @@ class Preset(Method):
 
     def save(self, path: str | Path) -> Path:
         """Writes the preset as JSON."""
-        table = {"format": FORMAT, **self._plain(), "pruning": json.loads(self.pruning.to_json())}
+        table = {"format": FORMAT, **self._plain(), "pruning": self.pruning._plain()}
         file = user_path(path)
         write_whole(file, json.dumps(table, indent=1) + "\n")
         return file

@@ -26,25 +26,19 @@ SNAPKV_ROWS, SNAPKV_NEIGHBOURS = 64, 5
 SINK, FUTURE = 4, 512  # of ExpectedAttention: tokens that draw attention, and positions that it looks ahead
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class RandomDrop(Scheduled):
     """Runs the model densely on `ceil(keep * N)` random tokens of the prompt, the last one always among them,
-    at consecutive positions, or with `original_positions` at those in the prompt."""
+    at consecutive positions."""
 
     name: ClassVar[str] = "random"
     keep: float
     seed: int = 0
-    original_positions: bool = False
     schedule = DENSE
 
     def __post_init__(self) -> None:
         seed = checked.whole(self.seed, "seed", 0, checked.SEED_LIMIT)
         self._set(keep=checked.keep(self.keep, "keep"), seed=seed)
-        checked.truth(self.original_positions, "original_positions")
-
-    def __repr__(self) -> str:
-        places = ", original_positions=True" if self.original_positions else ""
-        return f"RandomDrop(keep={self.keep!r}, seed={self.seed!r}{places})"
 
     def positions(self, n_prompt: int, turn: int = 0) -> np.ndarray:
         """Indices of the prompt's tokens that stay, ascending."""
@@ -56,14 +50,7 @@ class RandomDrop(Scheduled):
         return math.ceil(self.keep * n_prompt)
 
     def ids(self, llm: Any, prompt_ids: list[int], turn: int) -> list[int]:
-        if self.original_positions:
-            return prompt_ids
         return [prompt_ids[i] for i in self.positions(len(prompt_ids), turn)]
-
-    def gaps(self, n_prompt: int, turn: int) -> np.ndarray:
-        if not self.original_positions:
-            return super().gaps(n_prompt, turn)
-        return np.setdiff1d(np.arange(n_prompt), self.positions(n_prompt, turn))
 
 
 @dataclass(frozen=True)
