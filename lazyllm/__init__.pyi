@@ -12,14 +12,14 @@ from lazyllm.llm import load as load
 from lazyllm.machine.info import info as info
 from lazyllm.method import Method as Method
 from lazyllm.methods.compression import PromptCompression as PromptCompression
-from lazyllm.methods.eviction import ExpectedAttention as ExpectedAttention
-from lazyllm.methods.eviction import SnapKV as SnapKV
 from lazyllm.methods.parsing import parse_method as parse_method
 from lazyllm.methods.preset import Preset as Preset
 from lazyllm.methods.rivals import CLAA as CLAA
+from lazyllm.methods.rivals import ExpectedAttention as ExpectedAttention
 from lazyllm.methods.rivals import FastKV as FastKV
 from lazyllm.methods.rivals import GemFilter as GemFilter
 from lazyllm.methods.rivals import RandomDrop as RandomDrop
+from lazyllm.methods.rivals import SnapKV as SnapKV
 from lazyllm.methods.rivals import StaticPruning as StaticPruning
 from lazyllm.methods.speedup import Speedup as Speedup
 from lazyllm.policy import Policy as Policy

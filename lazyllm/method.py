@@ -112,10 +112,6 @@ class Method:
         """The prompt's token ids that the model reads, at consecutive positions; `llm` is the model."""
         return prompt_ids
 
-    def gaps(self, n_prompt: int, turn: int) -> np.ndarray:
-        """Ascending indices of the prompt tokens that the model skips; their positions stay empty."""
-        return np.empty(0, np.int64)
-
     @property
     def reads_in_parts(self) -> bool:
         """True if the model may read a prompt's beginning before the rest of it is there."""

@@ -55,15 +55,14 @@ class View:
         """A copy of `n` entries of a part, activations in float32; the core has bfloat16 as its 16 bits."""
         if self._core is None:
             raise RuntimeError(f"the view of layer {self.layer} was used after its call; keep its arrays")
-        key = name, n
-        if key not in self._copied:
+        if (name, n) not in self._copied:
             array = self._core.view(name, first, n)
             if array.dtype == np.uint16:
                 array = (array.astype(np.uint32) << 16).view(np.float32)
             elif array.dtype.kind == "f":
                 array = array.astype(np.float32, copy=False)
-            self._copied[key] = _read_only(array)
-        return self._copied[key]
+            self._copied[name, n] = _read_only(array)
+        return self._copied[name, n]
 
     @property
     def positions(self) -> np.ndarray:
@@ -202,9 +201,8 @@ class Policy(Scheduled):
     @property
     def _fields(self) -> dict[str, Any]:
         """The attributes that a subclass has set, as plain values."""
-        where = type(self).__name__
-        attributes = {name: value for name, value in vars(self).items() if not name.startswith("_")}
-        return {name: _plain(value, f"{where}.{name}") for name, value in attributes.items()}
+        names = [name for name in vars(self) if not name.startswith("_")]
+        return {name: _plain(getattr(self, name), f"{type(self).__name__}.{name}") for name in names}
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -221,14 +219,9 @@ class Policy(Scheduled):
 
     def to_json(self) -> str:
         """The class, a hash of its source, its schedule and fields: they tell settings apart."""
-        table = {
-            "policy": f"{type(self).__module__}.{type(self).__qualname__}",
-            "source sha256": source_digest(type(self)),
-            "schedule": json.loads(self.schedule.to_json()),
-            "layers": self.layers,
-            "fields": self._fields,
-        }
-        return json.dumps(table)
+        name = f"{type(self).__module__}.{type(self).__qualname__}"
+        table = {"policy": name, "source sha256": source_digest(type(self)), "layers": self.layers}
+        return json.dumps(table | {"schedule": self.schedule._plain(), "fields": self._fields})
 
     def check(self, config: ModelConfig) -> None:
         """Raises an error if a stage is out of the model's reach, or an attribute is no setting."""
@@ -264,8 +257,8 @@ class Policy(Scheduled):
         those that may be dropped, or -1 for the stage's own number."""
         positions = view.positions
 
-        def refused(problem: str) -> str:
-            return (
+        def refused(problem: str, kind: type[Exception] = ValueError) -> Exception:
+            return kind(
                 f"{type(self).__name__}.score after layer {view.layer} {problem}; it must return a finite "
                 f"float for each of the {positions.size} tokens in play, or an integer array of positions "
                 "to keep"
@@ -274,21 +267,21 @@ class Policy(Scheduled):
         try:
             answer = _read_only(np.array(returned))
         except ValueError as error:
-            raise TypeError(refused(f"returned no array ({error})")) from None
+            raise refused(f"returned no array ({error})", TypeError) from None
         if answer.dtype.kind not in "fiu" or answer.ndim != 1:
-            kind = f"{type(returned).__name__} of type {answer.dtype} and shape {answer.shape}"
-            raise TypeError(refused(f"returned {kind}"))
+            form = f"{type(returned).__name__} of type {answer.dtype} and shape {answer.shape}"
+            raise refused(f"returned {form}", TypeError)
         if answer.dtype.kind == "f":
             if answer.shape != positions.shape:
-                raise ValueError(refused(f"returned {answer.size} scores"))
+                raise refused(f"returned {answer.size} scores")
             with np.errstate(over="ignore"):
                 scores = answer.astype(np.float32)
             for j in np.flatnonzero(~np.isfinite(scores))[:1]:
-                raise ValueError(refused(f"gave position {positions[j]} the score {answer[j]}"))
+                raise refused(f"gave position {positions[j]} the score {answer[j]}")
             return answer, scores, -1
-        for position in answer[~np.isin(answer, positions)][:1]:
-            raise ValueError(refused(f"keeps position {position}, which is not in play"))
         kept = np.isin(positions, answer)
+        for position in answer[~np.isin(answer, positions)][:1]:
+            raise refused(f"keeps position {position}, which is not in play")
         return answer, kept.astype(np.float32), int(np.count_nonzero(kept & ~view.protected))
 
     def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int:

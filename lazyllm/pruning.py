@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
@@ -41,9 +41,8 @@ class Mass:
             raise ValueError(f"Mass keep_min must be from 0 to keep_max={self.keep_max}, not {self.keep_min}")
 
     def __repr__(self) -> str:
-        bounds = [f"keep_min={self.keep_min!r}"] if self.keep_min != 0.0 else []
-        bounds += [f"keep_max={self.keep_max!r}"] if self.keep_max != 1.0 else []
-        return f"Mass({', '.join([f'{self.mass!r}', *bounds])})"
+        bounds = differences(asdict(self), {"mass": self.mass, "keep_min": 0.0, "keep_max": 1.0})
+        return f"Mass({', '.join([repr(self.mass), *bounds])})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +74,14 @@ def largest_keep(rule: Rule) -> float:
 
 
 def checked_stages(value: StagesInput, what: str) -> Stages:
-    """The stages as pairs. A mapping may name its layers in any order; a list must be in ascending order."""
+    """The stages as pairs, in the order of their layers."""
     items = value.items() if isinstance(value, Mapping) else () if value is None else value
     pairs = checked_pairs(items, what, "a mapping or a list of (layer, keep) pairs")
-    numbered = [(_layer(layer), rule) for layer, rule in pairs]
-    if isinstance(value, Mapping):
-        numbered.sort(key=lambda pair: pair[0])
+    numbered = sorted(((_layer(layer), rule) for layer, rule in pairs), key=lambda pair: pair[0])
     stages = [(layer, _rule(rule, layer)) for layer, rule in numbered]
     for (last, _), (layer, _) in pairwise(stages):
-        if layer <= last:
-            raise ValueError(f"{what}: layers must rise strictly, but layer {layer} follows layer {last}")
+        if layer == last:
+            raise ValueError(f"{what}: layer {layer} has two stages; it may have one")
     keeps = [(layer, largest_keep(rule)) for layer, rule in stages if not isinstance(rule, Mass)]
     for (_, more), (layer, keep) in pairwise(keeps):
         if keep > more:
@@ -122,26 +119,18 @@ def _rule(value: object, layer: int) -> Rule:
     return checked.keep(value, f"keep of the stage at layer {layer}")
 
 
-def plain_stages(stages: Stages) -> dict[str, Any]:
-    """The stages as JSON has them: {"7": {"drop": 0.4}, "15": 0.3}."""
-
-    def plain(rule: Rule) -> Any:
-        if isinstance(rule, Mass):
-            return asdict(rule)
-        return {"drop": rule.keep} if isinstance(rule, Drop) else rule
-
-    return {str(layer): plain(rule) for layer, rule in stages}
+def plain_rule(rule: Rule) -> Any:
+    """The rule as JSON has it: 0.3, {"drop": 0.4} or {"mass": 0.9, "keep_min": 0.0, "keep_max": 1.0}."""
+    if isinstance(rule, Mass):
+        return asdict(rule)
+    return {"drop": rule.keep} if isinstance(rule, Drop) else rule
 
 
-def core_stages(stages: Stages) -> list[tuple[Any, ...]]:
-    """(layer, keep), (layer, (mass, keep_min, keep_max)), or for Drop (layer, keep, True)."""
-
-    def core(rule: Rule) -> tuple[Any, ...]:
-        if isinstance(rule, Mass):
-            return ((rule.mass, rule.keep_min, rule.keep_max),)
-        return (rule.keep, True) if isinstance(rule, Drop) else (rule,)
-
-    return [(layer, *core(rule)) for layer, rule in stages]
+def core_rule(rule: Rule) -> tuple[Any, ...]:
+    """What follows the layer of a stage in the core's form: (keep,), (keep, True) for Drop, or (mass,)."""
+    if isinstance(rule, Mass):
+        return ((rule.mass, rule.keep_min, rule.keep_max),)
+    return (rule.keep, True) if isinstance(rule, Drop) else (rule,)
 
 
 def checked_spans(value: object) -> Spans:
@@ -153,12 +142,22 @@ def checked_spans(value: object) -> Spans:
     return tuple((int(first), int(end)) for first, end in spans)
 
 
+def differences(values: Mapping[str, Any], usual: Mapping[str, Any]) -> Iterator[str]:
+    """`name=value` of each value that is not the usual one."""
+    for name, value in values.items():
+        if value != usual[name]:
+            yield f"{name}={_braces(value) if name == 'decode' and isinstance(value, tuple) else repr(value)}"
+
+
 def _braces(stages: Stages) -> str:
     return "{" + ", ".join(f"{layer}: {rule!r}" for layer, rule in stages) + "}"
 
 
 class Scheduled(Method, ABC):
     """A method that runs a `Pruning` in the engine, maybe on fewer tokens: its work can be counted."""
+
+    all_layers_score: ClassVar[bool] = False
+    """True if the schedule's `scoring.layers` all score, also those that see less than the stage's layer."""
 
     @property
     @abstractmethod
@@ -171,6 +170,9 @@ class Scheduled(Method, ABC):
     def check(self, config: ModelConfig) -> None:
         self.schedule.check(config)
 
+    def for_prompt(self, config: ModelConfig, n_prompt: int) -> Self:
+        return self
+
     def flops(self, config: ModelConfig, n_prompt: int) -> int:
         """Counted operations of the prefill of `n_prompt` tokens, as docs/method.md says.
 
@@ -179,19 +181,12 @@ class Scheduled(Method, ABC):
         """
         self.check(config)
         n_prompt = checked.whole(n_prompt, "n_prompt", 1)
-        in_play = self.schedule.planned(config, self.kept(n_prompt))
+        in_play = self.for_prompt(config, n_prompt).schedule.planned(config, self.kept(n_prompt))
         return self.prefill_flops(config, n_prompt, np.stack([in_play, in_play], axis=1))
 
     def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int:
-        in_play, computed = np.asarray(last_pass)[0, :2].tolist()
-        rows = min(self.schedule.scoring.queries, computed)
-        windows = (config.windows[layer] for layer in self.scoring_layers(config))
-        below = sum(score_flops(config, in_play, rows, window) for window in windows)
-        return self.schedule.pass_flops(config, last_pass) + below
-
-    def scoring_layers(self, config: ModelConfig) -> Sequence[int]:
-        """The layers below the stages that score as well, though the schedule does not say so."""
-        return ()
+        schedule = self.for_prompt(config, n_prompt).schedule  # a restored session has not asked for it
+        return schedule.pass_flops(config, last_pass, all_layers_score=self.all_layers_score)
 
     def speedup(self, config: ModelConfig, n_prompt: int) -> float:
         """Dense prefill's counted operations over those of this method."""
@@ -244,7 +239,8 @@ class Pruning(Scheduled):
         )
 
     def __repr__(self) -> str:
-        return f"Pruning({', '.join([_braces(self.stages), *self._differences(vars(self), vars(DENSE))])})"
+        options = differences({**vars(self), "stages": ()}, vars(DENSE))
+        return f"Pruning({', '.join([_braces(self.stages), *options])})"
 
     @property
     def label(self) -> str:
@@ -254,18 +250,10 @@ class Pruning(Scheduled):
         recommended = Scoring.recommended()
         is_recommended = replace(self.scoring, smooth=recommended.smooth) == recommended
         usual = replace(DENSE, scoring=recommended, sink=RECOMMENDED_SINK) if is_recommended else DENSE
-        mine, others = ({**vars(pruning), **vars(pruning.scoring)} for pruning in (self, usual))
-        del mine["scoring"]
-        texts = [_braces(self.stages), *(["recommended"] if is_recommended else [])]
-        return shortened(" ".join([*texts, *self._differences(mine, others)]))
-
-    @staticmethod
-    def _differences(mine: Mapping[str, Any], others: Mapping[str, Any]) -> Iterator[str]:
-        """`name=value` of each option beside the stages that differs."""
-        for name, value in mine.items():
-            if name != "stages" and value != others[name]:
-                own_stages = name == "decode" and isinstance(value, tuple)
-                yield f"{name}={_braces(value) if own_stages else repr(value)}"
+        values = {**vars(self), **vars(self.scoring), "stages": (), "scoring": usual.scoring}
+        options = differences(values, {**vars(usual), **vars(usual.scoring)})
+        name = [_braces(self.stages), *(["recommended"] if is_recommended else [])]
+        return shortened(" ".join([*name, *options]))
 
     @property
     def schedule(self) -> Pruning:
@@ -276,13 +264,13 @@ class Pruning(Scheduled):
         """The stages that decode steps have of their own."""
         return () if isinstance(self.decode, str) else self.decode
 
-    def _fields(self, form: Callable[[Stages], Any]) -> dict[str, Any]:
-        """The fields by name, with all stages in this form."""
-        decode = self.decode if isinstance(self.decode, str) else form(self.decode)
-        return {**super()._plain(), "stages": form(self.stages), "decode": decode}
-
     def _plain(self) -> dict[str, Any]:
-        return {**self._fields(plain_stages), "scoring": asdict(self.scoring)}
+        def plain(stages: Stages) -> dict[str, Any]:
+            return {str(layer): plain_rule(rule) for layer, rule in stages}
+
+        decode = self.decode if isinstance(self.decode, str) else plain(self.decode)
+        values = {"stages": plain(self.stages), "decode": decode, "scoring": asdict(self.scoring)}
+        return {**super()._plain(), **values}
 
     def to_json(self) -> str:
         """All fields as one JSON object; `from_json` gives an equal Pruning back."""
@@ -307,8 +295,14 @@ class Pruning(Scheduled):
 
     def core(self) -> dict[str, Any]:
         """The fields that the C core takes."""
-        values = self._fields(core_stages)
-        return {**asdict(values.pop("scoring")), **values, "average": False, "policy": None}
+
+        def core(stages: Stages) -> list[tuple[Any, ...]]:
+            return [(layer, *core_rule(rule)) for layer, rule in stages]
+
+        values = {**vars(self), **asdict(self.scoring), "stages": core(self.stages)}
+        del values["scoring"]
+        decode = self.decode if isinstance(self.decode, str) else core(self.decode)
+        return {**values, "decode": decode, "average": False, "policy": None}
 
     def check(self, config: ModelConfig) -> None:
         """Raises ValueError if a stage is above the model's last layer, or at it and no Drop."""
@@ -323,8 +317,6 @@ class Pruning(Scheduled):
 
     def planned(self, config: ModelConfig, n_prompt: int) -> list[int]:
         """The number of tokens in play in each layer during the prefill of `n_prompt` tokens."""
-        self.check(config)
-        n_prompt = checked.whole(n_prompt, "n_prompt", 1)
         forced = self._always_kept(n_prompt)
         stages = dict(self._stages_of(n_prompt))
         in_play = [n_prompt]
@@ -335,7 +327,13 @@ class Pruning(Scheduled):
             in_play.append(kept)
         return in_play
 
-    def pass_flops(self, config: ModelConfig, last_pass: np.ndarray, generated: bool = False) -> int:
+    def pass_flops(
+        self,
+        config: ModelConfig,
+        last_pass: np.ndarray,
+        generated: bool = False,
+        all_layers_score: bool = False,
+    ) -> int:
         """Counted operations of a pass that has run, from its token counts, `Session.last_pass`. Those
         computed are assumed to be the last ones in play: an upper bound on the pairs."""
         in_play, computed = token_counts(last_pass)
@@ -347,7 +345,7 @@ class Pruning(Scheduled):
         for layer, (m, n) in enumerate(zip(in_play, computed, strict=True)):
             # one of the last `scoring.layers` up to a stage scores if it sees as far as the stage's layer
             above = [stage for stage in stages if layer <= stage < layer + scoring.layers]
-            if any(sees[layer] >= sees[stage] for stage in above):
+            if any(all_layers_score or sees[layer] >= sees[stage] for stage in above):
                 total += score_flops(config, m, min(scoring.queries, n), config.windows[layer])
         return total
 

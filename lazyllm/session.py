@@ -326,12 +326,8 @@ class Session:
             return run(ids, watch=watch)
 
     def begin_prompt(self, n_given: int, n_new: int) -> None:
-        """Counts a prompt and marks its gaps; called when nothing but the pass itself can fail."""
-        gaps = self.pruning.gaps(n_new, len(self.prompts))
+        """Counts a prompt; called when nothing but the pass itself can fail."""
         self.places = (*self.prompts, Place(self.length, n_new, n_given))
-        self.core.truncate(self.length)  # the gaps of a prompt that was interrupted before its pass
-        if gaps.size:
-            self.core.leave_out(self.length + gaps)
 
     def forked_core(self) -> _core.Session:
         """A second core in the same state; MemoryError beyond the free memory."""

@@ -12,43 +12,42 @@ import re
 import subprocess
 from pathlib import Path
 
-LEAST = {"C": 95.0, "Python": 92.0}
 OBJECTS = Path("build/core_coverage")
 PYTHON = Path("build/coverage/python.json")
 REASONS = Path("tests/unreached.txt")
 KERNELS = re.compile(r"csrc/cpu/(kernels|products)_\w+\.c")
 
-Lines = dict[int, bool]  # line number: whether any test reached it
+Files = dict[str, dict[int, bool]]  # by file and line number: whether any test reached it
 
 
-def c_lines() -> tuple[dict[str, Lines], list[str]]:
-    """By file, a header once for all that include it; and the files of kernels of which nothing ran."""
-    found: dict[str, Lines] = collections.defaultdict(dict)
-    idle = []
+def c_lines() -> Files:
+    """A header once for all that include it."""
+    found: Files = collections.defaultdict(dict)
     for notes in sorted(OBJECTS.rglob("*.gcno")):
         command = ["gcov", "--json-format", "--stdout", str(notes)]
-        told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        here = {
-            one["file"]: one["lines"] for one in json.loads(told)["files"] if one["file"].startswith("csrc/")
-        }
+        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        rows = [
+            (file["file"], line["line_number"], line["count"] > 0)
+            for file in json.loads(output)["files"]
+            for line in file["lines"]
+            if file["file"].startswith("csrc/")
+        ]
         source = f"csrc/{notes.relative_to(OBJECTS).with_suffix('.c')}"
-        if KERNELS.fullmatch(source) and not any(line["count"] for lines in here.values() for line in lines):
-            idle.append(source)
+        if KERNELS.fullmatch(source) and not any(reached for *_, reached in rows):
+            print(f"{source}: not run, this machine lacks its instructions")
             continue
-        for file, lines in here.items():
-            for line in lines:
-                number = line["line_number"]
-                found[file][number] = found[file].get(number, False) or line["count"] > 0
-    return found, idle
+        for file, number, reached in rows:
+            found[file][number] = found[file].get(number, False) or reached
+    return found
 
 
-def python_lines() -> dict[str, Lines]:
-    """By file; the tests run a copy of the package, and some programs that they start the package itself."""
-    found: dict[str, Lines] = collections.defaultdict(dict)
-    for path, one in json.loads(PYTHON.read_text())["files"].items():
+def python_lines() -> Files:
+    """The tests run a copy of the package, and some programs that they start the package itself."""
+    found: Files = collections.defaultdict(dict)
+    for path, file in json.loads(PYTHON.read_text())["files"].items():
         lines = found[re.sub(r"^(.*/)?lazyllm/", "lazyllm/", path)]
-        lines |= dict.fromkeys(set(one["missing_lines"]) - lines.keys(), False)
-        lines |= dict.fromkeys(one["executed_lines"], True)
+        lines |= dict.fromkeys(set(file["missing_lines"]) - lines.keys(), False)
+        lines |= dict.fromkeys(file["executed_lines"], True)
     return found
 
 
@@ -65,35 +64,26 @@ def reasons() -> dict[str, list[tuple[str, str]]]:
     return found
 
 
-def report(language: str, files: dict[str, Lines]) -> bool:
-    """Prints; True if enough was reached."""
-    reached = total = unexplained = 0
-    known = reasons()
+def enough(language: str, files: Files, least: float) -> bool:
+    """Prints what was not reached; True if enough was."""
+    known, unexplained = reasons(), 0
     for file, lines in sorted(files.items()):
-        here = sum(lines.values())
-        reached, total = reached + here, total + len(lines)
-        if here == len(lines):
-            continue
-        print(f"\n{file}: {here} of {len(lines)} lines ({here / len(lines):.1%})")
+        missing = [number for number, reached in sorted(lines.items()) if not reached]
+        if missing:
+            print(f"\n{file}: {len(lines) - len(missing)} of {len(lines)} lines")
         text = Path(file).read_text().splitlines()
-        for number in sorted(number for number, was in lines.items() if not was):
+        for number in missing:
             line = text[number - 1]
-            why = next((reason for part, reason in known[file] if part in line), "")
-            unexplained += not why
-            print(f"  {number:4} {line}{why and f'   -- {why}'}")
-    share = 100 * reached / total
-    least = f"at least {LEAST[language]} %; {unexplained} that {REASONS} does not explain"
-    print(f"\n{language}: {reached} of {total} lines ({share:.2f} %; {least})\n")
-    return share >= LEAST[language]
-
-
-def main() -> int:
-    c, idle = c_lines()
-    good = [report("Python", python_lines()), report("C", c)]
-    for file in idle:
-        print(f"{file}: not run, this machine lacks its instructions")
-    return 0 if all(good) else 1
+            reason = next((reason for part, reason in known[file] if part in line), "")
+            unexplained += not reason
+            print(f"  {number:4} {line}{reason and f'   -- {reason}'}")
+    reached = [reached for lines in files.values() for reached in lines.values()]
+    share = 100 * sum(reached) / len(reached)
+    print(f"\n{language}: {sum(reached)} of {len(reached)} lines ({share:.2f} %; at least {least} %)")
+    print(f"{unexplained} that {REASONS} does not explain\n")
+    return share >= least
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    results = [enough("Python", python_lines(), 92.0), enough("C", c_lines(), 95.0)]
+    raise SystemExit(not all(results))

@@ -2,8 +2,8 @@
 
 Each mutant is one random change of csrc/: an operator, a comparison, a number, a statement left out, a
 condition turned round. It is built in a copy of the tree; then the C tests and each test file run, those
-first that killed most for their time so far, until one fails. tests/mutants.jsonl has a line for each mutant,
-and a run that is started again goes on from there; what survived is tried again after a change of the tests.
+first that killed most, until one fails. tests/mutants.jsonl has a line for each mutant, and a run that is
+started again goes on from there; what survived is tried again after a change of the tests.
 """
 
 from __future__ import annotations
@@ -20,16 +20,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-HOME = Path("build/mutants")
-TREE = (HOME / "tree").resolve()
+TREE = Path("build/mutants/tree").resolve()
 RESULTS = Path("tests/mutants.jsonl")
 CORE = TREE / "build/core_mutants/lib"
 C_TESTS = ["build/test_ops_mutants", "build/test_system_mutants"]
+SECONDS = 900  # a test program takes fewer, and a mutant may never end
 
 # comments, text, and lines of the preprocessor
 SILENT = re.compile(
@@ -46,8 +44,7 @@ STATEMENT = re.compile(
 CONDITION = re.compile(r"\bif \(")
 
 
-@dataclass(frozen=True)
-class Mutant:
+class Mutant(NamedTuple):
     """The characters `start` to `end` of a file, and what stands in their place."""
 
     file: str
@@ -125,7 +122,7 @@ def build() -> str | None:
     return hashlib.sha256(b"".join(path.read_bytes() for path in (CORE / "lazyllm").glob("*.so"))).hexdigest()
 
 
-def failure(test: str, seconds: float | None) -> str | None:
+def failure(test: str) -> str | None:
     """Runs one test program; returns what failed, or None."""
     pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not oracle", "-p", "no:cacheprovider"]
     pytest += ["-o", f"pythonpath={CORE} .", test]
@@ -140,7 +137,7 @@ def failure(test: str, seconds: float | None) -> str | None:
         start_new_session=True,
     )
     try:
-        output, _ = child.communicate(timeout=seconds)
+        output, _ = child.communicate(timeout=SECONDS)
     except subprocess.TimeoutExpired:
         return "no end in time"
     finally:
@@ -153,92 +150,64 @@ def failure(test: str, seconds: float | None) -> str | None:
     return found[0] if found else f"ended with {child.returncode}"
 
 
-def measured(tests: list[str]) -> dict[str, float]:
-    """The seconds of each test program without a mutant, kept until it changes; refuses what fails."""
-    file = HOME / "seconds.json"
-    known = json.loads(file.read_text()) if file.exists() else {}
-    seconds = {}
-    for test in tests:
-        source = TREE / (f"tests/c/{Path(test).name}.c" if test in C_TESTS else test)
-        name = f"{source.name} {hashlib.sha256(source.read_bytes()).hexdigest()[:16]}"
-        if name not in known:
-            start = time.monotonic()
-            if message := failure(test, None):
-                raise SystemExit(f"{source.name} fails without a mutant: {message}")
-            known[name] = time.monotonic() - start
-            file.write_text(json.dumps(known))
-            print(f"{source.name} without a mutant: {known[name]:.1f} s", flush=True)
-        seconds[test] = known[name]
-    return seconds
-
-
-def judged(tests: dict[str, float], kills: dict[str, int]) -> tuple[str, str, str]:
-    """The outcome, the test that killed, and its words."""
-    for test in sorted(tests, key=lambda test: tests[test] / (1 + kills[test])):
-        if message := failure(test, 2 * tests[test] + 60):
-            return "killed", test, message
-    return "survived", "", ""
-
-
-def report(results: list[dict[str, Any]]) -> None:
-    outcomes = collections.Counter(row["outcome"] for row in results)
-    tried = outcomes["killed"] + outcomes["survived"]
-    for row in results:
+def report(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
         if row["outcome"] == "survived":
             print(f"survived: {row['kind']}, {row['diff']}\n")
+    print(*collections.Counter(row["by"] for row in rows if row["by"]).most_common(), sep="\n")
+    outcomes = collections.Counter(row["outcome"] for row in rows)
+    tried = outcomes["killed"] + outcomes["survived"]
     print(f"killed {outcomes['killed']} of {tried} ({outcomes['killed'] / max(tried, 1):.0%})")
     print(f"left out: {outcomes['same code']} of equal machine code, {outcomes['no C']} that do not compile")
-    print("by", dict(collections.Counter(Path(row["by"]).name for row in results if row["by"]).most_common()))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("n", type=int, help="how many mutants")
     parser.add_argument("tests", nargs="+", help="test files, as tests/test_method.py")
-    parser.add_argument("--seed", type=int, default=1, help="of the choice (1)")
     asked = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # mutants crash often
 
     tests = refresh()
     plain = build()
-    if not plain:
+    programs = [*C_TESTS, *asked.tests]
+    if plain is None:
         raise SystemExit("the core does not compile without a mutant")
-    sources = {
-        str(path.relative_to(TREE)): path.read_text() for path in sorted((TREE / "csrc").rglob("*.[ch]"))
-    }
+    for program in programs:
+        if words := failure(program):
+            raise SystemExit(f"{program} fails without a mutant: {words}")
+    sources = {str(path.relative_to(TREE)): path.read_text() for path in (TREE / "csrc").rglob("*.[ch]")}
     found = {mutant.diff(text): mutant for file, text in sources.items() for mutant in mutants_of(file, text)}
-    order = sorted(found, key=lambda name: hashlib.sha256(f"{asked.seed} {name}".encode()).digest())
-    chosen = order[: asked.n]
+    chosen = sorted(found, key=lambda name: hashlib.sha256(f"1 {name}".encode()).digest())[: asked.n]
 
     rows = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
     known = {row["diff"]: row for row in rows}
     kills = collections.Counter(row["by"] for row in known.values())
-    seconds = measured([*C_TESTS, *asked.tests])
 
     for number, name in enumerate(chosen, 1):
         row = known.get(name)
         if row and (row["outcome"] != "survived" or row["tests"] == tests):
             continue
         mutant = found[name]
-        start = time.monotonic()
         file, text = TREE / mutant.file, sources[mutant.file]
         try:
             file.write_text(mutant.apply(text))
             changed = build()
-            outcome, by, told = "same code" if changed else "no C", "", ""
+            outcome, by, message = "same code" if changed else "no C", "", ""
             if changed and changed != plain:
-                outcome, by, told = judged(seconds, kills)
+                outcome = "survived"
+                for test in sorted(programs, key=kills.__getitem__, reverse=True):
+                    if words := failure(test):
+                        outcome, by, message = "killed", test, words
+                        break
         finally:
             file.write_text(text)
         kills[by] += 1
-        row = {"diff": name, "kind": mutant.kind, "outcome": outcome, "by": by, "told": told}
-        row |= {"seconds": round(time.monotonic() - start, 1), "tests": tests}
-        known[name] = row
+        known[name] = {"diff": name, "kind": mutant.kind, "outcome": outcome, "by": by, "told": message}
+        known[name]["tests"] = tests
         with RESULTS.open("a") as results:
-            results.write(json.dumps(row) + "\n")
-        print(f"{number} of {len(chosen)}: {outcome} {by} ({row['seconds']} s), {mutant.file}", flush=True)
+            results.write(json.dumps(known[name]) + "\n")
+        print(f"{number} of {len(chosen)}: {outcome} {by}, {mutant.file}", flush=True)
     report([known[name] for name in chosen])
 
 

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.client import HTTPConnection
 from typing import Any
 
@@ -36,22 +36,19 @@ class Server:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def send(
-        self, method: str, path: str, body: Any = None, **headers: str
-    ) -> tuple[int, dict[str, str], bytes]:
-        """The status, headers and body of the answer to a request, whose body may be anything."""
+    def sent(self, method: str, path: str, body: Any = None, **headers: str) -> HTTPConnection:
+        """The connection by which a request has gone out, whose body may be anything."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-        try:
-            given = {
-                "Content-Type": "application/json",
-                **{k.replace("_", "-"): v for k, v in headers.items()},
-            }
-            connection.request(method, path, data, given)
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request(method, path, data, {"Content-Type": "application/json", **named})
+        return connection
+
+    def send(self, *request: Any, **headers: str) -> tuple[int, dict[str, str], bytes]:
+        """The status, headers and body of the answer to a request."""
+        with closing(self.sent(*request, **headers)) as connection:
             answer = connection.getresponse()
             return answer.status, dict(answer.getheaders()), answer.read()
-        finally:
-            connection.close()
 
     def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
         status, _, answer = self.send("POST", path, body, **headers)

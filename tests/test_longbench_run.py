@@ -89,7 +89,6 @@ def test_settings_that_change_nothing_are_marked(llm: lazyllm.LLM, data: Path, t
         lazyllm.StaticPruning(1, 1.0): True,
         lazyllm.SnapKV(0.5): False,  # prefill is dense's here too
         lazyllm.RandomDrop(0.5): False,
-        lazyllm.RandomDrop(0.5, original_positions=True): False,
         lazyllm.RandomDrop(1.0): True,
         lazyllm.PromptCompression(0.5, "token"): False,
         lazyllm.PromptCompression(0.0): True,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from comparison import drive, per_layer
-from folders import SHAPE, model_folder
+from folders import model_folder
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from reference import Reference, log_softmax
@@ -77,14 +77,13 @@ def test_static_pruning_equals_the_reference(
     assume(drive(tiny_of(shape), rules, passes, seed).margin > NEAR_TIE)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        *({"sink": 3, "window": 4}, {"protect": [(5, 9)]}, {"queries": 4}, {"smooth": 5}),
-        *({"queries": 3, "smooth": 3}, {"min_tokens": 38}, {"prune_generated": True}),
-    ],
-    ids=str,
-)
+OPTIONS: list[dict[str, Any]] = [
+    *({"sink": 3, "window": 4}, {"protect": [(5, 9)]}, {"queries": 4}, {"smooth": 5}),
+    *({"queries": 3, "smooth": 3}, {"min_tokens": 38}, {"prune_generated": True}),
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("keep", [0.3, (0.5, 0.1, 0.6)], ids=str)
 def test_static_pruning_with_the_options_of_selection(
     tiny_of: Build, options: dict[str, Any], keep: Any
@@ -108,31 +107,14 @@ def test_what_is_dropped_is_never_in_play_again(tiny_of: Build, rules: dict[str,
         session.forward(tiny.ids(count, number), generated=generated)
         n_prompt += 0 if generated else count
         sets = [set(in_play) for in_play, _ in per_layer(session.last_trace, 5)]
-        assert sets[0] == set(range(session.length)) - gone
-        assert sets[0] == sets[1]
+        assert sets[0] == sets[1] == set(range(session.length)) - gone
         assert sets[2] == sets[3]
         gone |= sets[1] - sets[2]
-        prompt = {i for i, kind in enumerate(session.kinds.tolist()) if kind == 0}
+        prompt = set(np.flatnonzero(session.kinds == 0).tolist())
         assert len(prompt - gone) == math.ceil(0.3 * n_prompt)
         assert len(prompt & sets[4]) == math.ceil((0.2 if several else 0.3) * n_prompt)
         revived += session.last_pass[:, 2].sum()
-        if not several:
-            assert (sets[1] == sets[2]) == generated
-            assert sets[3] == sets[4]
-            assert len(session.last_trace) == (1 if generated else 2)  # there are no tokens to revive
     assert (revived > 0) == several
-
-
-@pytest.mark.skipif(DEVICE != "cpu", reason="threads are the CPU's")
-def test_threads_change_nothing(tiny_of: Build) -> None:
-    tiny = tiny_of(Shape(seed=46, n_layers=5, context=2048))
-    seen = []
-    for threads in (1, 3):
-        session = tiny.load(threads).session(static(3, 0.3))
-        logits = [session.forward(tiny.ids(1500)), session.forward(tiny.ids(1), generated=True)]
-        surprisal = tiny.load(threads).session(None).surprisal(tiny.ids(1500))
-        seen.append([array.tobytes() for array in (*logits, session.depths, surprisal)])
-    assert seen[0] == seen[1]
 
 
 # ---- surprisal -------------------------------------------------------------------------------------------
@@ -173,7 +155,6 @@ def test_surprisal_refuses(tiny_of: Build, llm: LLM) -> None:
         with pytest.raises(ValueError, match="prunes"):
             session.surprisal([1, 2])
         assert session.length == 0
-        session.forward([1, 2])
     with pytest.raises(ValueError, match="token id 97 at index 1"):
         tiny.load().session(None).surprisal([1, 97])
     with pytest.raises(TypeError, match="watch"):
@@ -207,25 +188,21 @@ def test_random_positions(n: int, keep: float, seed: int, turn: int) -> None:
 def test_random_positions_are_uniform_and_depend_on_seed_and_turn() -> None:
     draws = [RandomDrop(0.3, seed).positions(20) for seed in range(2000)]
     share = np.bincount(np.concatenate(draws), minlength=20) / 2000
-    assert share[19] == 1.0
     assert share[:19] == pytest.approx(np.full(19, 5 / 19), abs=0.05)
-    assert RandomDrop(0.5, 1).positions(60).tolist() != RandomDrop(0.5, 2).positions(60).tolist()
-    assert RandomDrop(0.5, 1).positions(60, 0).tolist() != RandomDrop(0.5, 1).positions(60, 1).tolist()
+    sets = [RandomDrop(0.5, seed).positions(60, turn).tolist() for seed, turn in ((1, 0), (2, 0), (1, 1))]
+    assert sets[0] != sets[1] != sets[2] != sets[0]
 
 
 def test_random_drop_is_dense_on_the_shorter_prompt(llm: LLM) -> None:
     method = RandomDrop(0.37, seed=4)
-    made = llm.generate(IDS, pruning=method, max_new_tokens=5)
+    out = llm.generate(IDS, pruning=method, max_new_tokens=5)
     shorter = [IDS[i] for i in method.positions(len(IDS))]
     plain = llm.generate(shorter, max_new_tokens=5)
-    assert made.token_ids == plain.token_ids
-    assert made.prompt_ids == shorter
-    assert made.passes.tolist() == plain.passes.tolist()
-    assert made.pruning == method
-    assert made.n_given == len(IDS)
-    assert made.computed == made.reached_top == pytest.approx(math.ceil(0.37 * 50) / 50)
-    assert plain.computed == 1.0
-    assert "RandomDrop(keep=0.37, seed=4)" in repr(made)
+    assert (out.prompt_ids, out.token_ids) == (shorter, plain.token_ids)
+    assert out.passes.tolist() == plain.passes.tolist()
+    assert (out.pruning, out.n_given) == (method, len(IDS))
+    assert out.computed == out.reached_top == pytest.approx(math.ceil(0.37 * 50) / 50)
+    assert "RandomDrop(keep=0.37, seed=4)" in repr(out)
 
 
 def test_tokens_left_out_must_be_of_the_next_pass(tiny_of: Build) -> None:
@@ -238,11 +215,13 @@ def test_tokens_left_out_must_be_of_the_next_pass(tiny_of: Build) -> None:
         with pytest.raises(ValueError, match="they must rise from 0, and room is reserved for 20 tokens"):
             session.leave_out(wrong)
     session.leave_out([1, 5])
-    for ids, generated in (([1] * 6, False), ([1], False), ([1] * 7, True)):
+    for call in (
+        lambda: session.forward([1] * 6),
+        lambda: session.forward([1] * 7, generated=True),
+        lambda: session.surprisal([1] * 7),
+    ):
         with pytest.raises(ValueError, match="left out up to position 5"):
-            session.forward(ids, generated=generated)
-    with pytest.raises(ValueError, match="left out up to position 5"):
-        session.surprisal([1] * 7)
+            call()
     session.reserve(60)  # the positions left out must survive the reallocation
     session.forward([1] * 7)
     assert session.depths.tolist() == [tiny.shape.n_layers * (i not in (1, 5)) for i in range(7)]
@@ -250,56 +229,15 @@ def test_tokens_left_out_must_be_of_the_next_pass(tiny_of: Build) -> None:
         session.leave_out([6])
 
 
-def test_random_drop_at_original_positions(llm: LLM) -> None:
-    method = RandomDrop(0.4, seed=4, original_positions=True)
-    made = llm.generate(IDS, pruning=method, max_new_tokens=3, trace=True)
-    assert made.prompt_ids == IDS
-    assert made.computed == made.reached_top == pytest.approx(0.4)
-    kept = method.positions(len(IDS)).tolist()
-    assert np.flatnonzero(made.trace.prefill_depths).tolist() == kept
-    assert made.trace.heatmap()
-    session = llm.session(method)
-    numbered_anew = llm.session(RandomDrop(0.4, seed=4))
-    assert not np.allclose(session.forward(IDS), numbered_anew.forward(IDS))
-    session.ask(IDS[:11], max_new_tokens=2)
-    again = session.ask(IDS[:9], max_new_tokens=2)  # the pass also runs the last generated token
-    first = len(IDS) + 11 + 2
-    assert np.flatnonzero(session.depths[first : first + 9]).tolist() == method.positions(9, 2).tolist()
-    assert again.n_given == 9
-    dense = RandomDrop(1.0, original_positions=True)
-    answers = [llm.generate(IDS, pruning=one, max_new_tokens=3).token_ids for one in (dense, None)]
-    assert answers[0] == answers[1]
-
-
-def test_static_pruning_generates(llm: LLM) -> None:
-    method = StaticPruning(layer=1, keep=0.3)
-    made = llm.generate(IDS, pruning=method, max_new_tokens=4, trace=True)
-    n, stay, layers = len(IDS), 15, SHAPE.n_layers
-    assert made.pruning == method
-    first = made.passes[made.passes["pass_"] == 0]
-    assert first["in_play"].tolist() == first["computed"].tolist() == [n, n] + [stay] * (layers - 2)
-    second = made.passes[made.passes["pass_"] == 1]
-    assert second["in_play"].tolist() == [stay + 1] * layers
-    assert not made.passes["revived"].any()
-    assert made.computed == pytest.approx((2 * n + (layers - 2) * stay) / (layers * n))
-    assert made.reached_top == pytest.approx(stay / n)
-    assert [stage.layer for stage in made.trace.stages] == [1]
-    assert made.trace.stages[0].kept.size == stay
-    assert made.trace.heatmap()
-
-
 def test_counted_work(llm: LLM) -> None:
     config, n = llm.config, 500
-    dense = Pruning().flops(config, n)
+    dense, width = Pruning().flops(config, n), config.n_heads * config.head_dim
     assert RandomDrop(0.3).flops(config, n) == Pruning().flops(config, 150)
     assert RandomDrop(0.3).speedup(config, n) == dense / Pruning().flops(config, 150)
-    width = config.n_heads * config.head_dim
-    static_flops = Pruning({2: 0.4}).flops(config, n) + 2 * n * 2 * width
-    assert StaticPruning(2, 0.4).flops(config, n) == static_flops
-    assert StaticPruning(2, 0.4).speedup(config, n) == dense / static_flops
     windowed = replace(config, windows=(9, *config.windows[1:]))  # where the query sees 9 tokens, not all
-    static_flops = Pruning({2: 0.4}).flops(windowed, n) + (9 + n) * 2 * width
-    assert StaticPruning(2, 0.4).flops(windowed, n) == static_flops
+    for model, seen in (config, n + n), (windowed, 9 + n):
+        flops = Pruning({2: 0.4}).flops(model, n) + seen * 2 * width
+        assert StaticPruning(2, 0.4).flops(model, n) == flops
     with pytest.raises(ValueError, match="n_prompt"):
         RandomDrop(0.3).flops(config, 0)
 
@@ -317,15 +255,18 @@ def test_units_are_sentences() -> None:
 
 
 def test_units_below_the_percentile_go() -> None:
-    scores = np.array([1.0, 5.0, 3.0, 4.0, 2.0])
-    assert kept(scores, 0.0).all()
-    assert kept(scores, 0.5).tolist() == [False, True, True, True, False]  # the median is kept
-    assert kept(scores, 0.6).tolist() == [False, True, False, True, False]  # the percentile is 3.4
-    assert kept(scores, 1.0).tolist() == [False, True, False, False, False]
-    assert kept(np.array([math.nan, math.nan]), 0.5).all()
-    assert kept(np.array([np.nan, 5.0, 3.0]), 1.0).tolist() == [True, True, False]
-    assert kept(np.full(3, 2.0), 0.5).all()
-    assert kept(np.arange(101.0), 0.37).tolist() == [score >= 37 for score in range(101)]
+    nan = math.nan
+    for scores, ratio, want in (
+        ([1.0, 5.0, 3.0, 4.0, 2.0], 0.0, [1, 1, 1, 1, 1]),
+        ([1.0, 5.0, 3.0, 4.0, 2.0], 0.5, [0, 1, 1, 1, 0]),  # the median is kept
+        ([1.0, 5.0, 3.0, 4.0, 2.0], 0.6, [0, 1, 0, 1, 0]),  # the percentile is 3.4
+        ([1.0, 5.0, 3.0, 4.0, 2.0], 1.0, [0, 1, 0, 0, 0]),
+        ([nan, nan], 0.5, [1, 1]),
+        ([nan, 5.0, 3.0], 1.0, [1, 1, 0]),
+        ([2.0, 2.0, 2.0], 0.5, [1, 1, 1]),
+        (range(101), 0.37, [score >= 37 for score in range(101)]),
+    ):
+        assert kept(np.array(scores, float), ratio).tolist() == want
 
 
 def fake_llm(information: list[float], pieces: list[str]) -> Any:
@@ -340,29 +281,32 @@ def fake_llm(information: list[float], pieces: list[str]) -> Any:
     return SimpleNamespace(tokenizer=tokenizer, session=lambda: session, config=config)
 
 
-def test_compression_worked_by_hand() -> None:
-    pieces = ["A", " b", ".", " C", " d", " e", ".", " F", "."]
-    information = [math.nan, 2.0, 4.0, 9.0, 1.0, 1.0, 1.0, 5.0, 0.0]  # sentences: 3, 3 and 2.5
-    model = fake_llm(information, pieces)
-    text = "A b. C d e. F."
-    assert PromptCompression(0.0, "sentence").compress(model, text) == "A b. C d e. F."
-    assert PromptCompression(0.5, "sentence").compress(model, text) == "A b. C d e."
-    # sorted values: 0 1 1 1 2 4 5 9; the first token's value is unknown, so it is kept
-    assert PromptCompression(0.5, "token").compress(model, text) == "A b. C F"
-    assert PromptCompression(1.0, "token").compress(model, text) == "A C"
+PIECES = ["A", " b", ".", " C", " d", " e", ".", " F", "."]
+# of the sentences 3, 3 and 2.5; sorted 0 1 1 1 2 4 5 9; the first token's is unknown, so it is kept
+INFORMATION = [math.nan, 2.0, 4.0, 9.0, 1.0, 1.0, 1.0, 5.0, 0.0]
 
 
-def test_tokens_that_make_one_character_stay_together() -> None:
-    model = fake_llm([math.nan, 1.0, 9.0, 4.0], ["a", "", "é", "b"])
-    assert PromptCompression(0.9, "token").compress(model, "aéb") == "aé"
-    assert PromptCompression(0.0, "token").compress(model, "aéb") == "aéb"
-
-
-def test_a_unit_within_a_token_joins_the_next_one() -> None:
-    model = fake_llm([1.0, 5.0, 3.0], ["a.", " b. c.", " d"])
-    assert PromptCompression(0.5, "sentence").compress(model, "a. b. c. d") == "b. c. d"
-    assert PromptCompression(0.9, "sentence").compress(model, "a. b. c. d") == "b. c."
-    assert PromptCompression(0.0, "sentence").compress(model, "a. b. c. d") == "a. b. c. d"
+@pytest.mark.parametrize(
+    ("information", "pieces", "ratio", "unit", "want"),
+    [
+        (INFORMATION, PIECES, 0.0, "sentence", "A b. C d e. F."),
+        (INFORMATION, PIECES, 0.5, "sentence", "A b. C d e."),
+        (INFORMATION, PIECES, 0.5, "token", "A b. C F"),
+        (INFORMATION, PIECES, 1.0, "token", "A C"),
+        # tokens that make one character stay together
+        ([math.nan, 1.0, 9.0, 4.0], ["a", "", "é", "b"], 0.9, "token", "aé"),
+        ([math.nan, 1.0, 9.0, 4.0], ["a", "", "é", "b"], 0.0, "token", "aéb"),
+        # a unit within a token joins the next one
+        ([1.0, 5.0, 3.0], ["a.", " b. c.", " d"], 0.5, "sentence", "b. c. d"),
+        ([1.0, 5.0, 3.0], ["a.", " b. c.", " d"], 0.9, "sentence", "b. c."),
+        ([1.0, 5.0, 3.0], ["a.", " b. c.", " d"], 0.0, "sentence", "a. b. c. d"),
+    ],
+)
+def test_compression_worked_by_hand(
+    information: list[float], pieces: list[str], ratio: float, unit: str, want: str
+) -> None:
+    text = PromptCompression(ratio, unit).compress(fake_llm(information, pieces), "".join(pieces))
+    assert text == want
 
 
 def test_self_information_is_the_models(llm: LLM) -> None:
@@ -393,28 +337,22 @@ def test_texts_longer_than_the_context_are_read_in_windows(folder: Path, tmp_pat
     assert got[80:] == pytest.approx(small.session().surprisal(ids[60:])[20:])
 
 
-@pytest.mark.parametrize("unit", ["sentence", "token"])
-def test_compressed_prompts_are_answered(llm: LLM, unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    method = PromptCompression(0.5, unit)
+def test_compressed_prompts_are_answered(llm: LLM) -> None:
+    """As text, in a chat, as messages, of which those of the user are compressed, and in a session."""
+    method = PromptCompression(0.5)
     short = method.compress(llm, TEXT)
     assert 0 < len(short) < len(TEXT)
-    assert method.compress(llm, TEXT) == short
-    made = llm.generate(TEXT, pruning=method, max_new_tokens=4)
-    plain = llm.generate(short, max_new_tokens=4)
-    assert made.token_ids == plain.token_ids
-    assert made.prompt_ids == plain.prompt_ids
-    assert made.n_given == len(llm.tokenizer.encode(TEXT))
-    assert made.computed == pytest.approx(len(made.prompt_ids) / made.n_given)
-    assert made.pruning == method
-    chat = llm.generate(TEXT, pruning=method, max_new_tokens=2, chat=True)
-    assert chat.prompt_ids == llm.generate(short, max_new_tokens=2, chat=True).prompt_ids
-    long, brief = (
-        [{"role": "system", "content": TEXT}, {"role": "user", "content": text}] for text in (TEXT, short)
-    )
-    messages = llm.generate(long, pruning=method, max_new_tokens=2, chat=True)
-    assert messages.prompt_ids == llm.generate(brief, max_new_tokens=2, chat=True).prompt_ids
-    session = llm.session(method)
-    assert session.ask(TEXT, max_new_tokens=2).prompt_ids == plain.prompt_ids
+    out, plain = llm.generate(TEXT, method, max_new_tokens=4), llm.generate(short, max_new_tokens=4)
+    assert (out.token_ids, out.prompt_ids) == (plain.token_ids, plain.prompt_ids)
+    assert (out.pruning, out.n_given) == (method, len(llm.tokenizer.encode(TEXT)))
+    assert out.computed == pytest.approx(len(out.prompt_ids) / out.n_given)
+    system = {"role": "system", "content": TEXT}
+    long, brief = ([system, {"role": "user", "content": text}] for text in (TEXT, short))
+    pairs: list[Any] = [(TEXT, short), (long, brief)]
+    for prompt, shorter in pairs:
+        chat = llm.generate(prompt, method, max_new_tokens=2, chat=True)
+        assert chat.prompt_ids == llm.generate(shorter, max_new_tokens=2, chat=True).prompt_ids
+    assert llm.session(method).ask(TEXT, max_new_tokens=2).prompt_ids == plain.prompt_ids
 
 
 def test_compression_refuses_what_is_no_text(llm: LLM) -> None:
@@ -422,37 +360,40 @@ def test_compression_refuses_what_is_no_text(llm: LLM) -> None:
     assert method.compress(llm, " \n ") == ""
     spaced = "\n The sea.\t\tIt \u3000was  calm. "
     assert PromptCompression(0.0).compress(llm, spaced) == "The sea. It was calm."
-    with pytest.raises(TypeError, match="needs text or messages, not token ids"):
-        llm.generate(IDS, pruning=method)
-    with pytest.raises(TypeError, match="needs text or messages, not token ids"):
-        llm.session(method).forward(IDS)
+    for call in (lambda: llm.generate(IDS, pruning=method), lambda: llm.session(method).forward(IDS)):
+        with pytest.raises(TypeError, match="needs text or messages, not token ids"):
+            call()
 
 
 # ---- settings --------------------------------------------------------------------------------------------
 
-METHODS = [
-    RandomDrop(0.5),
-    RandomDrop(0.25, seed=7),
-    RandomDrop(0.25, seed=7, original_positions=True),
-    StaticPruning(7, 0.5),
-    FastKV(14, 0.2),
-    CLAA(14, 0.2),
-    GemFilter(12, 0.1),
-    SnapKV(0.5),
-    ExpectedAttention(0.5),
-    PromptCompression(0.5),
-    PromptCompression(0.2, "token"),
-    Pruning({10: 0.7, 20: Mass(0.9)}, sink=3),
-    Pruning(),
-]
+FORMS = {
+    "dense": Pruning(),
+    " dense ": Pruning(),
+    "null": Pruning(),
+    '{"10": 0.7, "20": {"mass": 0.9}}': Pruning({10: 0.7, 20: Mass(0.9)}),
+    "random:keep=0.5": RandomDrop(0.5),
+    "random: keep = 5e-1 , seed = 3": RandomDrop(0.5, 3),
+    "static:layer=7,keep=0.5": StaticPruning(7, 0.5),
+    "fastkv:layer=14,keep=0.2": FastKV(14, 0.2),
+    "claa:layer=14,keep=0.2": CLAA(14, 0.2),
+    "gemfilter:layer=12,keep=0.1": GemFilter(12, 0.1),
+    "snapkv:keep=0.5": SnapKV(0.5),
+    "expected:keep=0.5": ExpectedAttention(0.5),
+    "compress:ratio=0.5": PromptCompression(0.5),
+    "compress:ratio=0.2,unit=token": PromptCompression(0.2, "token"),
+}
 
 
-@pytest.mark.parametrize("method", METHODS, ids=str)
-def test_settings_are_frozen_hashable_and_written_as_json(method: Any) -> None:
-    assert type(method).from_json(method.to_json()) == method
-    assert parse_method(method.to_json()) == method
-    assert eval(repr(method), vars(lazyllm)) == method
-    assert {method: 1}[type(method).from_json(method.to_json())] == 1
+@pytest.mark.parametrize(("text", "method"), FORMS.items())
+def test_settings_are_frozen_hashable_and_written_as_text(text: str, method: Any) -> None:
+    for again in (
+        parse_method(text),
+        parse_method(method.to_json()),
+        type(method).from_json(method.to_json()),
+        eval(repr(method), vars(lazyllm)),
+    ):
+        assert (again, hash(again)) == (method, hash(method))
     with pytest.raises(AttributeError):
         method.keep = 0.1
 
@@ -463,13 +404,8 @@ def test_bad_fields_are_named() -> None:
         (lambda: RandomDrop("0.5"), TypeError, "keep must be a number, not '0.5'"),
         (lambda: RandomDrop(0.5, -1), ValueError, "seed must be from 0"),
         (lambda: RandomDrop(0.5, 1.0), TypeError, "seed must be a whole number"),
-        (lambda: RandomDrop(0.5, 1, 1), TypeError, "original_positions must be True or False, not 1"),
         (lambda: StaticPruning(-1, 0.5), ValueError, "layer must be from 0"),
-        (lambda: StaticPruning(1, -0.1), ValueError, "keep must be above 0"),
         (lambda: FastKV(-1, 0.5), ValueError, "layer must be from 0"),
-        (lambda: CLAA(2.0, 0.5), TypeError, "layer must be a whole number"),
-        (lambda: SnapKV(1.5), ValueError, "keep must be above 0 and at most 1, not 1.5"),
-        (lambda: GemFilter(2, 0), ValueError, "keep must be above 0"),
         (lambda: PromptCompression(-0.1), ValueError, "ratio must be from 0 to 1, not -0.1"),
         (lambda: PromptCompression("half"), TypeError, "ratio must be a number"),
         (lambda: PromptCompression(0.5, "word"), ValueError, "unit must be sentence or token"),
@@ -478,43 +414,16 @@ def test_bad_fields_are_named() -> None:
             make()
 
 
-def test_parse_method() -> None:
-    for text, method in (
-        ("dense", Pruning()),
-        (" dense ", Pruning()),
-        ("null", Pruning()),
-        ('{"10": 0.7}', Pruning({10: 0.7})),
-        ("random:keep=0.5", RandomDrop(0.5)),
-        ("random:keep=1,seed=3", RandomDrop(1.0, 3)),
-        ("random:keep=1,original_positions=true", RandomDrop(1.0, 0, True)),
-        ("random: keep = 5e-1 , seed = 3", RandomDrop(0.5, 3)),
-        ("static:layer=7,keep=0.5", StaticPruning(7, 0.5)),
-        ("fastkv:layer=14,keep=0.2", FastKV(14, 0.2)),
-        ("claa:layer=14,keep=0.2", CLAA(14, 0.2)),
-        ("gemfilter:layer=12,keep=0.1", GemFilter(12, 0.1)),
-        ("snapkv:keep=0.5", SnapKV(0.5)),
-        ("expected:keep=0.5", ExpectedAttention(0.5)),
-        ("compress:ratio=0.5", PromptCompression(0.5)),
-        ("compress:ratio=0.5,unit=token", PromptCompression(0.5, "token")),
-    ):
-        assert parse_method(text) == method
-
-
 def test_parse_method_refuses() -> None:
     for text, kind, words in (
-        ("", ValueError, "it must be a speedup such as 2x, dense, random:keep=0.5"),
         ("sparse", ValueError, "pruning is 'sparse'; it must be a speedup such as 2x, dense, random:keep"),
         ("random", ValueError, "random: missing a required argument: 'keep'"),
         ("random:0.5", ValueError, "has '0.5', where a new name=value is wanted"),
         ("random:keep=", TypeError, "keep must be a number, not ''"),
-        ("random:keep=nan", TypeError, "keep must be a number, not 'nan'"),
         ("random:keep=0.5,keep=0.6", ValueError, "has 'keep=0.6', where a new name=value is wanted"),
         ("random:keep=0.5,layers=3", ValueError, "argument 'layers'; it takes keep, seed"),
-        ("fastkv:layer=3", ValueError, "fastkv: missing a required argument: 'keep'"),
         ("{", ValueError, "pruning is not JSON"),
-        ('{"method": "magic"}', ValueError, "method is 'magic'; it must be one of random, static, compress"),
-        ('{"method": ["random"]}', ValueError, "it must be one of random, static, compress"),
-        ('{"method": "random", "keep": 0.5, "seeds": 1}', ValueError, "unexpected keyword argument 'seeds'"),
+        ('{"method": "magic"}', ValueError, "method is 'magic'; it must be one of compress, random, static"),
         ('{"10": 0.7, "10": 0.5}', ValueError, "'10' appears twice"),
     ):
         with pytest.raises(kind, match=re.escape(words)):
@@ -526,4 +435,3 @@ def test_from_json_refuses_other_methods() -> None:
         RandomDrop.from_json(StaticPruning(1, 0.5).to_json())
     with pytest.raises(TypeError, match="random must be a JSON object"):
         RandomDrop.from_json("[0.5]")
-    assert RandomDrop.from_json('{"keep": 0.5}') == RandomDrop(0.5)

@@ -1,4 +1,4 @@
-"""FastKV, CLAA and GemFilter: against the reference, their counted work, and what they refuse."""
+"""FastKV, CLAA, GemFilter, SnapKV, ExpectedAttention: the reference, counted work, and what they refuse."""
 
 from __future__ import annotations
 
@@ -10,17 +10,29 @@ from typing import Any
 import numpy as np
 import pytest
 from comparison import drive
-from reference import CLAARule, FastKVRule, GemFilterRule, Reference
+from reference import CLAARule, ExpectedAttentionRule, FastKVRule, GemFilterRule, Reference
 from test_pruning import SMALL, flops_token_by_token
-from tiny import DTYPES, Build, Shape, Tiny, pruning
+from tiny import DTYPES, Build, Shape, Tiny, build, pruning, random_weights
 from tolerances import NEAR_TIE
 
-from lazyllm import CLAA, LLM, FastKV, GemFilter, PromptCompression, Pruning, StaticPruning
+from lazyllm import (
+    CLAA,
+    LLM,
+    Drop,
+    ExpectedAttention,
+    FastKV,
+    GemFilter,
+    Policy,
+    PromptCompression,
+    Pruning,
+    SnapKV,
+    StaticPruning,
+)
 from lazyllm.methods.rivals import Aggregation, Chosen, FirstPass
 from lazyllm.scoring import Scoring
 
 IDS = list(range(40, 90))
-TEXT = "The sea was calm. Nobody saw the boat!"
+LONG = [4 + 7 * i % 90 for i in range(120)]
 SHAPES = [
     Shape(seed=1, n_layers=6),
     Shape(seed=2, n_layers=6, n_kv_heads=1, windows=(0, 9), qkv_bias=True),
@@ -28,6 +40,13 @@ SHAPES = [
     Shape(seed=4, n_layers=6, windows=(60, 0), dtype=DTYPES[-1]),
 ]
 CONVERSATION = [(60, False), (1, True), (1, True), (20, False), (1, True), (3, False), (1, True)]
+ROPES = [
+    Shape(seed=1, n_layers=4),
+    Shape(seed=2, n_layers=3, n_kv_heads=1, windows=(0, 70), local_theta=50.0, qkv_bias=True),
+    Shape(seed=3, n_layers=3, n_kv_heads=4, qk_norm=True, query_scalar=11.0, rotary_dim=6, paired_rope=True),
+    Shape(seed=4, n_layers=3, rope_scale=1.2, dtype=DTYPES[-1]),
+    Shape(seed=5, n_layers=3, short_context=110),
+]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"model {shape.seed}")
@@ -163,7 +182,7 @@ def test_work_before_the_model_counts_in_the_time_of_the_first_token(
 
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + ahead[0])
     monkeypatch.setattr(where, slow)
-    out = llm.generate(TEXT if method.compresses else IDS, method, max_new_tokens=2)
+    out = llm.generate("The sea was calm." if method.compresses else IDS, method, max_new_tokens=2)
     assert out.seconds > out.ttft >= 100
     assert out.tokenize_seconds < 100
 
@@ -214,3 +233,126 @@ def test_a_model_too_shallow_says_so(llm: LLM, made: Any) -> None:
     with pytest.raises(ValueError, match=words):
         made(5, 0.5).flops(llm.config, 100)
     llm.session(made(4, 0.5)).forward(IDS)
+
+
+# ---- a dense prefill, and fewer tokens afterwards ------------------------------------------------------
+
+EVICTING = [(100, False), (1, True), (1, True), (20, False), (1, True), (3, False), (1, True)]
+
+
+def rules_for(method: Any, tiny: Tiny) -> dict[str, Any]:
+    ropes = np.reshape(tiny.config["inv_freq"], (len(tiny.config["rope_scale"]), -1))
+    config: Any = SimpleNamespace(**{**tiny.config, "inv_freq": ropes})
+    return dict(method.for_prompt(config, 100).core())
+
+
+@pytest.mark.parametrize("shape", ROPES, ids=lambda shape: f"model {shape.seed}")
+@pytest.mark.parametrize("keep", [0.3, 0.8])
+@pytest.mark.parametrize(("made", "rule"), [(SnapKV, None), (ExpectedAttention, ExpectedAttentionRule)])
+def test_what_follows_the_prompt_equals_the_reference(
+    tiny_of: Build, made: Any, rule: Any, shape: Shape, keep: float
+) -> None:
+    tiny = tiny_of(shape)
+    reference = drive(tiny, rules_for(made(keep), tiny), EVICTING, 5, policy=rule and rule())
+    assert reference.margin > NEAR_TIE
+    assert len(reference.gone) >= 0.15 * 123
+
+
+@pytest.mark.parametrize(
+    "method", [SnapKV(0.6), ExpectedAttention(0.2), Pruning({5: Drop(0.2)}, scoring=Scoring(layers=3))]
+)
+def test_the_prefill_is_dense_and_later_passes_attend_to_fewer_tokens(llm: LLM, method: Any) -> None:
+    dense, session = llm.session(), llm.session(method)
+    assert session.forward(LONG).tobytes() == dense.forward(LONG).tobytes()
+    kept = {"SnapKV": 72}.get(type(method).__name__, 24)
+    assert session.last_pass.tolist() == [[120, 120, 0]] * 6
+    assert (session.computed, session.reached_top) == (1.0, 1.0)
+    after = session.forward([5], generated=True)
+    assert after.tobytes() != dense.forward([5], generated=True).tobytes()
+    assert session.last_pass.tolist() == [[kept + 1, 1, 0]] * 6
+    session.forward(LONG[:30])  # of the 150 tokens of prompts the same share
+    session.forward([6], generated=True)
+    assert (session.last_pass[:, 0] == {72: 90, 24: 30}[kept] + 2).all()
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("method", [SnapKV(0.6), ExpectedAttention(0.2), Pruning({5: Drop(0.2)}, decode={})])
+def test_what_follows_the_last_layer_is_reported(llm: LLM, method: Any, tokens: int) -> None:
+    out = llm.generate(LONG, method, max_new_tokens=tokens, trace=True)
+    assert out.unpruned == ""
+    assert out.speedup == method.speedup(llm.config, 120)
+    (stage,) = out.trace.stages
+    session = llm.session(method)
+    session.forward(LONG)
+    assert (stage.layer, stage.in_play.tolist()) == (5, list(range(120)))
+    assert stage.kept.tolist() == np.flatnonzero(session.core.gone == 0).tolist()
+    frame = out.trace.to_frame()
+    assert (len(frame), frame["kept"].sum()) == (120, stage.kept.size)
+
+
+def test_a_share_that_keeps_all_is_dense(llm: LLM) -> None:
+    for method in (SnapKV(1.0), ExpectedAttention(1.0)):
+        out = llm.generate(LONG, method, max_new_tokens=4)
+        assert out.token_ids == llm.generate(LONG, max_new_tokens=4).token_ids
+        assert (out.passes["in_play"].reshape(-1, 6) == np.arange(120, 124)[:, None]).all()
+        assert (out.speedup, bool(out.unpruned)) == (1.0, True)
+
+
+@pytest.mark.filterwarnings("error")  # of NumPy
+@pytest.mark.parametrize("name", ["q_proj", "k_proj", "v_proj"])
+def test_an_expectation_that_is_no_number_is_an_error(tmp_path: Any, name: str) -> None:
+    shape, tensor = Shape(n_layers=2), f"model.layers.1.self_attn.{name}.weight"
+    weight = random_weights(shape)[tensor]
+    weight[0, 0] = np.inf
+    damaged = build(shape, tmp_path, {tensor: weight})
+    session = damaged.load().session(rules_for(ExpectedAttention(0.5), damaged))
+    with pytest.raises(ValueError, match="gave position 4 the score nan"):
+        session.forward(LONG[:30])
+    assert session.length == 0
+
+
+def test_a_saved_session_goes_on(llm: LLM, tmp_path: Any) -> None:
+    for method in (SnapKV(0.6), ExpectedAttention(0.2)):
+        session = llm.session(method)
+        session.forward(LONG)
+        session.save(tmp_path / "session")
+        restored = llm.restore(tmp_path / "session")
+        fork = session.fork()
+        again, answer = (each.ask(LONG[:9], max_new_tokens=3) for each in (restored, fork))
+        assert (again.token_ids, again.speedup) == (answer.token_ids, answer.speedup)
+        assert restored.forward(LONG[:9]).tobytes() == fork.forward(LONG[:9]).tobytes()
+
+
+@pytest.mark.parametrize("n", [5, 50, 100])
+def test_counted_work_of_eviction(n: int) -> None:
+    dense = Pruning().flops(SMALL, n)
+    scored = Pruning({SMALL.n_layers - 1: Drop(0.5)}, scoring=Scoring(queries=64, layers=SMALL.n_layers))
+    assert SnapKV(0.5).flops(SMALL, n) == flops_token_by_token(scored, SMALL, n, all_score=True)
+    assert ExpectedAttention(0.5).flops(SMALL, n) == dense
+    assert SnapKV(0.5).speedup(SMALL, n) < 1 == ExpectedAttention(0.5).speedup(SMALL, n)
+
+
+def test_a_keep_after_the_last_layer_is_refused(llm: LLM) -> None:
+    with pytest.raises(ValueError, match=r"layer 5 is out of reach.* must be below 5"):
+        llm.session(Pruning({5: 0.5}))
+    with pytest.raises(ValueError, match=r"layer 6 is out of reach.* must be below 6"):
+        llm.session(Pruning({6: Drop(0.5)}))
+    with pytest.raises(ValueError, match="can prune after layers 0 to 5"):
+        llm.core.session(pruning([(6, 0.5, True)]))
+    with pytest.raises(ValueError, match="can prune after layers 0 to 4"):
+        llm.core.session(pruning([(5, 0.5)]))
+
+
+def test_a_policy_sees_no_outputs_of_the_last_layer(llm: LLM) -> None:
+    class Outputs(Policy):
+        def score(self, view: Any) -> np.ndarray:
+            return np.asarray(view.hidden()[:, 0])
+
+    with pytest.raises(ValueError, match="the last layer has an output for the query token alone"):
+        llm.session(Outputs({5: Drop(0.5)})).forward(LONG)
+    llm.session(Outputs({4: Drop(0.5)})).forward(LONG)
+
+
+def test_a_method_without_a_model_says_so() -> None:
+    with pytest.raises(RuntimeError, match=r"SnapKV\(keep=0.5\) has a schedule for a model only"):
+        SnapKV(0.5).core()

@@ -276,18 +276,12 @@ def interrupt_at(n: int, call: Any) -> BaseException | None:
     return None
 
 
-GAPS = lazyllm.RandomDrop(0.5, 0, original_positions=True)
-
-
 @pytest.mark.parametrize("drawn_in_python", [False, True])
-@pytest.mark.parametrize("pruning", [STAGES, GAPS], ids=["stages", "gaps"])
 @pytest.mark.parametrize("chat", [False, True])
-def test_an_answer_may_be_interrupted_at_any_line(
-    llm: LLM, pruning: Any, chat: bool, drawn_in_python: bool
-) -> None:
+def test_an_answer_may_be_interrupted_at_any_line(llm: LLM, chat: bool, drawn_in_python: bool) -> None:
     """It goes on by `resume`, or can be asked for anew, and is then what it would have been. Between a pass
     and a draw in Python no token is known; `resume` draws it from the pass's logits."""
-    base = llm.session(pruning)
+    base = llm.session(STAGES)
     if not chat:  # else the first turn is interrupted
         base.ask(IDS, max_new_tokens=2)
     request = Request(3, SAMPLED, chat=chat, trace=True, progress=False)
@@ -425,15 +419,3 @@ def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_gaps_of_an_interrupted_prompt_are_not_those_of_the_next(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    want, session = llm.session(GAPS), llm.session(GAPS)
-    begin = Session.begin_prompt
-    with monkeypatch.context() as patch:
-        patch.setattr(Session, "begin_prompt", lambda *given: begin(*given) or interrupt())
-        with pytest.raises(KeyboardInterrupt):
-            session.ask(IDS[:20], max_new_tokens=1)
-    for each in (want, session):
-        each.ask(IDS[:12], max_new_tokens=1)
-    assert session.depths.tolist() == want.depths.tolist()

@@ -32,7 +32,7 @@ SETTINGS = {
     "memory": Pruning({1: 0.6, 3: 0.3}, scoring=Scoring(memory=0.8, layers=2), decode={0: 0.9, 2: 0.2}),
     "for good": Pruning({1: Drop(0.6), 3: 0.3}),
     "frozen": Pruning({1: 0.6}, decode="frozen", min_tokens=20),
-    "random": lazyllm.RandomDrop(0.5, 3, original_positions=True),
+    "random": lazyllm.RandomDrop(0.5, 3),
     "static": lazyllm.StaticPruning(2, 0.4),
     "SnapKV": lazyllm.SnapKV(0.6),
     "expected": lazyllm.ExpectedAttention(0.2),

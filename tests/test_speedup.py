@@ -22,10 +22,6 @@ RNG = np.random.default_rng(5)
 IDS = RNG.integers(3, 300, 1200).tolist()
 
 
-def layers(pruning: Any) -> list[int]:
-    return [layer for layer, _ in pruning.stages]
-
-
 def test_every_form_is_the_same_setting() -> None:
     for setting in (2.0, 2, "2x", " 2.0x ", "2", Speedup(2.0), {"method": "speedup", "factor": 2}):
         method = as_method(setting)
@@ -35,17 +31,14 @@ def test_every_form_is_the_same_setting() -> None:
 
 
 def test_a_prompt_gets_the_schedule_for_its_length(llm: LLM) -> None:
-    became = []
+    schedules = []
     for n in (100, 400, 1200):
         answer = llm.generate(IDS[:n], 2.0, max_new_tokens=2)
-        assert isinstance(answer.pruning, Pruning)
         assert answer.pruning == replace(Pruning.for_speedup(2.0, llm, n), min_tokens=SHORTEST)
         assert answer.speedup == pytest.approx(2.0, rel=0.05)
         assert answer.token_ids == llm.generate(IDS[:n], answer.pruning, max_new_tokens=2).token_ids
-        became.append(answer.pruning)
-    assert layers(became[0]) == layers(became[1]) == layers(became[2])
-    assert len({pruning.stages for pruning in became}) == 3
-    assert became[2].scoring.layers == Scoring.recommended().layers
+        schedules.append(answer.pruning.stages)
+    assert len(set(schedules)) == 3
 
 
 def test_a_short_prompt_runs_dense_and_says_so(llm: LLM) -> None:
@@ -92,10 +85,11 @@ def test_what_was_read_counts_as_part_of_the_prompt(llm: LLM) -> None:
 
 def test_a_prefix_cache_serves_prompts_of_different_lengths(llm: LLM) -> None:
     cache = PrefixCache()
-    for n in (1200, 1100, 1000):
-        answer = llm.generate(IDS[:n], 2.0, max_new_tokens=4, prefix=cache)
-        alone = llm.generate(IDS[:n], 2.0, max_new_tokens=4)
-        assert (answer.pruning, answer.token_ids) == (alone.pruning, alone.token_ids)
+    for n in (1200, 1000):
+        shared, alone = (
+            llm.generate(IDS[:n], 2.0, max_new_tokens=4, prefix=prefix) for prefix in (cache, None)
+        )
+        assert (shared.pruning, shared.token_ids) == (alone.pruning, alone.token_ids)
 
 
 def test_a_saved_session_goes_on(llm: LLM, tmp_path: Any) -> None:
@@ -118,19 +112,19 @@ def test_a_pass_that_fails_leaves_the_setting_open(llm: LLM) -> None:
     assert session.ask(IDS[:300], max_new_tokens=1).pruning == want
 
 
-def test_numbers_refused(llm: LLM) -> None:
-    for number, kind, words in (
+@pytest.mark.parametrize(
+    ("number", "kind", "words"),
+    [
         (0.5, ValueError, r"above 1, such as 2.0, not 0.5; None is dense, and a share of tokens to keep"),
         (1.0, ValueError, "must be above 1, such as 2.0, not 1; None is dense"),
         (True, TypeError, "a speedup must be a number, not True"),
-        (float("nan"), ValueError, "must be finite"),
         (50.0, ValueError, r"speedup of 50 is out of reach: .* give at most \d+\.\d\d at 2048 prompt tokens"),
         ("2y", ValueError, "pruning is '2y'; it must be a speedup such as 2x"),
-    ):
-        with pytest.raises(kind, match=words):
-            llm.generate(IDS, number)
-        with pytest.raises(kind, match=words):
-            llm.session(number)
+    ],
+)
+def test_numbers_refused(llm: LLM, number: Any, kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        llm.session(number)
 
 
 def test_the_core_takes_settings_with_the_same_caches_only(llm: LLM) -> None:
@@ -154,12 +148,10 @@ def test_each_item_of_a_run_has_its_own_schedule(llm: LLM, tmp_path: Path) -> No
         llm, [None, 2.0], out=tmp_path / "run", lengths=[500, 900], depths=[50], warm_ups=0, progress=False
     )
     dense, pruned = ([row for row in run.rows if row["setting"] == label] for label in ("dense", "2x"))
-    assert len(pruned) == 2
     for row, whole in zip(pruned, dense, strict=True):
-        expected = Speedup(2.0).for_prompt(llm.config, row["prompt_tokens"])
-        assert row["pruning"] == str(expected)
+        assert row["pruning"] == str(Speedup(2.0).for_prompt(llm.config, row["prompt_tokens"]))
         assert whole["flops"] / row["flops"] == pytest.approx(2.0, rel=0.02)
-    assert pruned[0]["pruning"] != pruned[1]["pruning"]
+    assert len({row["pruning"] for row in pruned}) == 2
 
 
 @pytest.mark.parametrize("arguments", [["--speedup", "2"], ["--pruning", "2x"]])

@@ -12,16 +12,14 @@ from typing import Any
 
 from lazyllm.method import Method
 from lazyllm.methods.compression import PromptCompression
-from lazyllm.methods.eviction import ExpectedAttention, SnapKV
 from lazyllm.methods.preset import Preset
-from lazyllm.methods.rivals import CLAA, FastKV, GemFilter, RandomDrop, StaticPruning
+from lazyllm.methods.rivals import RIVALS
 from lazyllm.methods.speedup import Speedup
 from lazyllm.pruning import DENSE, Pruning
 from lazyllm.support.json_text import parse_json
 
 PruningInput = Method | float | str | Path | Mapping[Any, Any] | Sequence[Any] | None
-RIVALS = RandomDrop, StaticPruning, PromptCompression, FastKV, CLAA, GemFilter, SnapKV, ExpectedAttention
-BUILT_IN: dict[str, type[Method]] = {cls.name: cls for cls in (*RIVALS, Speedup)}
+BUILT_IN: dict[str, type[Method]] = {cls.name: cls for cls in (PromptCompression, *RIVALS, Speedup)}
 ENTRY_POINTS = "lazyllm.methods"
 """The group of entry points by which installed packages offer classes of methods, each under its name."""
 SPEEDUP = re.compile(r"(\d+\.?\d*)x?")

@@ -71,50 +71,41 @@ class Preset(Method):
     ) -> Preset:
         """The preset of one of the settings `tried`, each with its speedup and the intervals measured of it.
         `facts` are those of a manifest."""
+        speedups, candidates = {}, []
+        for method, speedup, measured in tried:
+            speedups[method] = round(speedup, SPEEDUP_DIGITS)
+            values = {"pruning": json.loads(method.to_json()), "speedup": speedups[method]}
+            candidates.append(values | {name: [*map(plain, bounds)] for name, bounds in measured.items()})
         conditions = facts["conditions"]
-        candidates = {
-            method: {
-                "pruning": json.loads(method.to_json()),
-                "speedup": round(speedup, SPEEDUP_DIGITS),
-                **{name: [plain(bound) for bound in interval] for name, interval in measured.items()},
-            }
-            for method, speedup, measured in tried
-        }
-        return cls.from_fields(
-            {
-                "pruning": pruning,
-                "speedup": candidates[pruning]["speedup"],
-                "model": facts["model"],
-                "sha256": conditions["model sha256"],
-                "versions": {"lazyllm": conditions["lazyllm"], **conditions["packages"]},
-                "evidence": {"prompts": dict(prompts), "candidates": [*candidates.values()]},
-            }
-        )
+        versions = {"lazyllm": conditions["lazyllm"], **conditions["packages"]}
+        evidence = {"prompts": dict(prompts), "candidates": candidates}
+        checkpoint = facts["model"], conditions["model sha256"]
+        assert isinstance(pruning, Pruning)
+        return cls(pruning, speedups[pruning], *checkpoint, versions, evidence)
 
     @property
-    def _heading(self) -> str:
-        return f"Preset for {self.model}: {self.label}, counted speedup {self.speedup:.2f}"
+    def _headings(self) -> list[str]:
+        return [f"Preset for {self.model}: {self.label}, counted speedup {self.speedup:.2f}", TITLE]
 
     def __repr__(self) -> str:
-        return f"{self._heading}\n\n{self.table.title}\n\n{self.table.text()}"
+        return "\n\n".join([*self._headings, self.table.text()])
 
     def _repr_html_(self) -> str:
-        return f"<p>{escape(self._heading)}</p><p>{escape(self.table.title)}</p>{self.table.html()}"
+        return "".join(f"<p>{escape(heading)}</p>" for heading in self._headings) + self.table.html()
 
     @property
     def table(self) -> Table:
         """The settings that were tried, the chosen one marked; what was not measured has no column."""
-        rows = [
-            {
-                "setting": ("* " if tried == self.pruning else "  ") + tried.label,
-                "counted speedup": f"{candidate['speedup']:.2f}",
-                **{head: with_bounds(candidate.get(key, ()), form) for head, key, form in MEASURED},
-            }
-            for candidate in self.evidence["candidates"]
-            for tried in [Pruning.from_fields(candidate["pruning"])]
-        ]
-        heads = [head for head in rows[0] if any(cells[head] for cells in rows)]
-        return Table(TITLE, heads, [[cells[head] for head in heads] for cells in rows])
+        columns: dict[str, list[str]] = {"setting": [], "counted speedup": []}
+        candidates = self.evidence["candidates"]
+        for candidate in candidates:
+            tried = Pruning.from_fields(candidate["pruning"])
+            columns["setting"].append(("* " if tried == self.pruning else "  ") + tried.label)
+            columns["counted speedup"].append(f"{candidate['speedup']:.2f}")
+        for head, key, form in MEASURED:
+            columns[head] = [with_bounds(candidate.get(key, ()), form) for candidate in candidates]
+        columns = {head: cells for head, cells in columns.items() if any(cells)}
+        return Table(TITLE, [*columns], [*zip(*columns.values(), strict=True)])
 
     def core(self) -> dict[str, Any]:
         return self.pruning.core()
@@ -142,7 +133,7 @@ class Preset(Method):
 
     def save(self, path: str | Path) -> Path:
         """Writes the preset as JSON."""
-        table = {"format": FORMAT, **self._plain(), "pruning": json.loads(self.pruning.to_json())}
+        table = {"format": FORMAT, **self._plain(), "pruning": self.pruning._plain()}
         file = user_path(path)
         write_whole(file, json.dumps(table, indent=1) + "\n")
         return file

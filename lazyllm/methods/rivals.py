@@ -1,15 +1,18 @@
-"""Rivals of Pruning: the paper's baselines, and FastKV, CLAA and GemFilter, which choose tokens once."""
+"""Rivals of Pruning: the paper's baselines; FastKV, CLAA and GemFilter, which choose tokens once; SnapKV and
+ExpectedAttention, whose prefill is dense, and after which later passes attend to fewer tokens."""
 
 from __future__ import annotations
 
 import math
+from copy import copy
 from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, Self
 
 import numpy as np
 
 from lazyllm.checkpoints.config import ModelConfig
-from lazyllm.counted_work import layer_flops, score_flops
+from lazyllm.counted_work import bare_flops, layer_flops, score_flops, token_counts
+from lazyllm.method import MANY
 from lazyllm.policy import Policy, View
 from lazyllm.pruning import DENSE, LAYER_LIMIT, Drop, Pruning, Scheduled
 from lazyllm.scoring import Scoring
@@ -18,27 +21,24 @@ from lazyllm.support import checked
 ROWS = 8  # the last queries, which score in FastKV and CLAA; their tokens always stay
 FASTKV_NEIGHBOURS, GEMFILTER_NEIGHBOURS = 7, 5
 CLAA_LAYERS = 4
+ALL_LAYERS = LAYER_LIMIT
+SNAPKV_ROWS, SNAPKV_NEIGHBOURS = 64, 5
+SINK, FUTURE = 4, 512  # of ExpectedAttention: tokens that draw attention, and positions that it looks ahead
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class RandomDrop(Scheduled):
     """Runs the model densely on `ceil(keep * N)` random tokens of the prompt, the last one always among them,
-    at consecutive positions, or with `original_positions` at those in the prompt."""
+    at consecutive positions."""
 
     name: ClassVar[str] = "random"
     keep: float
     seed: int = 0
-    original_positions: bool = False
     schedule = DENSE
 
     def __post_init__(self) -> None:
         seed = checked.whole(self.seed, "seed", 0, checked.SEED_LIMIT)
         self._set(keep=checked.keep(self.keep, "keep"), seed=seed)
-        checked.truth(self.original_positions, "original_positions")
-
-    def __repr__(self) -> str:
-        places = ", original_positions=True" if self.original_positions else ""
-        return f"RandomDrop(keep={self.keep!r}, seed={self.seed!r}{places})"
 
     def positions(self, n_prompt: int, turn: int = 0) -> np.ndarray:
         """Indices of the prompt's tokens that stay, ascending."""
@@ -50,14 +50,7 @@ class RandomDrop(Scheduled):
         return math.ceil(self.keep * n_prompt)
 
     def ids(self, llm: Any, prompt_ids: list[int], turn: int) -> list[int]:
-        if self.original_positions:
-            return prompt_ids
         return [prompt_ids[i] for i in self.positions(len(prompt_ids), turn)]
-
-    def gaps(self, n_prompt: int, turn: int) -> np.ndarray:
-        if not self.original_positions:
-            return super().gaps(n_prompt, turn)
-        return np.setdiff1d(np.arange(n_prompt), self.positions(n_prompt, turn))
 
 
 @dataclass(frozen=True)
@@ -81,16 +74,14 @@ class StaticPruning(OneStage):
     token's attention to them, averaged over those layers and all heads."""
 
     name: ClassVar[str] = "static"
+    all_layers_score = True
 
     @property
     def schedule(self) -> Pruning:
-        return Pruning({self.layer: Drop(self.keep)}, decode={})
+        return Pruning({self.layer: Drop(self.keep)}, scoring=Scoring(layers=ALL_LAYERS), decode={})
 
     def core(self) -> dict[str, Any]:
-        return {**super().core(), "average": True}
-
-    def scoring_layers(self, config: ModelConfig) -> range:
-        return range(self.layer)
+        return averaged(self.schedule)
 
 
 @dataclass(frozen=True)
@@ -99,30 +90,24 @@ class FastKV(OneStage):
     `layer`, the `ceil(keep * n)` prompt tokens that the last 8 attend to most go on, those 8 among them."""
 
     name: ClassVar[str] = "fastkv"
+    scoring: ClassVar[Scoring] = Scoring(queries=ROWS, smooth=FASTKV_NEIGHBOURS)
 
     @property
     def schedule(self) -> Pruning:
-        stages = {self.layer: self.keep}
-        scoring = Scoring(queries=ROWS, smooth=FASTKV_NEIGHBOURS)
-        return Pruning(stages, scoring=scoring, window=ROWS, decode="frozen")
+        return Pruning({self.layer: self.keep}, scoring=self.scoring, window=ROWS, decode="frozen")
 
 
 @dataclass(frozen=True)
-class CLAA(OneStage):
+class CLAA(FastKV):
     """Cross-Layer Attention Aggregation (McDanel et al. 2026), without compression of the KV cache: FastKV by
     the largest standardised score over `layer`, the three layers below it and all key-value heads."""
 
     name: ClassVar[str] = "claa"
-
-    @property
-    def schedule(self) -> Pruning:
-        return Pruning({self.layer: self.keep}, scoring=Scoring(queries=ROWS), window=ROWS, decode="frozen")
+    scoring: ClassVar[Scoring] = Scoring(queries=ROWS, layers=CLAA_LAYERS)
+    all_layers_score = True
 
     def core(self) -> dict[str, Any]:
-        return Aggregation({self.layer: self.keep}, window=ROWS, decode="frozen").core()
-
-    def scoring_layers(self, config: ModelConfig) -> range:
-        return range(max(0, self.layer - CLAA_LAYERS + 1), self.layer)
+        return Aggregation(self.schedule).core()
 
 
 class Aggregation(Policy):
@@ -197,8 +182,132 @@ class FirstPass(Policy):
         raise Chosen(np.sort(np.argsort(-scores, kind="stable")[: view.n_keep]))
 
 
+@dataclass(frozen=True)
+class Eviction(Scheduled):
+    """Computes the whole prompt in every layer; later passes have `ceil(keep * n)` of its tokens in play."""
+
+    keep: float
+    options: ClassVar[dict[str, Any]] = {}
+    reads_in_parts = False
+    _config: ClassVar[ModelConfig | None] = None  # of the model that `for_prompt` has been asked about
+
+    def __post_init__(self) -> None:
+        self._set(keep=checked.keep(self.keep, "keep"))
+
+    def for_prompt(self, config: ModelConfig, n_prompt: int) -> Self:
+        fitted = copy(self)
+        fitted._set(_config=config)
+        return fitted
+
+    @property
+    def config(self) -> ModelConfig:
+        if self._config is None:
+            raise RuntimeError(f"{self} has a schedule for a model only: for_prompt gives it")
+        return self._config
+
+    @property
+    def schedule(self) -> Pruning:
+        return Pruning({self.config.n_layers - 1: Drop(self.keep)}, decode={}, **self.options)
+
+    def check(self, config: ModelConfig) -> None:
+        DENSE.check(config)
+
+
+@dataclass(frozen=True)
+class SnapKV(Eviction):
+    """SnapKV (Li et al. 2024), with one set of tokens for all layers and heads: those that the prompt's last
+    64 tokens attend to most, and these."""
+
+    name: ClassVar[str] = "snapkv"
+    options: ClassVar[dict[str, Any]] = {
+        "scoring": Scoring(layers=ALL_LAYERS, queries=SNAPKV_ROWS, smooth=SNAPKV_NEIGHBOURS),
+        "window": SNAPKV_ROWS,
+    }
+    all_layers_score = True
+
+    def core(self) -> dict[str, Any]:
+        return averaged(self.schedule)
+
+
+@dataclass(frozen=True)
+class ExpectedAttention(Eviction):
+    """Expected attention (Devoto et al. 2025), with one set of tokens for all layers and heads: those to
+    which queries of the prompt's distribution would attend most at the next 512 positions."""
+
+    name: ClassVar[str] = "expected"
+    options: ClassVar[dict[str, Any]] = {"sink": SINK}
+
+    def core(self) -> dict[str, Any]:
+        return Expectation(self.schedule, self.config).core()
+
+    def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int:
+        """Without scores, which are in NumPy: `Generation.policy_seconds` is their time."""
+        return bare_flops(config, *token_counts(last_pass))
+
+
+class Expectation(Policy):
+    """The scores of ExpectedAttention."""
+
+    layers, queries = ALL_LAYERS, MANY
+
+    def __init__(self, schedule: Pruning, config: ModelConfig) -> None:
+        super().__init__(schedule)
+        self._config = config
+
+    def observe(self, view: View) -> np.ndarray:
+        """The scores of one layer (m,); 0 for tokens that cannot be dropped."""
+        free = ~view.protected
+        keys, (queries, turns) = view.keys()[:, free], self._asking(view)
+        shares, group = np.zeros(keys.shape[:2]), len(queries) // len(keys)
+        with np.errstate(invalid="ignore", over="ignore"):  # NaN is refused as a score
+            for head, own in enumerate(queries):  # one head at a time: there may be many tokens
+                expected = turned(own, turns) / math.sqrt(self._config.query_scalar)
+                key, covariance = keys[head // group], np.cov(expected.T, bias=True, dtype=np.float32)
+                exponents = key @ expected.mean(axis=0) + ((key @ covariance) * key).sum(axis=1) / 2
+                weights = np.exp(exponents - exponents.max())
+                shares[head // group] += weights / weights.sum()
+            shares *= np.linalg.norm(view.values()[:, free], axis=-1)
+            total = shares.sum(axis=1, keepdims=True)
+            np.divide(shares, total, out=shares, where=total > 0)
+        scores = np.zeros(free.size, np.float32)
+        scores[free] = shares.mean(axis=0)
+        return scores
+
+    def score(self, view: View) -> np.ndarray:
+        return np.asarray(np.mean([*view.observed.values(), self.observe(view)], axis=0))
+
+    def _asking(self, view: View) -> tuple[np.ndarray, np.ndarray]:
+        """The queries (H, n, D) of the new tokens behind the sink; and the turns (n, D/2) of their pairs, as
+        complex numbers, from each token's position to the mean rotation of the positions to come."""
+        config, length = self._config, int(view.positions[-1]) + 1
+        queries = view.queries(MANY)
+        positions = view.rows[-queries.shape[1] :]
+        first = int(np.searchsorted(positions, SINK))
+        row = config.layer_rope[view.layer] + (length > config.short_context)
+        frequencies = np.array(config.inv_freq[row])
+        ahead = np.exp(1j * np.outer(np.arange(length, length + FUTURE), frequencies)).mean(axis=0)
+        turns = ahead * np.exp(-1j * np.outer(positions[first:], frequencies))
+        return queries[:, first:], turns.astype(np.complex64)
+
+
+def averaged(schedule: Pruning) -> dict[str, Any]:
+    """The core's fields of a schedule of one stage, scored by the mean over all layers up to it."""
+    return {**schedule.core(), "layers": 1, "average": True}
+
+
 def pooled(scores: np.ndarray, width: int) -> np.ndarray:
     """The means (…, m) of the `width` (odd) scores around each of (…, m); there are zeros beyond the ends."""
     ends = [(0, 0)] * (scores.ndim - 1) + [(width // 2, width // 2)]
     around = np.lib.stride_tricks.sliding_window_view(np.pad(scores, ends), width, axis=-1)
     return np.asarray(around.mean(axis=-1))
+
+
+def turned(rows: np.ndarray, turns: np.ndarray) -> np.ndarray:
+    """Rows (n, D), of which value i is turned with value i + D/2: the pairs of every family, because the core
+    sorts the rows of the weights."""
+    first, second = np.split(rows, 2, axis=-1)
+    pairs = (first + 1j * second) * turns
+    return np.concatenate([pairs.real, pairs.imag], axis=-1)
+
+
+RIVALS = RandomDrop, StaticPruning, FastKV, CLAA, GemFilter, SnapKV, ExpectedAttention
