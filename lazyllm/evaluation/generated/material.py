@@ -31,7 +31,7 @@ def file_text(name: str) -> str:
 
 @cache
 def vocabulary(kind: str) -> tuple[str, ...]:
-    """The words of a kind: "adjective", "noun" or "person". No adjective or noun is part of another one."""
+    """Common English words, each an "adjective" or a "noun"; no word is part of another one."""
     return tuple(file_text(f"{kind}.txt").split())
 
 

@@ -1,4 +1,4 @@
-"""Drafts of RULER's tasks: needles, variables to follow, words to count, questions; and further needles."""
+"""Drafts of RULER's tasks: needles, variables to follow, words to count, questions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from lazyllm.evaluation.generated.material import (
     Haystack,
     codewords,
     distinct,
-    file_text,
     names,
     noise,
     numbers,
@@ -195,17 +194,3 @@ def questions_on_documents(spec: Spec) -> Draft:
         return "\n\n".join(f"Document {place}:\n{text}" for place, text in enumerate(order, 1))
 
     return Draft(f"Question: {asked.text}", asked.answers, context, len(asked.documents), " Answer:")
-
-
-OTHER_PEOPLE = 5
-
-
-def linked_person(spec: Spec) -> Draft:
-    """A text about several people; the question asks for one of them in other words than the text has."""
-    draws = spec.draws
-    fact, asked = draws.chosen(file_text("link.txt").splitlines()).split("|")
-    people = draws.fork("people").shuffled(vocabulary("person"))[: 1 + OTHER_PEOPLE]
-    facts = [fact, *draws.fork("habits").shuffled(file_text("habit.txt").splitlines())]
-    needles = [f"{person} {fact}." for person, fact in zip(people, facts, strict=False)]
-    _, context = spread(spec, spec.prose, needles)
-    return Draft(f"Who {asked}?", people[:1], context, MIN_WORDS, f" The person who {asked} is")

@@ -59,7 +59,6 @@ QUOTES: Mapping[str, Callable[[Spec], Draft]] = {
 FURTHER = (
     Kind(IN_TURN, "Turns", 32, in_turn),
     Kind(ALONE, "Turns", 32, in_turn, alone=True),
-    Kind("unlike", "No shared words", 32, ruler.linked_person),
     *(
         Kind(name, "Quotes", 160, draft, quotes.quote_score, whole_parts=True)
         for name, draft in QUOTES.items()
