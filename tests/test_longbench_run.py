@@ -19,10 +19,11 @@ from folders import PROMPTS, benchmark, benchmark_item, model_folder, untimed
 import lazyllm
 from lazyllm import longbench
 from lazyllm.evaluation.longbench.tasks import LongBench, find_templates
-from lazyllm.evaluation.results import ITEMS, MANIFEST, Manifest, RunFolder, new_manifest, read_rows
+from lazyllm.evaluation.results import ITEMS, MANIFEST, Manifest, new_manifest, opened_run, read_rows
 from lazyllm.evaluation.summary import token_use_by_setting
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
+CELL = {"setting": "a", "dataset": "b", "item": "ü", "content": "1"}
 SETTINGS = ["dense", '{"1": 0.5, "3": 0.2}', '{"2": 0.9}']
 
 
@@ -392,21 +393,21 @@ def test_a_chat_template_that_is_missing_is_told_before_work(data: Path, tmp_pat
 
 
 def test_a_folder_without_results_takes_other_conditions(tmp_path: Path) -> None:
-    with RunFolder(tmp_path, manifest({"limit": 1})):
+    with opened_run(tmp_path, manifest({"limit": 1})):
         pass
-    with RunFolder(tmp_path, manifest({"limit": 2})) as folder:
-        folder.append({"setting": "a", "dataset": "b", "item": "c", "content": "1"}, {})
-    with pytest.raises(ValueError, match="limit is 2, not 1"):
-        RunFolder(tmp_path, manifest({"limit": 1}))
+    with opened_run(tmp_path, manifest({"limit": 2})) as folder:
+        folder.append(CELL, {})
+    with pytest.raises(ValueError, match="limit is 2, not 1"), opened_run(tmp_path, manifest({"limit": 1})):
+        pass
     (tmp_path / MANIFEST).unlink()
     with pytest.raises(FileNotFoundError, match=r"holds no run: there is no manifest\.json"):
-        RunFolder(tmp_path, manifest({"limit": 2}))
+        longbench.Run(tmp_path)
 
 
 def test_two_runs_at_once_and_runs_without_answers_are_refused(tmp_path: Path) -> None:
-    with RunFolder(tmp_path, manifest({"measure": "kl"})):
-        with pytest.raises(RuntimeError, match="another process"):
-            RunFolder(tmp_path, manifest({}))
+    with opened_run(tmp_path, manifest({"measure": "kl"})):
+        with pytest.raises(RuntimeError, match="another process"), opened_run(tmp_path, manifest({})):
+            pass
         with pytest.raises(ValueError, match="no scored answers but the measure 'kl'"):
             longbench.Run(tmp_path)
 
@@ -414,16 +415,15 @@ def test_two_runs_at_once_and_runs_without_answers_are_refused(tmp_path: Path) -
 def test_a_line_that_is_no_result_is_named_and_a_torn_last_line_is_dropped(tmp_path: Path) -> None:
     (tmp_path / ITEMS).write_text('{"setting": "a"}\n{"setting": "b"}\n')
     with pytest.raises(ValueError, match=r"items\.jsonl, line 1"):
-        RunFolder(tmp_path, manifest({}))
+        read_rows(tmp_path)
     (tmp_path / ITEMS).unlink()
-    row = {"setting": "a", "dataset": "b", "item": "ü", "content": "1"}
-    with RunFolder(tmp_path, manifest({})) as folder:
-        made = folder.append(row, {"threads": 1})
+    with opened_run(tmp_path, manifest({})) as folder:
+        row = folder.append(CELL, {"threads": 1})
     with (tmp_path / ITEMS).open("ab") as file:
         file.write('{"setting": "a", "dataset": "ü'.encode()[:-1])
-    with RunFolder(tmp_path, manifest({})) as folder:
-        assert folder.rows == [made]
-        folder.append({**row, "item": "2"}, {"threads": 1})
+    with opened_run(tmp_path, manifest({})) as folder:
+        assert folder.rows == [row]
+        folder.append({**CELL, "item": "2"}, {"threads": 1})
     assert len((tmp_path / ITEMS).read_text().splitlines()) == 2
 
 
@@ -473,7 +473,7 @@ def size(folder: Path) -> int:
 
 def test_a_run_prints_as_aligned_text(finished: Path) -> None:
     made = longbench.Run(finished)
-    assert repr(made) == f"<Run {finished}: 9 rows, 3 settings>"
+    assert repr(made) == f"<Run {finished}: {made.heading}>"
     text = made.text()
     assert "paired difference to dense" in text
     assert "Conditions" not in text

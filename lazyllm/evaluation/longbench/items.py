@@ -57,8 +57,9 @@ def located(path: Path) -> dict[str, list[File]]:
         raise ValueError(f"data: {path} is a file of an unknown kind; expected {EXPECTED}")
     for folder in (path, path / "data"):
         places = {name: folder / f"{name}.jsonl" for name in DATA_SETS}
-        if lines := {name: [file] for name, file in places.items() if file.is_file()}:
-            return {**lines}
+        lines: dict[str, list[File]] = {name: [file] for name, file in places.items() if file.is_file()}
+        if lines:
+            return lines
         folders = ("", *(f"{name}/{split}" for name in DATA_SETS for split in ("", "*/")))
         if tables := sorted(file for place in folders for file in folder.glob(f"{place}*.parquet")):
             return in_tables(folder, tables)
