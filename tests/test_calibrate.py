@@ -102,7 +102,7 @@ def test_what_is_wrong_is_refused_before_work(llm: LLM, tmp_path: Path) -> None:
             {"lengths": [900, 1101]},
             "length 1101, a prompt and its answer, is more than the model's context of 1100",
         ),
-        ({"lengths": [50]}, "length 50 is too short"),
+        ({"lengths": [50]}, "length is 50; item 0 of niah_single_2 needs at least 475 tokens"),
         ({"lengths": 900}, r"lengths must be a list such as \[1024, 4096\], not 900"),
         ({"lengths": []}, "lengths must be at least one number of tokens"),
         ({"speedup": 50}, "a speedup of 50 is out of reach"),

@@ -21,9 +21,9 @@ from lazyllm.evaluation.results import (
     ITEMS,
     MANIFEST,
     Key,
-    RunFolder,
     joined,
     new_manifest,
+    opened_run,
     read_manifest,
     read_rows,
 )
@@ -183,9 +183,7 @@ def test_times_of_other_threads_are_kept_apart(
     assert made.scores()[SECOND] == ruler(llm, tmp_path / "one", [{2: 0.5}]).scores()[SECOND]
     where = environments_table(made.summary, made.manifest["environments"])
     assert [line[:2] for line in where.rows] == [[one, "4"], [two, "2"]]
-    report = (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert where.markdown() in report
-    assert f"| {two} | {SECOND} | 2 |  |  |" in report
+    assert where.markdown() in (tmp_path / "report.md").read_text(encoding="utf-8")
 
 
 # ---- folders merged ------------------------------------------------------------------------------
@@ -209,7 +207,7 @@ def test_merged_folders_are_one_run(folders: tuple[Path, Path], llm: lazyllm.LLM
     assert len(made.rows) == 4 + 9
     assert len(made.summary.rows) == 9
     one, two = made.summary.environments
-    assert [made.summary.n_timed(name, FIRST) for name in (one, two)] == [3, 2]
+    assert [made.summary.n_timed(name) for name in (one, two)] == [9, 4]
     assert made.scores() == longbench.Run(folders[1]).scores()
     assert [row["timing"] for row in made.rows if row["environment"] == two] == [
         row["timing"] for row in longbench.Run(folders[0]).rows
@@ -301,7 +299,7 @@ def test_the_command_reports_one_folder_and_several(
     assert "13 results" not in (out := capsys.readouterr().out)
     assert "9 results" in out
     assert f"wrote {tmp_path / 'both'}" in out
-    assert {"report.md", "speed.csv", "times.csv"} <= {path.name for path in (tmp_path / "both").iterdir()}
+    assert {"report.md", "speed.csv"} <= {path.name for path in (tmp_path / "both").iterdir()}
     (folders[0] / "report.md").unlink()
     assert main(["report", here]) == 0
     assert (folders[0] / "report.md").exists()
@@ -317,7 +315,7 @@ def test_the_command_reports_one_folder_and_several(
 
 
 def test_rows_stand_in_the_order_of_the_plan_and_their_environments_in_the_manifest(tmp_path: Path) -> None:
-    with RunFolder(tmp_path, new_manifest("m", {}, {})) as folder:
+    with opened_run(tmp_path, new_manifest("m", {}, {})) as folder:
         for item in "0312":
             row = folder.append({**CELL, "item": item}, {"threads": 3})
             assert read_manifest(tmp_path)["environments"] == {row["environment"]: {"threads": 3}}

@@ -77,14 +77,6 @@ def test_times_by_hand() -> None:
     speeds = {setting: summary.speed(setting, "ttft") for setting in "pqr"}
     # dense was timed on the item of q elsewhere
     assert speeds == {"p": Speed(2.0, 2.0), "q": NO_SPEED, "r": Speed(2.0, 2.0)}
-    assert report.times_table(summary).rows == [
-        ["slow", "dense", "3", "1.00 (1.00)", "1.00 (1.00)"],
-        ["slow", "p", "3", "2.00 (2.00)", "2.00 (2.00)"],
-        ["fast", "dense", "1", "1.00 (1.00)", "1.00 (1.00)"],
-        ["fast", "p", "1", "4.00 (4.00)", "4.00 (4.00)"],
-        ["fast", "q", "1", "", ""],
-        ["fast", "r", "1", "2.00 (2.00)", "2.00 (2.00)"],
-    ]
     assert [row["timing"]["ttft"] for row in summary.timed("p") + summary.timed("q")] == [2.0] * 3 + [0.5]
     states = {"slow": {"warm-up runs": 0}, "fast": {"warm-up runs": 5}}
     assert report.warmth(summary, states) == "cold or warm, after 5 short runs and one of each setting"
@@ -104,35 +96,17 @@ def test_intervals_hold_the_mean_95_times_in_100(name: str, items: int) -> None:
     """The standard deviation of each data set of each category is given; the mean is 0."""
     random, spreads, n_hits, n_trials = np.random.default_rng(0), SPREADS[name], 0, 1000
     for _ in range(n_trials):
-        groups = [[spread * random.standard_normal(items) for spread in several] for several in spreads]
+        groups = [[spread * random.standard_normal(items) for spread in category] for category in spreads]
         made = interval(groups)
         n_hits += made.low <= 0 <= made.high
     assert n_hits / n_trials == pytest.approx(0.95, abs=0.02)
 
 
-def test_intervals_of_a_summary_hold_the_mean_95_times_in_100() -> None:
-    """Scores, and paired differences to dense, of two categories with two data sets each."""
-    random, n_trials, hits = np.random.default_rng(1), 800, np.zeros(4)
-    names = {"a": "1", "b": "1", "c": "2", "d": "2"}
-    for _ in range(n_trials):
-        rows = []
-        for name in names:
-            for number, level in enumerate(random.normal(0.5, 0.05, 3)):
-                rows.append(row("dense", name, number, level, 1.0))
-                rows.append(row("p", name, number, level - 0.1 + random.normal(0, 0.02), 1.0))
-        summary = Summary(rows, names.__getitem__)
-        told = [summary.mean("dense"), summary.mean("dense", "1"), summary.difference("p")]
-        told.append(summary.difference("p", "2"))
-        for place, (one, truth) in enumerate(zip(told, (50, 50, -10, -10), strict=True)):
-            hits[place] += one.low <= truth <= one.high
-    assert hits / n_trials == pytest.approx(0.95, abs=0.02)
-
-
 def test_intervals_by_hand() -> None:
-    one = interval([[np.array([4.0, 6.0])]])  # standard error 1, one degree of freedom
-    assert (one.low, one.high) == pytest.approx((5 - 12.706, 5 + 12.706), abs=1e-3)
-    one = interval([[np.array([3.0, 5.0, 7.0])]], low=1.0)  # standard error 1.1547, two degrees
-    assert (one.low, one.high) == pytest.approx((1.0, 5 + 1.1547 * 4.3027), abs=1e-3)
+    bounds = interval([[np.array([4.0, 6.0])]])  # standard error 1, one degree of freedom
+    assert bounds == pytest.approx((5, 5 - 12.706, 5 + 12.706), abs=1e-3)
+    bounds = interval([[np.array([3.0, 5.0, 7.0])]], low=1.0)  # standard error 1.1547, two degrees
+    assert bounds == pytest.approx((5, 1.0, 5 + 1.1547 * 4.3027), abs=1e-3)
     quantiles = [student_t(freedom) for freedom in (4, 9, 30, 1000)]
     assert quantiles == pytest.approx([2.7764, 2.2622, 2.0423, 1.9623], abs=1e-4)
     assert np.isnan(interval([[np.array([3.0, 7.0])], [np.array([5.0])]]).low)
@@ -169,16 +143,12 @@ def test_differences_pair_the_items_that_both_have() -> None:
     assert report.scores_table(summary).rows[-2:] == [["items", "3", "2"], ["items paired", "3", "2"]]
 
 
-def test_tables_for_other_programs_hold_no_markdown() -> None:
-    table = report.scores_table(Summary([row("dense", "lcc", 1, 0.5, 1.0)], lambda name: r"a\b ~ c^2 & d"))
+def test_a_table_for_latex_has_no_markdown_but_rules_and_columns_of_intervals() -> None:
+    rows = [["{1: 0.5}", "2.00 [1.00, 3.00]", "7"], [r"**a\b ~ c^2**", "1.00", "8"]]
+    table = Table("Scores & speed", ["setting", "score [95 %]", "n"], rows)
     assert "**" in table.markdown()
-    assert "**" not in table.csv() + table.latex()
-    assert r"a\textbackslash{}b \textasciitilde{} c\textasciicircum{}2 \& d" in table.latex()
-
-
-def test_a_table_for_latex_has_rules_a_caption_and_columns_of_intervals() -> None:
-    rows = [["{1: 0.5}", "2.00 [1.00, 3.00]", "7"], ["dense", "1.00", "8"]]
-    assert Table("Scores & speed", ["setting", "score [95 %]", "n"], rows).latex().splitlines() == [
+    assert "**" not in table.csv()
+    assert table.latex().splitlines() == [
         r"\begin{table}",
         r"\centering",
         r"\caption{Scores \& speed}",
@@ -187,7 +157,7 @@ def test_a_table_for_latex_has_rules_a_caption_and_columns_of_intervals() -> Non
         r"setting & score & [95 \%] & n \\",
         r"\midrule",
         r"\{1: 0.5\} & 2.00 & [1.00, 3.00] & 7 \\",
-        r"dense & 1.00 &  & 8 \\",
+        r"a\textbackslash{}b \textasciitilde{} c\textasciicircum{}2 & 1.00 &  & 8 \\",
         r"\bottomrule",
         r"\end{tabular}",
         r"\end{table}",

@@ -17,10 +17,9 @@ import pytest
 
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.evaluation.chats import wrapped_ids
-from lazyllm.evaluation.generated import draws, ruler
-from lazyllm.evaluation.generated.draws import Draws, names, vocabulary
-from lazyllm.evaluation.generated.haystack import Haystack, distinct, made_prose
+from lazyllm.evaluation.generated import material, ruler
 from lazyllm.evaluation.generated.kinds import Encode, strings_found
+from lazyllm.evaluation.generated.material import Draws, Haystack, distinct, made_prose, names, vocabulary
 from lazyllm.evaluation.generated.questions import QA, read_questions
 from lazyllm.evaluation.generated.tasks import (
     OF_RULER,
@@ -79,7 +78,6 @@ DIGESTS = {
     "fwe": "7dfe16885b3b6246",
     "niah_turns": "0236742e75e9fc83",
     "niah_alone": "297efbdf6fa2ddea",
-    "unlike": "b7e109590ae39de0",
     "quote_lines": "bbbdac130e3c630e",
     "quote_paragraph": "1a6ca19775125207",
     "quote_function": "aff43be5fdb85739",
@@ -87,7 +85,7 @@ DIGESTS = {
 
 
 @each_task
-def test_the_same_seed_gives_the_same_bytes_and_others_other_items(task: str) -> None:
+def test_items_have_the_benchmarks_fields_the_same_of_a_seed_and_others_of_others(task: str) -> None:
     items = generate(task, pieces, 1500, count=2, seed=7)
     lines = "\n".join(json.dumps(item) for item in items)
     assert sha256(lines.encode()).hexdigest()[:16] == DIGESTS[task]
@@ -96,9 +94,13 @@ def test_the_same_seed_gives_the_same_bytes_and_others_other_items(task: str) ->
     items += generate(task, pieces, 1100, 2, 0)
     assert len({item["context"] for item in items}) == len(items)
     assert len({item["_id"] for item in items}) == len(items)
-
-
-# ---- the form ------------------------------------------------------------------------------------
+    for item in items:
+        assert checked_item("here", item, task) is item
+        around = TASKS[task].template.format(**{**item, "context": ""})
+        assert strings_found(item["context"], item["answers"]) == {"score": 1}
+        assert strings_found(around, item["answers"]) == {"score": 0}
+        assert len({*item["answers"]}) == len(item["answers"])
+        assert (item["depth"] is None) == (task not in ONE_NEEDLE)
 
 
 def test_the_tasks() -> None:
@@ -110,17 +112,6 @@ def test_the_tasks() -> None:
 
 
 @each_task
-def test_items_have_the_benchmarks_fields(task: str) -> None:
-    (item,) = generate(task, pieces, 1000, count=1, seed=3)
-    assert checked_item("here", item, task) is item
-    assert (item["language"], item["all_classes"], item["length"]) == ("en", None, 1000)
-    assert json.loads(json.dumps(item)) == item
-    where = f"-depth{item['depth']}" if task in ONE_NEEDLE else ""
-    assert item["_id"] == f"{task}-1000{where}-seed3-0"
-    assert (item["depth"] is None) == (task not in ONE_NEEDLE)
-
-
-@each_task
 def test_prompt_template_and_answer_fill_the_length(task: str, demo_tokenizer: Tokenizer) -> None:
     of_model = prompt_encoder(demo_tokenizer, "auto")
     for encode, lengths in ((of_model, (900, 922, 6000)), (pieces, (700, 733, 3000))):
@@ -128,18 +119,11 @@ def test_prompt_template_and_answer_fill_the_length(task: str, demo_tokenizer: T
             for item in generate(task, encode, length, count=2, seed=0):
                 least = 0.9 if TASKS[task].whole_parts else 0.97
                 assert least * length <= length_of(item, encode) <= length
+    with pytest.raises(ValueError, match=rf"length is 20; item 0 of {task} needs at least \d+ tokens"):
+        generate(task, pieces, 20, count=1, seed=0)
 
 
 # ---- answers where promised ----------------------------------------------------------------------
-
-
-@each_task
-def test_answers_stand_in_the_context_only(task: str) -> None:
-    for item in generate(task, pieces, 1200, count=5, seed=0):
-        around = TASKS[task].template.format(**{**item, "context": ""})
-        assert strings_found(item["context"], item["answers"]) == {"score": 1}
-        assert strings_found(around, item["answers"]) == {"score": 0}
-        assert len({*item["answers"]}) == len(item["answers"])
 
 
 @pytest.mark.parametrize("task", NEEDLES)
@@ -199,11 +183,13 @@ def test_common_words_are_the_commonest(length: int, often: int, seldom: int) ->
         assert [word for _, word in entries[:10]] != item["answers"]
         assert {"-" in word for word in counts} == ({True, False} if length == 20_000 else {False})
         *listed, answers = re.findall(r"(?:\d+\. \w+ ?){10,}", item["example"])
-        there = Counter(re.findall(r"[a-z]+", listed[0]))
-        times = Counter(there.values())
+        in_example = Counter(re.findall(r"[a-z]+", listed[0]))
+        times = Counter(in_example.values())
         assert times == ({3: 10, 1: 10} if length < 4096 else {10: 10, 3: 30})
-        assert {*re.findall(r"[a-z]+", answers)} == {word for word, n in there.items() if n == max(times)}
-        assert not {*there} & {*item["answers"]}
+        assert {*re.findall(r"[a-z]+", answers)} == {
+            word for word, n in in_example.items() if n == max(times)
+        }
+        assert not {*in_example} & {*item["answers"]}
 
 
 @pytest.mark.parametrize("length", [*range(205, 400, 7), 1500, 20000])
@@ -220,16 +206,13 @@ def test_frequent_words_are_the_most_frequent(length: int) -> None:
             assert all(least // rank**2 <= n <= most // rank**2 for rank, n in enumerate(ranked[1:], 2))
 
 
-def test_no_word_is_part_of_another() -> None:
+def test_names_come_once_and_run_out_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
     words = [*vocabulary("adjective"), *vocabulary("noun")]
     assert len({*words}) == len(words) > 1700
     assert not [(word, other) for word in words for other in words if word != other and word in other]
-
-
-def test_names_come_once_and_run_out_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = {"adjective": ("calm", "red"), "noun": ("moon", "star", "sun")}
-    monkeypatch.setattr(draws, "vocabulary", words.get)
-    pairs = [f"{adjective}-{noun}" for adjective in words["adjective"] for noun in words["noun"]]
+    few = {"adjective": ("calm", "red"), "noun": ("moon", "star", "sun")}
+    monkeypatch.setattr(material, "vocabulary", few.get)
+    pairs = [f"{adjective}-{noun}" for adjective in few["adjective"] for noun in few["noun"]]
     assert sorted(islice(names(Draws("a")), 6)) == pairs
     with pytest.raises(ValueError, match="more than the 6 names there are; use a smaller length"):
         generate("niah_multikey_2", pieces, 1000, count=1, seed=0)
@@ -239,6 +222,7 @@ def test_names_come_once_and_run_out_aloud(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_needle_is_as_deep_as_asked(task: str) -> None:
     for depth in (0, 12.5, 50, 81, 100, None):
         (item,) = generate(task, pieces, 2000, count=1, seed=0, depth=depth)
+        assert item["_id"] == f"{task}-2000-depth{item['depth']}-seed0-0"
         context = item["context"]
         (needle,) = (match[0] for match in NEEDLE.finditer(context) if match[2] == item["answers"][0])
         before, after = context.split(needle)
@@ -253,10 +237,10 @@ def test_the_needle_is_as_deep_as_asked(task: str) -> None:
 
 
 def test_drawn_depths_are_rulers_forty_and_can_be_asked_for() -> None:
-    assert (draws.DEPTHS[0], draws.DEPTHS[1], draws.DEPTHS[-1], len({*draws.DEPTHS})) == (0, 3, 100, 40)
+    assert (*material.DEPTHS[:2], material.DEPTHS[-1], len({*material.DEPTHS})) == (0, 3, 100, 40)
     items = generate("niah_single_2", pieces, 400, count=60, seed=0)
     drawn = {item["depth"] for item in items}
-    assert drawn <= {*draws.DEPTHS}
+    assert drawn <= {*material.DEPTHS}
     assert len(drawn) > 25
     assert all(len({*Draws(str(seed)).depths(5)}) == 5 for seed in range(20))
     assert generate("niah_single_2", pieces, 400, 1, 0, depth=float(items[0]["depth"])) == items[:1]
@@ -287,10 +271,9 @@ def test_prose_is_read_in_the_order_of_names_and_surrounds_the_needles(prose: Pa
 def test_prose_made_by_rule_does_not_repeat() -> None:
     sentences = made_prose().sentences
     assert len({*sentences}) > 0.99 * len(sentences) > 2000
-    assert made_prose() is made_prose()
     (item,) = generate("niah_single_2", pieces, 4000, count=1, seed=0)
-    told = re.split(r"(?<=[.?]) ", item["context"])
-    assert len({*told}) > 0.98 * len(told) > 200
+    shown = re.split(r"(?<=[.?]) ", item["context"])
+    assert len({*shown}) > 0.98 * len(shown) > 200
 
 
 @pytest.mark.parametrize(
@@ -311,33 +294,25 @@ def test_prose_that_cannot_be_used(
         generate("niah_single_2", pieces, 9628, count=1, seed=0, prose=Haystack.read(folder))
 
 
-# ---- bad input -----------------------------------------------------------------------------------
-
-
-@each_task
-def test_a_length_too_short_is_refused_with_the_least(task: str) -> None:
-    refused = rf"length is 20; item 0 of {task} needs at least (\d+) tokens"
-    with pytest.raises(ValueError, match=refused) as error:
-        generate(task, pieces, 20, count=1, seed=0)
-    assert 20 < int(re.findall(r"\d+", str(error.value))[-1]) < 700
+# ---- options -------------------------------------------------------------------------------------
 
 
 def test_bad_input_is_refused_by_name() -> None:
-    for given, error, told in (
+    for bad, error, words in (
         ({"task": "niah_singel_1"}, ValueError, "no generated task 'niah_singel_1'; did you mean niah_sin"),
-        ({"task": "qqq"}, ValueError, "no generated task 'qqq'; expected one of niah_single_1, .*, qa_2"),
-        ({"task": "qa_1"}, ValueError, r"qa_1 needs questions on documents: a folder with squad\.json"),
-        ({"task": None}, TypeError, "must be a string, not None"),
+        ({"task": "qa_1"}, ValueError, "qa_1 needs questions on documents: a folder with triviaqa"),
         ({"length": 0}, ValueError, "length must be from 1 to .*, not 0"),
         ({"count": 0}, ValueError, "count must be from 1"),
         ({"seed": -1}, ValueError, "seed must be from 0 to .*, not -1"),
         ({"depth": 101}, ValueError, "depth must be from 0 to 100 percent, not 101"),
-        ({"depth": float("nan")}, ValueError, "depth must be finite, not nan"),
         ({"depth": "50"}, TypeError, "depth must be a number, not '50'"),
     ):
-        options = {"task": "niah_single_1", "encode": pieces, "length": 500, "count": 1, "seed": 0, **given}
-        with pytest.raises(error, match=told):
+        options = {"task": "niah_single_1", "encode": pieces, "length": 500, "count": 1, "seed": 0, **bad}
+        with pytest.raises(error, match=words):
             generate(**options)
+    for lists, words in (({"lengths": []}, "lengths must be"), ({"depths": [10, 10.0]}, "depths must be")):
+        with pytest.raises(ValueError, match=f"{words} different numbers, at least one"):
+            niah_items(pieces, NiahOptions(**{"lengths": [500], **lists}))
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
@@ -347,96 +322,49 @@ def test_numbers_of_numpy_are_numbers() -> None:
         assert json.dumps(plain) == json.dumps(generate("niah_single_1", pieces, *numbers, depth=depth))
 
 
-def test_lengths_too_short_for_some_tasks_name_the_way_out() -> None:
-    with pytest.raises(ValueError, match="length 256 is too short for") as error:
-        ruler_items(pieces, RulerOptions(lengths=[1024, 256], count=1))
-    ((length, listed),) = re.findall(r"of (\d+) or more, or only the tasks (\S+) \(", str(error.value))
-    tasks = listed.split(",")
-    assert len(ruler_items(pieces, RulerOptions(tasks=tasks, lengths=[256], count=1))) == len(tasks)
-    enough = RulerOptions(lengths=[int(length)], count=1)
-    assert len(ruler_items(pieces, enough)) == len(OF_RULER) - len(QA)
-    with pytest.raises(ValueError, match=r"length 20 is too short for .*; choose lengths of \d+ or more$"):
-        ruler_items(pieces, RulerOptions(lengths=[20], count=1))
-
-
 @each_task
 def test_the_answer_begins_after_the_assistants_header(task: str, demo_tokenizer: Tokenizer) -> None:
     (item,) = generate(task, prompt_encoder(demo_tokenizer, "template"), 1000, count=1, seed=0)
     asked = TASKS[task].template.format(**item)
     assert asked.endswith(item["input"])
     whole = demo_tokenizer.chat_text([{"role": "user", "content": asked}])
-    text = f"{whole}{item['answer_prefix']}"
     assert whole.endswith("<|im_start|>assistant\n")
-    begun = TASKS[task] in OF_RULER or task == "unlike"  # small models answer at once
+    begun = TASKS[task] in OF_RULER  # small models answer at once
     assert re.fullmatch(r" The .* (is|are|are:)" if begun else "", item["answer_prefix"])
     ids = wrapped_ids(demo_tokenizer, asked, "template", item["answer_prefix"])
-    assert ids == demo_tokenizer.encode(text, add_special=False)
-    assert demo_tokenizer.decode(ids, skip_special_tokens=False) == text
+    assert demo_tokenizer.decode(ids, skip_special_tokens=False) == f"{whole}{item['answer_prefix']}"
 
 
-def questions_folder(folder: Path, longbench: bool) -> Path:
-    """Files in the forms of SQuAD 2.0 and HotpotQA, or of LongBench."""
-    folder.mkdir()
+def test_questions_stand_among_other_documents(tmp_path: Path) -> None:
     texts = [f"Town {number}\nThe mayor of town {number} is called M{number}." for number in range(60)]
-    if longbench:
-        shown = [f"Passage:\n{text}\nQuestion:\nWho?\nAnswer:\n" for text in texts]
-        items = [
-            ("triviaqa", number, shown[number], "M9\n\n".join(shown[30 + number : 32 + number]) + "M9")
-            for number in range(30)
-        ]
-        for first in range(0, 60, 5):
-            passages = (f"Passage {place}:\n{texts[first + place]}" for place in range(5))
-            items.append(("hotpotqa", first, "Who?", "\n".join(passages)))
-        for name, number, asked, context in items:
-            row = {"input": asked, "context": context, "answers": [f"M{number}"], "dataset": name}
-            row |= {"length": 50, "language": "en", "all_classes": None, "_id": str(number)}
-            with (folder / f"{name}.jsonl").open("a") as file:
-                file.write(json.dumps(row) + "\n")
-        return folder
-    paragraphs = []
-    for text in texts:
-        asked = {"question": "Who is it?", "answers": [{"text": text[-4:-1]}], "is_impossible": False}
-        impossible = {"question": "Why?", "answers": [], "is_impossible": True}
-        paragraphs.append({"context": text, "qas": [asked, impossible]})
-    articles = [{"paragraphs": paragraphs[first : first + 6]} for first in range(0, 60, 6)]
-    (folder / "squad.json").write_text(json.dumps({"data": articles}))
-    documents = [[title, [text]] for title, text in (text.split("\n") for text in texts)]
+    shown = [f"Passage:\n{text}\nQuestion:\nWho?\nAnswer:\n" for text in texts]
     rows = [
-        {"question": "Who?", "answer": f"M{first}", "context": documents[first : first + 10]}
-        for first in range(0, 60, 10)
+        ("triviaqa", number, shown[number], "M9\n\n".join(shown[30 + number : 32 + number]) + "M9")
+        for number in range(30)
     ]
-    (folder / "hotpotqa.json").write_text(json.dumps(rows))
-    return folder
-
-
-@pytest.mark.parametrize("longbench", [False, True])
-def test_questions_stand_among_other_documents(longbench: bool, tmp_path: Path) -> None:
-    folder = questions_folder(tmp_path / "qa", longbench)
-    items = ruler_items(pieces, RulerOptions(lengths=[700], count=3, qa=folder))
-    assert {"qa_1@700", "qa_2@700"} < {*items}
-    for name, own in (("qa_1", 1), ("qa_2", 5 if longbench else 10)):
-        questions = read_questions(folder, name)
+    for first in range(0, 60, 5):
+        passages = (f"Passage {place}:\n{texts[first + place]}" for place in range(5))
+        rows.append(("hotpotqa", first, "Who?", "\n".join(passages)))
+    for name, number, asked, context in rows:
+        row = {"input": asked, "context": context, "answers": [f"M{number}"], "dataset": name}
+        row |= {"length": 50, "language": "en", "all_classes": None, "_id": str(number)}
+        with (tmp_path / f"{name}.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
+    items = ruler_items(pieces, RulerOptions(lengths=[700], count=3, qa=tmp_path))
+    assert [*items] == [f"{kind.name}@700" for kind in OF_RULER]
+    for name, n_own in (("qa_1", 1), ("qa_2", 5)):
+        questions = read_questions(tmp_path, name)
         assert questions is not None
-        texts = [*questions.documents]
-        assert len(texts) == 60
-        for asked, item in zip(questions.questions, items[f"{name}@700"], strict=False):
+        assert sorted(questions.documents) == sorted(texts)
+        for number, item in enumerate(items[f"{name}@700"]):
             documents = re.split(r"\n*Document \d+:\n", item["context"])[1:]
-            assert len(documents) > own == len(asked.documents)
-            near = [*asked.documents, *asked.related]  # paragraphs of the same article come first
-            assert {texts[place] for place in near} <= {*documents}
-            assert (item["answers"], item["input"]) == (asked.answers, f"Question: {asked.text}")
+            assert len(documents) > n_own
+            assert {*texts[n_own * number : n_own * (number + 1)]} <= {*documents}
+            assert (item["answers"], item["input"]) == ([f"M{n_own * number}"], "Question: Who?")
             assert 600 < length_of(item, pieces) <= 700
-    more = generate("qa_1", pieces, 5000, 1, 0, questions=read_questions(folder, "qa_1"))[0]["context"]
-    assert more.count("mayor of town 7 ") > 1  # documents repeat when there are too few
-
-
-def test_files_of_questions_that_cannot_be_used(tmp_path: Path) -> None:
-    (tmp_path / "squad.json").write_text("[1]")
-    with pytest.raises(ValueError, match=r"squad\.json is not the file that RULER downloads"):
-        read_questions(tmp_path, "qa_1")
-    (tmp_path / "squad.json").write_text('{"data": []}')
-    with pytest.raises(ValueError, match="has no question for qa_1"):
-        read_questions(tmp_path, "qa_1")
+    (more,) = generate("qa_1", pieces, 5000, 1, 0, questions=read_questions(tmp_path, "qa_1"))
+    assert more["context"].count("mayor of town 7 ") > 1  # documents repeat when there are too few
+    (tmp_path / "hotpotqa.jsonl").unlink()
     assert read_questions(tmp_path, "qa_2") is None
 
 
@@ -445,7 +373,6 @@ def test_string_match_by_hand() -> None:
         ("It is 123.", ["123"], 1.0),
         ("It is 12 3.", ["123"], 0.0),
         ("abc DEF", ["ABC", "def", "ghi", "jkl"], 0.5),
-        ("one, two", ["one", "two", "three"], 2 / 3),
         ("onetwo", ["one", "two"], 1.0),
         ("", ["one"], 0.0),
     ):
@@ -461,46 +388,34 @@ def test_a_grid_has_each_length_and_depth_in_noise_or_in_the_users_prose(prose: 
         options = NiahOptions(lengths=[400, 800], depths=[0, 50, 100], count=2, prose=folder)
         grid = niah_items(pieces, options)
         assert [*grid] == [f"{task}@400", f"{task}@800"]
-        items = [item for items in grid.values() for item in items]
-        assert [(item["length"], item["depth"], item["_id"]) for item in items] == [
-            (length, depth, f"{depth}/{number}")
-            for length in (400, 800)
-            for depth in (0, 50, 100)
-            for number in range(2)
-        ]
-        assert len({item["answers"][0] for item in items}) == 4
-        assert all(word in item["context"] for item in items)
-    with pytest.raises(ValueError, match="lengths must be different numbers, at least one"):
-        niah_items(pieces, NiahOptions(lengths=[]))
-    with pytest.raises(ValueError, match="depths must be different numbers"):
-        niah_items(pieces, NiahOptions(lengths=[500], depths=[10, 10.0]))
+        for length, items in zip((400, 800), grid.values(), strict=True):
+            places = [(depth, f"{depth}/{number}") for depth in (0, 50, 100) for number in range(2)]
+            assert [(item["depth"], item["_id"]) for item in items] == places
+            assert {item["length"] for item in items} == {length}
+            assert len({item["answers"][0] for item in items}) == 2
+            assert all(word in item["context"] for item in items)
 
 
-ROWS = [
-    {"dataset": "niah_single_1@1024", "item": "0/0", "score": 1.0, "setting": "dense"},
-    {"dataset": "niah_single_1@1024", "item": "0/1", "score": 0.5, "setting": "dense"},
-    {"dataset": "niah_single_1@2048", "item": "50/0", "score": 0.25, "setting": "dense"},
-    {"dataset": "niah_single_1@2048", "item": "50/0", "score": 0, "setting": "Pruning({10: 0.5})"},
-]
+def test_the_picture_holds_the_means(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import matplotlib
 
-
-def test_panels_hold_the_means() -> None:
-    panels = needles_found(ROWS)
-    dense, pruned = panels.values()
-    assert dense == {(0, 1024): 75.0, (50, 2048): 25.0}
-    assert pruned == {(50, 2048): 0.0}
+    rows = [
+        {"dataset": f"niah_single_1@{length}", "item": item, "score": score, "setting": setting}
+        for length, item, score, setting in (
+            (1024, "0/0", 1.0, "dense"),
+            (1024, "0/1", 0.5, "dense"),
+            (2048, "50/0", 0.25, "dense"),
+            (2048, "50/0", 0, "Pruning({10: 0.5})"),
+        )
+    ]
+    panels = needles_found(rows)
+    assert [*panels.values()] == [{(0, 1024): 75.0, (50, 2048): 25.0}, {(50, 2048): 0.0}]
     assert panel_title("dense\nmean 50.0", 3) == ["dense", "mean 50.0"]
     title = panel_title("Pruning({10: 0.5})\nmean 0.0", 1)
     assert title[-1] == "mean 0.0"
     assert max(map(len, title)) <= CHARACTERS_PER_INCH
-
-
-def test_the_picture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import matplotlib
-
-    panels = needles_found(ROWS)
     assert plot_needle_map(panels, tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
-    rows = [ROWS[0] | {"dataset": f"niah_single_1@{length}"} for length in range(1000, 7000, 1000)]
+    rows = [rows[0] | {"dataset": f"niah_single_1@{length}"} for length in range(1000, 7000, 1000)]
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         drawn = plot_needle_map(panels, tmp_path / "map.svg").read_text(encoding="utf-8")
         many = plot_needle_map(needles_found(rows), tmp_path / "many.svg").read_text(encoding="utf-8")
@@ -512,4 +427,3 @@ def test_the_picture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match="a picture needs the package matplotlib: pip install"):
         plot_needle_map(panels, tmp_path / "none.png")
-    assert not (tmp_path / "none.png").exists()

@@ -20,7 +20,7 @@ from lazyllm.commands import main as cli
 from lazyllm.evaluation.generated.tasks import TASKS as RULER
 from lazyllm.evaluation.generated.tasks import generate, prompt_encoder
 from lazyllm.evaluation.measures import forced_logits, greedy_answer, kl_divergence
-from lazyllm.evaluation.results import ITEMS, MANIFEST, RunFolder, new_manifest
+from lazyllm.evaluation.results import ITEMS, MANIFEST, new_manifest, opened_run
 from lazyllm.evaluation.summary import Interval, Summary
 from lazyllm.pictures.figure import new_figure
 from lazyllm.pictures.quality import Dot, draw_dot, number_dots
@@ -273,7 +273,7 @@ def test_other_conditions_in_the_same_folder_are_refused(
         with pytest.raises(ValueError, match=words):
             sweep(llm, SPACE, out=swept.folder, **options)
     manifest = new_manifest("x", {"measure": "attention"}, {})
-    with RunFolder(tmp_path, manifest), pytest.raises(ValueError, match="no sweep, but the measure 'attent"):
+    with opened_run(tmp_path, manifest), pytest.raises(ValueError, match="no sweep, but the measure 'attent"):
         lazyllm.Sweep.read(tmp_path)
 
 

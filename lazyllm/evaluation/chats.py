@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 from lazyllm.support import checked
@@ -13,8 +14,7 @@ if TYPE_CHECKING:
 Wrapper = Literal["none", "llama-2", "xgen", "template"]
 AnyWrapper = Wrapper | Literal["auto"]
 WRAPPERS = ("auto", "none", "llama-2", "xgen", "template")
-LLAMA_2_CHAT = re.compile(r"llama[-_ ]?2(?!\d).*chat")
-XGEN_CHAT = re.compile(r"xgen(?!.*base)")
+NAMES: Mapping[Wrapper, str] = {"llama-2": r"llama[-_ ]?2(?!\d).*chat", "xgen": r"xgen(?!.*base)"}
 XGEN_HEADER = (
     "A chat between a curious human and an artificial intelligence assistant. "
     "The assistant gives helpful, detailed, and polite answers to the human's questions.\n\n"
@@ -36,11 +36,8 @@ def chat_wrapper(tokenizer: Tokenizer, wrapper: AnyWrapper = "auto") -> Wrapper:
     if wrapper != "auto":
         return wrapper
     name = model_name(tokenizer.place).lower()
-    if LLAMA_2_CHAT.search(name):
-        return "llama-2"
-    if XGEN_CHAT.search(name):
-        return "xgen"
-    return "template" if tokenizer.template else "none"
+    named = (known for known, pattern in NAMES.items() if re.search(pattern, name))
+    return next(named, "template" if tokenizer.template else "none")
 
 
 def wrapped_ids(tokenizer: Tokenizer, text: str, wrapper: Wrapper, answer_prefix: str = "") -> list[int]:

@@ -43,21 +43,16 @@ def kernels(llm: LLM) -> str:
 
 def conditions_behind(llm: LLM, settings: Mapping[str, Method], progress: bool) -> dict[str, Any]:
     """The conditions of settings beside their own fields, such as a model that compresses."""
-    conditions = {
-        f"{label}: {what}": value
-        for label, method in settings.items()
-        for what, value in method.conditions(llm, progress).items()
-    }
-    return {"behind settings": conditions}
+    behind = {label: method.conditions(llm, progress) for label, method in settings.items()}
+    named = {f"{label}: {what}": value for label, of in behind.items() for what, value in of.items()}
+    return {"behind settings": named}
 
 
 def environment(llm: LLM, warm_ups: int) -> dict[str, Any]:
     """Conditions that affect times only; the times of rows with equal environments are comparable."""
-    place = {"device": CPU, "threads": llm.threads} if llm.device == CPU else {"device": gpu(llm.device)}
+    if llm.device == CPU:
+        place = {"device": CPU, "threads": llm.threads}
+    else:
+        name = re.search(rf"\b{llm.device} (.+?), \d+ GiB", cuda_facts())
+        place = {"device": name[1] if name else llm.device}
     return {"machine": processor(), **place, "warm-up runs": warm_ups}
-
-
-def gpu(device: str) -> str:
-    """The name of the GPU."""
-    match = re.search(rf"\b{device} (.+?), \d+ GiB", cuda_facts())
-    return match[1] if match else device

@@ -38,7 +38,8 @@ logger = logging.getLogger(__name__)
 
 MAX_NEW_TOKENS = 256  # of a task without a limit, as in the harness' own models
 SAMPLING = ("temperature", "top_p", "top_k")
-Scored = tuple[float, bool]  # ln p of a text, and whether greedy decoding generates it
+Tokenized = tuple[tuple[str, str], list[int], list[int]]  # context and continuation, and the ids of both
+Scored = tuple[float, bool]  # ln p of a continuation, and whether greedy decoding generates it
 
 
 class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does not look into the harness
@@ -129,11 +130,11 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
         if add_generation_prompt:
             return text
         last = str(chat_history[-1]["content"])
-        before, said, after = text.rpartition(last.strip())
-        if not said:
+        before, message, after = text.rpartition(last.strip())
+        if not message:
             raise ValueError("the chat template does not show the last message, so it cannot be continued")
         blanks = last[len(last.rstrip()) :]
-        return before + said + (blanks if after.startswith(blanks) else "")
+        return before + message + (blanks if after.startswith(blanks) else "")
 
     def _each(
         self, kind: str, requests: Sequence[Any], disable_tqdm: bool, result: Callable[..., Any]
@@ -157,10 +158,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
         wanted.pop("do_sample")  # implied by temperature
         sampling = {name: wanted.pop(name) for name in SAMPLING if name in wanted}
         if wanted and wanted != {"num_beams": 1}:
-            raise ValueError(
-                f"generation options {wanted} are not supported; use until, max_gen_toks, do_sample, "
-                f"{', '.join(SAMPLING)}"
-            )
+            known = ", ".join(("until", "max_gen_toks", "do_sample", *SAMPLING))
+            raise ValueError(f"generation options {wanted} are not supported; use {known}")
         if n_new >= self.max_length:
             raise ValueError(f"max_gen_toks must be below max_length ({self.max_length}), not {n_new}")
         return self.llm.generate(
@@ -174,10 +173,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
         ).text
 
     def _loglikelihood_tokens(
-        self,
-        requests: Sequence[tuple[tuple[str, str], list[int], list[int]]],
-        disable_tqdm: bool = False,
-        **_options: Any,
+        self, requests: Sequence[Tokenized], disable_tqdm: bool = False, **_options: Any
     ) -> list[Scored]:
         """Scores continuations: the context is the prompt and is pruned, the continuation is teacher-forced.
 
@@ -199,13 +195,16 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
             for prompt_ids, continuations in shared.items():
                 session = self.llm.session(self.pruning, self.prefixes, progress=False)
                 first = session.forward(prompt_ids, progress=False)
-                for said, members in continuations.items():
-                    branch = session.fork() if said else session
-                    logits = [first, *(branch.forward([token], generated=True) for token in said)]
+                for forced, members in continuations.items():
+                    branch = session.fork() if forced else session
+                    logits = [first, *(branch.forward([token], generated=True) for token in forced)]
                     for index in members:
-                        texts, _, continuation = requests[index]
-                        scores = [scored(row, token) for row, token in zip(logits, continuation, strict=True)]
-                        answers[index] = sum(ln_p for ln_p, _ in scores), all(best for _, best in scores)
+                        texts, _, tokens = requests[index]
+                        ln_p = [
+                            float(log_softmax(row)[token]) for row, token in zip(logits, tokens, strict=True)
+                        ]
+                        greedy = all(row.argmax() == token for row, token in zip(logits, tokens, strict=True))
+                        answers[index] = sum(ln_p), greedy
                         self.cache_hook.add_partial("loglikelihood", texts, answers[index])
                         line.update()
         return answers
@@ -230,10 +229,6 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
         return self._each("loglikelihood_rolling", requests, disable_tqdm, total)
 
 
-def scored(logits: np.ndarray, token: int) -> Scored:
-    return float(log_softmax(logits)[token]), int(logits.argmax()) == token
-
-
 def main(arguments: Sequence[str]) -> None:
     """Runs the harness' command with these arguments."""
     before = sys.argv
@@ -245,10 +240,8 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def default_device(arguments: Sequence[str]) -> list[str]:
-    """Options that replace the harness' default device, cuda:0, by lazyllm's own default.
-
-    They are empty if a device or a config file is given, or the model is of another type.
-    """
+    """Options that replace the harness' default device, cuda:0, by lazyllm's own default; none if a device or
+    a config file is given, or the model is of another type."""
     ours = "lazyllm" in arguments or "--model=lazyllm" in arguments
     chosen = any(argument.startswith(("--dev", "--config", "-C")) for argument in arguments)
     return ["--device", "auto"] if ours and not chosen else []

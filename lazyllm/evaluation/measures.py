@@ -102,11 +102,11 @@ class Divergence(AgainstDense):
         passes: list[Pass] = []
         times = [time.perf_counter()]
         for row in forced_logits(session, ready.prompt.ids, dense.tokens):
-            rows.append(row)
             times.append(time.perf_counter())
+            rows.append(row)
             passes.append(Pass.last_of(session.core, len(passes)))
-        logits = np.array(rows)
         seconds, dropped = (times[1] - times[0], times[-1] - times[0]), any(each.dropped for each in passes)
+        logits = np.array(rows)
         by_token = kl_divergence(dense.logits, logits)
         return {
             "kl": float(by_token.mean()),

@@ -45,9 +45,7 @@ class RunOptions:
     retry_failed: Annotated[bool, "run the items again that failed in an earlier run"] = False
     workers: Annotated[int | None, "processes of this machine, which share its threads", "N"] = None
     scheduler: Annotated[
-        str | None,
-        "run on the workers of this Dask scheduler; device and threads are those of each worker",
-        "ADDRESS",
+        str | None, "run on this Dask scheduler's workers, with the device and threads of each", "ADDRESS"
     ] = None
     worker_device: Annotated[
         str | None, "device of each worker; workers on cuda have a GPU each in turn", IN_PYTHON
@@ -63,9 +61,7 @@ class RunOptions:
             if (value := getattr(self, name, None)) is not None:
                 checked.whole(value, name, least)
         if self.workers is not None and self.scheduler is not None:
-            raise ValueError(
-                "give workers, for processes on this machine, or scheduler, for those of a cluster"
-            )
+            raise ValueError("give workers, for this machine, or scheduler, for a cluster")
         if not self.on_workers and (self.worker_device, self.worker_threads) != (None, None):
             raise ValueError("worker_device and worker_threads are for workers or a scheduler")
 
@@ -86,23 +82,19 @@ class DataOptions(RunOptions):
 
     data: Annotated[
         str | Path | None,
-        "folder, zip or parquet of the benchmark, or hub:OWNER/NAME; default: generated tasks",
+        "the benchmark's folder, zip or parquet, or hub:OWNER/NAME; default: generated",
         "DIR",
     ] = None
     datasets: Annotated[
-        Sequence[str] | None,
-        "data sets; default: the 16 English ones that are there, or all generated tasks",
-        "NAME,…",
+        Sequence[str] | None, "default: the 16 English ones that are there, or all generated tasks", "NAME,…"
     ] = None
     limit: Annotated[int | None, "the first N items of each data set", "N"] = None
     max_length: Annotated[int, "tokens of a prompt, with the answer for generated tasks", "N"] = MAX_LENGTH
     max_new_tokens: Annotated[int | None, "cap on the benchmark's own limits", "N"] = None
     prompts: Annotated[
-        str | Path | None,
-        "file such as dataset2prompt.json; default: the data's own prompts or the official ones",
-        "FILE",
+        str | Path | None, "file such as dataset2prompt.json; default: the data's own or the official", "FILE"
     ] = None
-    edit_sim: Annotated[str, "of code: difflib, as with the benchmark's own requirements, or levenshtein"] = (
+    edit_sim: Annotated[str, "of code: difflib, as by the benchmark's requirements, or levenshtein"] = (
         EDIT_SIM
     )
 
@@ -118,9 +110,7 @@ class GeneratedOptions(RunOptions):
     lengths: Annotated[Sequence[int], "of prompts in tokens, with chat template and answer", "N,…"]
     count: Annotated[int, "items of each task at each length", "N"] = 5
     seed: Annotated[int, "of the items", "N"] = 0
-    prose: Annotated[
-        str | Path | None, "folder of .txt files around the needles; default: a text made by rule", "DIR"
-    ] = None
+    prose: Annotated[str | Path | None, "folder of .txt files around the needles", "DIR"] = None
 
     @property
     def selection(self) -> dict[str, Any]:
@@ -135,12 +125,7 @@ class RulerOptions(GeneratedOptions):
     """Options of RULER's tasks."""
 
     tasks: Annotated[Sequence[str] | None, "default: all tasks", "NAME,…"] = None
-    qa: Annotated[
-        str | Path | None,
-        "folder of squad.json and hotpotqa.json, the files that RULER downloads, or of LongBench, "
-        "for qa_1 and qa_2",
-        "DIR",
-    ] = None
+    qa: Annotated[str | Path | None, "LongBench with triviaqa and hotpotqa, for qa_1 and qa_2", "DIR"] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,9 +134,6 @@ class NiahOptions(GeneratedOptions):
 
     depths: Annotated[Sequence[float], "of the needle in percent", "N,…"] = DEPTHS
     count: Annotated[int, "items of each depth at each length", "N"] = 1
-    prose: Annotated[str | Path | None, "folder of .txt files around the needles; default: noise", "DIR"] = (
-        None
-    )
 
 
 def options_of(kind: type[Any]) -> list[Option]:
@@ -166,10 +148,8 @@ def documented(kind: type[RunOptions], **defaults: str) -> Callable[[Function], 
     """
 
     def add(function: Function) -> Function:
-        lines = [
-            f"- `{option.name}`: {option.described(defaults.get(option.name, ''))}"
-            for option in options_of(kind)
-        ]
+        described = {item.name: item.described(defaults.get(item.name, "")) for item in options_of(kind)}
+        lines = [f"- `{name}`: {text}" for name, text in described.items()]
         function.__doc__ = "\n    ".join([f"{function.__doc__}\n", "Options:", "", *lines])
         return takes(kind, chosen=defaults)(function)
 

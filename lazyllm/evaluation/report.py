@@ -36,19 +36,13 @@ REPORT = "report.md"
 PICTURE, NEEDLE_MAP, TOKEN_USE, TURNS = "scores.png", "heat_map.png", "token_use.png", "turns.png"
 LENGTH_BINS = (("0-4k", 0, 4000), ("4-8k", 4000, 8000), ("8k+", 8000, inf))
 TIMINGS = {"ttft": "TTFT speedup", "seconds": "generation speedup"}
+TURN_FIELDS = ("score", "depth", "ttft", "revived", "computed")
 Environments = Mapping[str, Mapping[str, Any]]
-
-
-# ---- cells ---------------------------------------------------------------------------------------
 
 
 def cell(value: float | Interval, form: str = ".2f") -> str:
     """A number, or a value with its interval; empty for NaN."""
     return with_bounds(value if isinstance(value, Interval) else [value], form)
-
-
-def speedups(summary: Summary, setting: str, environment: str | None = None) -> list[str]:
-    return [str(summary.speed(setting, timing, environment=environment)) for timing in TIMINGS]
 
 
 # ---- tables --------------------------------------------------------------------------------------
@@ -66,20 +60,18 @@ def scores_table(summary: Summary) -> Table:
     differences = (nan if label == DENSE_LABEL else summary.difference(label) for label in settings)
     rows.append(["paired difference to dense [95 %]", *(cell(each, "+.2f") for each in differences)])
     if summary.uneven:
-        rows.append(["items", *(str(len(summary.of(label))) for label in settings)])
-        dense = summary.of(DENSE_LABEL).keys()
-        paired = (len(dense & summary.of(label).keys()) for label in settings)
-        rows.append(["items paired", *map(str, paired)])
+        dense, items = summary.of(DENSE_LABEL).keys(), [summary.of(label).keys() for label in settings]
+        rows.append(["items", *(str(len(own)) for own in items)])
+        rows.append(["items paired", *(str(len(dense & own)) for own in items)])
     return Table("Scores", ["data set", *settings], rows)
 
 
 def speed_table(summary: Summary, environments: Environments) -> Table:
-    """Speedups are those of `Summary.speed`; with several environments, `times_table` has the others."""
     rows = [
         [
             setting,
             cell(summary.mean(setting).value),
-            *speedups(summary, setting),
+            *(str(summary.speed(setting, timing)) for timing in TIMINGS),
             f"{summary.average(setting, 'computed'):.1%}",
             f"{summary.average(setting, 'reached_top'):.1%}",
             str(summary.count(setting, "changed_nothing")),
@@ -97,18 +89,6 @@ def warmth(summary: Summary, environments: Environments) -> str:
     """The state of the machine before the first timed run, as `trial.warm_up` leaves it."""
     counts = dict.fromkeys(environments[name]["warm-up runs"] for name in summary.environments)
     return " or ".join(f"warm, after {n} short runs and one of each setting" if n else "cold" for n in counts)
-
-
-def times_table(summary: Summary) -> Table:
-    """By environment: the rows timed there, and each setting's speedup over dense on the same items there."""
-    rows = [
-        [name, setting, str(n_timed), *speedups(summary, setting, name)]
-        for name in summary.environments
-        for setting in summary.settings
-        if len(summary.environments) > 1 and (n_timed := summary.n_timed(name, setting))
-    ]
-    heads = ["environment", "setting", "rows timed", *TIMINGS.values()]
-    return Table("Speed by environment, against dense on the same items there", heads, rows)
 
 
 def environments_table(summary: Summary, environments: Environments) -> Table:
@@ -145,11 +125,10 @@ def turns_of(summary: Summary) -> dict[tuple[str, str], dict[str, np.ndarray]]:
     found = {}
     for name in summary.datasets:
         for setting in summary.settings:
-            items = [row["turns"] for row in summary.of(setting, [name]).values() if "turns" in row]
-            if items:
+            if items := [row["turns"] for row in summary.of(setting, [name]).values() if "turns" in row]:
                 found[name, setting] = {
                     field: np.array([[turn[field] for turn in turns] for turns in items], float)
-                    for field in ("score", "depth", "ttft", "revived", "computed")
+                    for field in TURN_FIELDS
                 }
                 found[name, setting]["score"] *= 100
     return found
@@ -169,14 +148,10 @@ def turns_table(summary: Summary) -> Table:
     for (name, setting), turns in turns_of(summary).items():
         score, depth, ttft = turns["score"], turns["depth"], turns["ttft"]
         thirds = (score[(low <= depth) & (depth < low + 34)] for low in (0, 34, 67))
-        mean_score = interval([[score.mean(axis=1)]], 0, 100)
         n_turns = score.shape[1]
-        rows.append(
-            [name, setting, cell(mean_score), *map(cell, score.mean(axis=0))]
-            + [cell(mean(third)) for third in thirds]
-            + [cell(float(taken.mean())) for taken in (ttft[:, 0], ttft[:, 1:], turns["revived"][:, 1:])]
-            + [f"{turns['computed'][:, -1].mean():.1%}"]
-        )
+        cells = [interval([[score.mean(axis=1)]], 0, 100), *score.mean(axis=0), *map(mean, thirds)]
+        cells += [float(taken.mean()) for taken in (ttft[:, 0], ttft[:, 1:], turns["revived"][:, 1:])]
+        rows.append([name, setting, *map(cell, cells), f"{turns['computed'][:, -1].mean():.1%}"])
     heads = ["data set", "setting", "all turns [95 %]", *(f"turn {turn}" for turn in range(1, n_turns + 1))]
     heads += ["first third of the text", "second", "last", "first token, s: turn 1", "later turns"]
     return Table("Turns", [*heads, "revived a later turn", "computed at the end"], rows)
@@ -207,7 +182,6 @@ class Results:
         return {
             "scores": scores_table(self.summary),
             "speed": speed_table(self.summary, self.manifest["environments"]),
-            "times": times_table(self.summary),
             "lengths": lengths_table(self.summary),
             "turns": turns_table(self.summary),
         }
@@ -272,9 +246,7 @@ class Run(Results):
         super().__init__(read_rows(path), manifest, path)
 
     def __repr__(self) -> str:
-        n_failed = len(self.summary.failed)
-        failed = f", {n_failed} failed" if n_failed else ""
-        return f"<Run {self.folder}: {len(self.rows)} rows{failed}, {len(self.summary.settings)} settings>"
+        return f"<Run {self.folder}: {self.heading}>"
 
     def scores(self) -> dict[str, dict[str, float]]:
         """By setting: the score of each data set, 0 to 100, rounded to 0.01 like the benchmark's own."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import isclose
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,7 +41,7 @@ def new_manifest(model: str, conditions: Mapping[str, Any], selection: Mapping[s
         "environments": {},
         "selections": [{name: value for name, value in selection.items() if value is not None}],
     }
-    return parse_object(text_of(manifest), "the manifest")  # as plain as one that was read
+    return parse_object(json.dumps(manifest), "the manifest")  # as plain as one that was read
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -48,15 +49,9 @@ def read_manifest(folder: Path) -> Manifest:
     if not file.exists():
         raise FileNotFoundError(f"{folder} holds no run: there is no {MANIFEST}")
     manifest = parse_object(file.read_bytes(), file)
-    if manifest.get("format") != FORMAT:
-        raise ValueError(
-            f"{file} is no manifest of format {FORMAT}; its format is {manifest.get('format')!r}"
-        )
+    if (found := manifest.get("format")) != FORMAT:
+        raise ValueError(f"{file} is no manifest of format {FORMAT}; its format is {found!r}")
     return manifest
-
-
-def text_of(manifest: Mapping[str, Any]) -> str:
-    return json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
 
 
 def joined(first: Manifest, second: Manifest, place: str, other_place: str) -> Manifest:
@@ -79,17 +74,16 @@ def joined(first: Manifest, second: Manifest, place: str, other_place: str) -> M
     }
 
 
-def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
-    """The conditions that differ, as text; of two mappings only common keys are compared."""
-    texts = (difference(name, first.get(name), second.get(name)) for name in {**first, **second})
+def differences(first: Mapping[str, Any], second: Mapping[str, Any], within: str = "") -> str:
+    """The conditions that differ, as text; `within` a condition that is a mapping, only common keys count."""
+    texts = []
+    for name in {**first, **second}:
+        ours, theirs = first.get(name), second.get(name)
+        if isinstance(ours, dict) and isinstance(theirs, dict):
+            texts.append(differences(ours, theirs, f"{within}{name}, "))
+        elif ours != theirs and not (within and (name not in first or name not in second)):
+            texts.append(f"{within}{name} is {shown(ours)}, not {shown(theirs)}")
     return "; ".join(filter(None, texts))
-
-
-def difference(name: str, first: Any, second: Any) -> str:
-    if isinstance(first, dict) and isinstance(second, dict):
-        texts = (difference(f"{name}, {key}", first[key], second[key]) for key in first if key in second)
-        return "; ".join(filter(None, texts))
-    return "" if first == second else f"{name} is {shown(first)}, not {shown(second)}"
 
 
 def shown(value: object) -> str:
@@ -112,52 +106,49 @@ class Key(NamedTuple):
         return cls(row["setting"], row["dataset"], row["item"])
 
 
-class RunFolder:
-    """A context manager, open in one process at a time. `rows` holds those of earlier runs and of this one.
+@contextmanager
+def opened_run(
+    path: Path,
+    manifest: Manifest,
+    digests: Mapping[tuple[str, str], str] | None = None,
+    again: Collection[Key] = (),
+) -> Iterator[RunFolder]:
+    """A folder for results, which one process has at a time.
 
     The conditions in the manifest must agree with those of earlier rows. `digests`: those of the items, by
     data set and item; a row of an item that was another is an error. Rows of `again` that failed are dropped,
     so that they run again.
     """
+    path.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = locked(path / LOCK)
+    except BlockingIOError:
+        raise RuntimeError(f"{path}: another process is writing to this run") from None
+    with lock:
+        drop_incomplete_line(path / ITEMS)
+        rows = read_rows(path)
+        if rows:
+            manifest = joined(read_manifest(path), manifest, str(path), "this one")
+        check_contents(rows, str(path), dict(digests or {}), "that is given now")
+        folder = RunFolder(path, manifest, rows)
+        kept = [row for row in rows if "error" not in row or Key.of(row) not in again]
+        if len(kept) < len(rows):
+            folder.replace(kept)
+        yield folder
 
-    def __init__(
-        self,
-        path: Path,
-        manifest: Manifest,
-        digests: Mapping[tuple[str, str], str] | None = None,
-        again: Collection[Key] = (),
-    ) -> None:
-        path.mkdir(parents=True, exist_ok=True)
-        try:
-            self._lock = locked(path / LOCK)  # held until the run ends
-        except BlockingIOError:
-            raise RuntimeError(f"{path}: another process is writing to this run") from None
-        try:
-            self.path, self.items = path, path / ITEMS
-            drop_incomplete_line(self.items)
-            self.rows = read_rows(path)
-            if self.rows:
-                manifest = joined(read_manifest(path), manifest, str(path), "this one")
-            check_contents(self.rows, str(path), dict(digests or {}), "that is given now")
-            self._write(manifest)
-            kept = [row for row in self.rows if "error" not in row or Key.of(row) not in again]
-            if len(kept) < len(self.rows):
-                self.replace(kept)
-        except BaseException:
-            self._lock.close()
-            raise
 
-    def __enter__(self) -> RunFolder:
-        return self
+class RunFolder:
+    """The results in a folder: a manifest, and the rows of earlier runs and of this one."""
 
-    def __exit__(self, *_: object) -> None:
-        self._lock.close()
+    def __init__(self, path: Path, manifest: Manifest, rows: list[dict[str, Any]]) -> None:
+        self.path, self.items, self.rows = path, path / ITEMS, rows
+        self._write(manifest)
 
     def append(self, row: Row, environment: Mapping[str, Any]) -> dict[str, Any]:
         """Appends a row that was timed in an environment, and waits until it is on disk."""
-        name, earlier = json_digest(environment)[:ENVIRONMENT_DIGITS], self.manifest["environments"]
-        if name not in earlier:
-            self._write({**self.manifest, "environments": {**earlier, name: dict(environment)}})
+        name, known = json_digest(environment)[:ENVIRONMENT_DIGITS], self.manifest["environments"]
+        if name not in known:
+            self._write({**self.manifest, "environments": {**known, name: dict(environment)}})
         complete = {**row, "environment": name}
         try:
             with self.items.open("ab") as file:
@@ -182,7 +173,7 @@ class RunFolder:
 
     def _write(self, manifest: Manifest) -> None:
         self.manifest = manifest
-        write_whole(self.path / MANIFEST, text_of(manifest))
+        write_whole(self.path / MANIFEST, json.dumps(manifest, indent=2, ensure_ascii=False) + "\n")
 
 
 def line_of(row: Row) -> str:
@@ -248,19 +239,19 @@ def merge(folders: Sequence[str | Path], out: str | Path) -> Path:
         manifest = joined(manifest, read_manifest(path), str(paths[0]), str(path))
     parts = [(str(path), read_rows(path)) for path in paths]
     target = user_path(out)
-    with RunFolder(target, manifest) as folder:
+    with opened_run(target, manifest) as folder:
         folder.replace(united([(str(target), folder.rows), *parts]))
     return target
 
 
 def united(parts: Iterable[tuple[str, Sequence[Row]]]) -> list[dict[str, Any]]:
     """The rows of all parts, in order; of equal results in one environment the first."""
-    contents: dict[tuple[str, str], str] = {}
+    digests: dict[tuple[str, str], str] = {}
     first: dict[Key, tuple[Row, str]] = {}
     results: dict[tuple[Key, str], Row] = {}
     errors: dict[Key, Row] = {}
     for place, rows in parts:
-        check_contents(rows, place, contents, "in the folders before it")
+        check_contents(rows, place, digests, "in the folders before it")
         for row in rows:
             key = Key.of(row)
             if "error" in row:
@@ -274,10 +265,11 @@ def united(parts: Iterable[tuple[str, Sequence[Row]]]) -> list[dict[str, Any]]:
 
 def check_same(row: Row, place: str, other: Row, other_place: str) -> None:
     for name in {**row, **other}:
-        if name not in UNLIKE and not same(row.get(name), other.get(name)):
+        ours, theirs = row.get(name), other.get(name)
+        if name not in UNLIKE and not same(ours, theirs):
             raise ValueError(
                 f"item {row['item']} of {row['dataset']} under {row['setting']} has the {name} "
-                f"{shown(row.get(name))} in {place} and {shown(other.get(name))} in {other_place}"
+                f"{shown(ours)} in {place} and {shown(theirs)} in {other_place}"
             )
 
 

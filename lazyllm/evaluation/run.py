@@ -17,7 +17,7 @@ from lazyllm.evaluation.longbench.items import GET
 from lazyllm.evaluation.longbench.tasks import LongBench
 from lazyllm.evaluation.options import DataOptions, NiahOptions, RulerOptions, RunOptions, documented
 from lazyllm.evaluation.report import Run
-from lazyllm.evaluation.results import SCORE, Key, Manifest, RunFolder, contents, new_manifest
+from lazyllm.evaluation.results import SCORE, Key, Manifest, contents, new_manifest, opened_run
 from lazyllm.evaluation.summary import DENSE_LABEL, failure
 from lazyllm.evaluation.tasks import Tasks
 from lazyllm.evaluation.trial import Measure, Trial, planned, result_row, scored_answer, warm_up
@@ -26,7 +26,6 @@ from lazyllm.llm import LLM, checked_llm
 from lazyllm.method import Method
 from lazyllm.methods.parsing import PruningInput, as_method
 from lazyllm.pruning import Pruning
-from lazyllm.support import files
 from lazyllm.support.files import user_path
 from lazyllm.support.progress import bar
 
@@ -61,14 +60,9 @@ def run_niah(llm: LLM, pruning: Settings = None, *, out: str | Path, **options: 
 
 
 def completed_run(
-    llm: LLM,
-    pruning: Settings,
-    tasks: Callable[[LLM, Any], Tasks],
-    out: str | Path,
-    options: RunOptions,
+    llm: LLM, pruning: Settings, tasks: Callable[[LLM, Any], Tasks], out: str | Path, options: RunOptions
 ) -> Run:
-    settings = checked_settings(pruning)
-    run_items(llm, settings, tasks(checked_llm(llm), options), user_path(out), options)
+    run_items(llm, checked_settings(pruning), tasks(checked_llm(llm), options), user_path(out), options)
     result = Run(out)
     result.report()
     return result
@@ -80,15 +74,10 @@ def tasks_of(llm: LLM, options: DataOptions) -> Tasks:
         return LongBench(options)
     for name in ("prompts", "edit_sim"):
         if getattr(options, name) != getattr(DataOptions, name):
-            raise ValueError(
-                f"{name} is for LongBench's own items and needs data; without data, tasks are generated; "
-                + GET
-            )
+            raise ValueError(f"{name} is for LongBench's own items and needs data; {GET}")
     if of_longbench := [name for name in options.datasets or () if name in DATA_SETS]:
-        raise ValueError(
-            f"{', '.join(of_longbench)} is of LongBench and needs data; without data, tasks are generated: "
-            f"{', '.join(TASKS)}; {GET}"
-        )
+        known = ", ".join(TASKS)
+        raise ValueError(f"{', '.join(of_longbench)} is of LongBench and needs data, not of {known}; {GET}")
     generated = RulerOptions(
         wrapper=options.wrapper,
         tasks=options.datasets,
@@ -108,26 +97,21 @@ def checked_settings(pruning: Settings) -> dict[str, Method]:
     else:
         inputs = pruning if isinstance(pruning, Sequence) and not isinstance(pruning, str) else [pruning]
         named = [(method.label, method) for method in map(as_method, inputs)]
-    settings: dict[str, Method] = {}
-    for name, method in named:
+    if not named:
+        raise ValueError("no setting is given; None is dense")
+    for number, (name, method) in enumerate(named):
         if (name == DENSE_LABEL) != (method.label == DENSE_LABEL):
             raise ValueError(f"{name!r} is the name of {method.label}; dense alone is named {DENSE_LABEL!r}")
-        if name in settings:
+        if name in dict(named[:number]):
             raise ValueError(f"the setting {name} is given twice")
-        settings[name] = method
-    if not settings:
-        raise ValueError("no setting is given; None is dense")
-    return settings
+    return dict(named)
 
 
 def has_names(pruning: Settings) -> TypeGuard[Mapping[str, PruningInput]]:
     """True for settings by name, and not the stages of one by layer, or its fields."""
-    return (
-        isinstance(pruning, Mapping)
-        and bool(pruning)
-        and not FIELDS & pruning.keys()
-        and all(isinstance(name, str) and not name.isdecimal() for name in pruning)
-    )
+    if not isinstance(pruning, Mapping) or not pruning or FIELDS & pruning.keys():
+        return False
+    return all(isinstance(name, str) and not name.isdecimal() for name in pruning)
 
 
 def run_items(
@@ -152,10 +136,7 @@ def run_items(
     with ExitStack() as stack:
         path = out or Path(stack.enter_context(TemporaryDirectory(prefix="lazyllm-")))
         client = stack.enter_context(connected(options, settings)) if options.on_workers else None
-        if client and (options.scheduler or options.worker_device):
-            if options.workers:  # on this machine: they need not read all of it again
-                llm.checkpoint.weights_digest(options.progress)
-                recipe = replace(recipe, digests=dict(files.known_digests))
+        if client:
             common = client.submit(conditions_there, recipe, pure=False).result()
         else:
             common = conditions_of_model(llm, options.wrapper, options.progress)
@@ -166,10 +147,10 @@ def run_items(
         digests = contents(tasks.items)
         plan = list(planned(settings, tasks))
         again = {trial.key for trial in plan} if options.retry_failed else ()
-        folder = stack.enter_context(RunFolder(path, manifest, digests, again))
+        folder = stack.enter_context(opened_run(path, manifest, digests, again))
         done = set(map(Key.of, folder.rows))
         trials = [trial for trial in plan if trial.key not in done]
-        recipe = replace(recipe, expected=expected, digests=dict(files.known_digests))
+        recipe = replace(recipe, expected=expected)
         results = results_there(client, recipe, trials) if client else results_here(llm, recipe, trials)
         line = stack.enter_context(bar(len(plan), "items", "item", options.progress))
         line.update(len(plan) - len(trials))

@@ -44,17 +44,16 @@ class Summary:
         self.categories: dict[str, list[str]] = {}
         for name in self.datasets:
             self.categories.setdefault(category(name), []).append(name)
+        good = [row for row in rows if "error" not in row]
         self._index: dict[tuple[str | None, str, str], dict[Item, Row]] = {}
-        timed: dict[str, None] = {}
-        for row in rows:
-            if "error" not in row:
-                timed[row["environment"]] = None
-                for environment in (None, row["environment"]):
-                    place = environment, row["setting"], row["dataset"]
-                    self._index.setdefault(place, {}).setdefault(item_of(row), row)
+        for row in good:
+            for environment in (None, row["environment"]):
+                place = environment, row["setting"], row["dataset"]
+                self._index.setdefault(place, {}).setdefault(item_of(row), row)
         self.rows = [
-            row for (place, *_), items in self._index.items() if place is None for row in items.values()
+            row for place, items in self._index.items() if place[0] is None for row in items.values()
         ]
+        timed = dict.fromkeys(row["environment"] for row in good)
         self.environments = sorted(timed, key=self.n_timed, reverse=True)
         """Environments, those with the most rows first."""
 
@@ -92,8 +91,7 @@ class Summary:
 
         def differences(name: str) -> np.ndarray:
             dense, ours = self.paired(setting, lambda row: 100 * row["score"], [name])
-            sample: np.ndarray = ours - dense
-            return sample
+            return np.asarray(ours - dense)
 
         return self._mean(differences, category, -100)
 
@@ -103,10 +101,9 @@ class Summary:
 
     # ---- times -----------------------------------------------------------------------------------
 
-    def n_timed(self, environment: str, setting: str | None = None) -> int:
-        """Number of rows, of all settings or of one, that were timed in an environment."""
-        settings = self.settings if setting is None else [setting]
-        return sum(len(self.of(label, environment=environment)) for label in settings)
+    def n_timed(self, environment: str) -> int:
+        """Number of rows that were timed in an environment."""
+        return sum(len(self.of(label, environment=environment)) for label in self.settings)
 
     def environment_of(self, setting: str) -> str | None:
         """The environment with the most rows that timed the setting and dense on an item in common, or else
@@ -121,16 +118,10 @@ class Summary:
         name = self.environment_of(setting)
         return [] if name is None else [*self.of(setting, environment=name).values()]
 
-    def speed(
-        self,
-        setting: str,
-        timing: str,
-        datasets: Sequence[str] | None = None,
-        environment: str | None = None,
-    ) -> Speed:
-        """Speedup of "ttft" or "seconds" in an environment, by default the setting's; NO_SPEED without an
-        item in common with dense there."""
-        if name := environment or self.environment_of(setting):
+    def speed(self, setting: str, timing: str, datasets: Sequence[str] | None = None) -> Speed:
+        """Speedup of "ttft" or "seconds" in the setting's environment; NO_SPEED without an item in common
+        with dense there."""
+        if name := self.environment_of(setting):
             dense, ours = self.paired(setting, lambda row: row["timing"][timing], datasets, name)
             if len(ours):
                 return Speed(float(dense.sum() / ours.sum()), float(np.median(dense / ours)))

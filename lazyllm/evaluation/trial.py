@@ -44,6 +44,49 @@ Measure = Callable[[LLM, Tasks, Trial], dict[str, Any]]
 """Runs one trial and returns the fields of its result row, without the key."""
 
 
+def planned(settings: Mapping[str, Method], tasks: Tasks) -> Iterator[Trial]:
+    """The trials in running order: each item under all settings in turn."""
+    for name, items in tasks.items.items():
+        for item in items:
+            for label, method in settings.items():
+                yield Trial(Key(label, name, str(item["_id"])), item, method)
+
+
+def warm_up(llm: LLM, tasks: Tasks, trials: Sequence[Trial], runs: int) -> None:
+    """Untimed runs: `runs` short dense ones, which page in weights and start threads, then each setting once
+    with the whole prompt of its first trial. Models that compress are opened in any case. An item that fails
+    is left to its trial, which will record the error."""
+    for method in dict.fromkeys(trial.method for trial in trials):
+        if method.compresses:
+            method.compress(llm, WARM_UP_TEXT)
+    if not runs:
+        return
+
+    def answer(n_tokens: int, llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
+        ready = prepared(llm, tasks, trial)
+        llm.generate(ready.prompt.ids[:n_tokens], ready.method, max_new_tokens=WARM_UP_NEW, progress=False)
+        return {}
+
+    context = llm.config.context
+    short = partial(answer, min(WARM_UP_TOKENS, context - WARM_UP_NEW))
+    for trial in islice(cycle(trials), runs):
+        result_row(llm, tasks, replace(trial, method=Pruning()), short)
+    first: dict[str, Trial] = {}
+    for trial in trials:
+        if first.setdefault(trial.key.setting, trial) is trial:
+            result_row(llm, tasks, trial, partial(answer, context))
+
+
+def result_row(llm: LLM, tasks: Tasks, trial: Trial, measure: Measure) -> dict[str, Any]:
+    """The row of one trial: its measurements, or its error."""
+    try:
+        return {**trial.key._asdict(), **measure(llm, tasks, trial)}
+    except BREAKS:
+        raise
+    except FAILURES as error:
+        return {**trial.key._asdict(), "error": f"{type(error).__name__}: {error}"}
+
+
 @dataclass(frozen=True)
 class Prepared:
     """The prompt of a trial. `whole` is the prompt before compression, which took `compressing` seconds;
@@ -83,54 +126,10 @@ class Prepared:
         }
 
 
-def planned(settings: Mapping[str, Method], tasks: Tasks) -> Iterator[Trial]:
-    """The trials in running order: each item under all settings in turn."""
-    for name, items in tasks.items.items():
-        for item in items:
-            for label, method in settings.items():
-                yield Trial(Key(label, name, str(item["_id"])), item, method)
-
-
-def warm_up(llm: LLM, tasks: Tasks, trials: Sequence[Trial], runs: int) -> None:
-    """Untimed runs: `runs` short dense ones, which page in weights and start threads, then each setting once
-    with the whole prompt of its first trial. Models that compress are opened in any case. An item that fails
-    is left to its trial, which will record the error."""
-    for method in dict.fromkeys(trial.method for trial in trials):
-        if method.compresses:
-            method.compress(llm, WARM_UP_TEXT)
-    if not runs:
-        return
-
-    def answer(llm: LLM, tasks: Tasks, trial: Trial, max_tokens: int | None = None) -> dict[str, Any]:
-        ready = prepared(llm, tasks, trial)
-        llm.generate(ready.prompt.ids[:max_tokens], ready.method, max_new_tokens=WARM_UP_NEW, progress=False)
-        return {}
-
-    short = partial(answer, max_tokens=min(WARM_UP_TOKENS, llm.config.context - WARM_UP_NEW))
-    for trial in islice(cycle(trials), runs):
-        result_row(llm, tasks, replace(trial, method=Pruning()), short)
-    first: dict[str, Trial] = {}
-    for trial in trials:
-        first.setdefault(trial.key.setting, trial)
-    for trial in first.values():
-        result_row(llm, tasks, trial, answer)
-
-
-def result_row(llm: LLM, tasks: Tasks, trial: Trial, measure: Measure) -> dict[str, Any]:
-    """The row of one trial: its measurements, or its error."""
-    try:
-        return {**trial.key._asdict(), **measure(llm, tasks, trial)}
-    except BREAKS:
-        raise
-    except FAILURES as error:
-        return {**trial.key._asdict(), "error": f"{type(error).__name__}: {error}"}
-
-
 def prepared(llm: LLM, tasks: Tasks, trial: Trial) -> Prepared:
-    whole, method = tasks.prompt(llm, trial.key.dataset, trial.item), trial.method
+    whole, method, seconds = tasks.prompt(llm, trial.key.dataset, trial.item), trial.method, 0.0
     if not method.compresses:
         return Prepared(whole, whole, method)
-    seconds = 0.0
 
     def shorten(text: str) -> str:
         nonlocal seconds
@@ -152,25 +151,35 @@ def scored_answer(llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
     ready = prepared(llm, tasks, trial)
     answer = llm.session(ready.method).answer(ready.prompt.ids, request).finished()
     prediction = tasks.prediction(llm, answer.text)
-    return {
-        "prediction": prediction,
-        **tasks.score(name, prediction, trial.item),
-        **answer_row(llm, trial, ready, answer),
-    }
+    scores = tasks.score(name, prediction, trial.item)
+    return {"prediction": prediction, **scores, **answer_row(llm, trial, ready, answer)}
 
 
 def answer_row(llm: LLM, trial: Trial, ready: Prepared, answer: Generation) -> dict[str, Any]:
-    """Fields of a row that say what an answer took."""
+    """Fields of a row that say what an answer took. `used` has, by layer, how many prompt tokens it has
+    computed by each new token; None if generated tokens are pruned: revived ones may then be generated."""
     passes = answer.passes.reshape(-1, llm.config.n_layers)
     counts = np.stack([passes[0][name] for name in ("in_play", "computed", "revived")], axis=-1)
+    computed = passes["computed"].copy()
+    computed[1:] -= 1  # a decode step computes its own token in every layer
+    prunes_generated = (answer.pruning.core() or {}).get("prune_generated")
     return {
         "length": trial.item["length"],
         **ready.row(llm, trial, counts, answer, (answer.ttft, answer.seconds), not answer.unpruned),
         "new_tokens": len(answer.token_ids),
         "finished_by": answer.finish_reason,
         "in_play": by_layer(passes[0]["in_play"]),
-        "used": used(answer.pruning, answer, llm.config.n_layers),
-        "revived": int(answer.passes["revived"].sum()),
+        "used": None if prunes_generated else by_layer(computed.cumsum(axis=0).T),
+        "revived": int(passes["revived"].sum()),
+    }
+
+
+def by_layer(counts: np.ndarray) -> dict[str, Any]:
+    """Counts of layers, without those of a layer that are equal to the layer's below, as plain data."""
+    return {
+        str(layer): own.tolist()
+        for layer, own in enumerate(counts)
+        if layer == 0 or (own != counts[layer - 1]).any()
     }
 
 
@@ -204,28 +213,5 @@ def scored_turns(llm: LLM, tasks: Tasks, trial: Trial, request: Request) -> dict
                 "computed": round(answer.computed, 6),
             }
         )
-    return {
-        "prediction": turns[0]["prediction"],
-        "score": fmean(turn["score"] for turn in turns),
-        "turns": turns,
-        **first,
-    }
-
-
-def by_layer(counts: np.ndarray) -> dict[str, Any]:
-    """Counts of layers, without those of a layer that are equal to the layer's below, as plain data."""
-    return {
-        str(layer): own.tolist()
-        for layer, own in enumerate(counts)
-        if layer == 0 or (own != counts[layer - 1]).any()
-    }
-
-
-def used(method: Method, out: Generation, n_layers: int) -> dict[str, list[int]] | None:
-    """By layer: how many prompt tokens it has computed by each new token. None if generated tokens are
-    pruned: revived tokens may then be generated ones."""
-    if (method.core() or {}).get("prune_generated"):
-        return None
-    computed = out.passes["computed"].reshape(-1, n_layers).copy()
-    computed[1:] -= 1  # a decode step computes its own token in every layer
-    return by_layer(computed.cumsum(axis=0).T)
+    score = fmean(turn["score"] for turn in turns)
+    return {"prediction": turns[0]["prediction"], "score": score, "turns": turns, **first}

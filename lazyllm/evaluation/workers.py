@@ -22,7 +22,6 @@ from lazyllm.evaluation.trial import Measure, Trial, result_row, warm_up
 from lazyllm.llm import LLM, load
 from lazyllm.machine.device import nth_device
 from lazyllm.method import Method
-from lazyllm.support import files
 from lazyllm.support.optional import package
 
 log = logging.getLogger("lazyllm")
@@ -31,8 +30,8 @@ log = logging.getLogger("lazyllm")
 @dataclass(frozen=True)
 class Recipe:
     """The model, tasks and measure that the trials of a call of `run_items` share. `model` has the arguments
-    of `load`; `expected` are the conditions that a worker must have, and `digests` those of files that need
-    not be read again. With `share_gpus` the n-th worker has the n-th GPU."""
+    of `load`; `expected` are the conditions that a worker must have. With `share_gpus` the n-th worker has
+    the n-th GPU."""
 
     model: Mapping[str, Any]
     tasks: Tasks
@@ -40,7 +39,6 @@ class Recipe:
     wrapper: AnyWrapper
     warm_ups: int
     expected: Mapping[str, Any] = field(default_factory=dict)
-    digests: files.KnownDigests = field(default_factory=dict)
     share_gpus: bool = False
     call: str = field(default_factory=lambda: uuid4().hex)
 
@@ -142,21 +140,16 @@ def model_there(recipe: Recipe) -> LLM:
     if key not in _models or _models[key].checkpoint.changed():
         _warm.clear()
         _models.clear()  # the memory is free before the next is loaded
-        _models[key] = load(**{**recipe.model, "device": device_there(recipe)})
+        device = recipe.model["device"]
+        if recipe.share_gpus and device != "cpu":
+            from distributed import get_worker
+
+            device = nth_device(device, get_worker().name)
+        _models[key] = load(**{**recipe.model, "device": device})
     return _models[key]
 
 
-def device_there(recipe: Recipe) -> str:
-    device: str = recipe.model["device"]
-    if not recipe.share_gpus or device == "cpu":
-        return device
-    from distributed import get_worker
-
-    return nth_device(device, get_worker().name)
-
-
 def conditions_there(recipe: Recipe) -> dict[str, Any]:
-    files.known_digests.update(recipe.digests)
     return conditions_of_model(model_there(recipe), recipe.wrapper, progress=False)
 
 
@@ -171,7 +164,6 @@ def run_part(recipe: Recipe, part: Sequence[Trial]) -> tuple[list[dict[str, Any]
     """The rows of some trials, and the environment that they were timed in."""
     with _lock:  # a worker with several threads would time one trial beside another
         llm = model_there(recipe)
-        files.known_digests.update(recipe.digests)
         if cold := [trial for trial in part if (recipe.call, trial.key.setting) not in _warm]:
             methods = {trial.key.setting: trial.method for trial in cold}
             conditions = {**conditions_there(recipe), **conditions_behind(llm, methods, progress=False)}

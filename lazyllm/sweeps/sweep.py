@@ -15,7 +15,7 @@ import numpy as np
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.evaluation.measures import TOKENS, Divergence, Recall, check_positions
 from lazyllm.evaluation.options import DataOptions, documented
-from lazyllm.evaluation.report import Results, category_of, cell, times_table
+from lazyllm.evaluation.report import Results, category_of, cell
 from lazyllm.evaluation.results import SCORE, read_manifest, read_rows
 from lazyllm.evaluation.run import Settings, checked_settings, has_names, run_items, tasks_of
 from lazyllm.evaluation.summary import DENSE_LABEL, Row, Summary, common, mean
@@ -116,7 +116,6 @@ class Sweep(Frame, Results):
             "settings": self.table,
             "positions": positions_table(self.summary),
             "recall": recall_table(self.summary),
-            "times": times_table(self.summary),
         }
 
     def draw(self) -> list[Path]:

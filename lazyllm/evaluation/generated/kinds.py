@@ -6,22 +6,20 @@ own tokens. The same seed gives the same item on every machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
-from lazyllm.evaluation.generated.draws import Draws, file_text
-from lazyllm.evaluation.generated.haystack import Haystack
+from lazyllm.evaluation.generated.material import Draws, Haystack, file_text
 from lazyllm.evaluation.generated.questions import Questions
 
 Item = dict[str, Any]
 Encode = Callable[[str, str], Sequence[int]]
 """The token ids of a whole prompt, from the user's text and the beginning of the answer."""
-
-
-class TooShort(ValueError):
-    """The length is less than a task's shortest item needs."""
+TEMPLATES: Mapping[str, str] = json.loads(file_text("templates.json"))
+"""By the first word of a task's name: the user's text, whose fields are those of an item."""
 
 
 @dataclass(frozen=True)
@@ -82,14 +80,12 @@ class Kind:
 
     @property
     def template(self) -> str:
-        """The user's text, whose fields are those of an item."""
-        return file_text(self.name.partition("_")[0])
+        return TEMPLATES[self.name.partition("_")[0]]
 
     def item(self, encode: Encode, spec: Spec) -> Item:
         """The item, fitted to its length."""
         draft, length = self.draft(spec), spec.length
-        depth = spec.depth if self.one_needle else None
-        place = "" if depth is None else f"-depth{depth}"
+        place = f"-depth{spec.depth}" if self.one_needle else ""
         item = {
             "input": draft.input,
             "answer_prefix": draft.answer_prefix,
@@ -101,7 +97,7 @@ class Kind:
             "all_classes": None,
             "context": "",
             "_id": f"{self.name}-{length}{place}-seed{spec.seed}-{spec.number}",
-            "depth": depth,
+            "depth": spec.depth if self.one_needle else None,
         }
         if draft.turns:
             item |= {"turns": draft.turns, "alone": self.alone}
@@ -113,7 +109,7 @@ class Kind:
         size, fitted = fit(tokens, length, draft.min_size)
         where = f"length is {length}; item {spec.number} of {self.name}"
         if fitted > length:
-            raise TooShort(f"{where} needs at least {fitted} tokens")
+            raise ValueError(f"{where} needs at least {fitted} tokens")
         if not self.whole_parts and 100 * fitted < 97 * length:
             raise ValueError(f"{where} can only have {fitted} tokens or more than {length}")
         return item | {"context": draft.context(size)}

@@ -1,4 +1,4 @@
-"""Texts of which a part is to be repeated word for word: lines, a function, a paragraph; their scores."""
+"""Texts of which a part is to be repeated word for word: lines, a function, a paragraph; and its score."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from difflib import SequenceMatcher
 from itertools import count, islice
 
-from lazyllm.evaluation.generated.draws import Draws, file_text, names
 from lazyllm.evaluation.generated.kinds import Draft, Spec
+from lazyllm.evaluation.generated.material import Draws, file_text, names
 
 LINES, SENTENCES = 5, 4  # lines that are asked for; sentences of a paragraph
 FEW_WORDS = 5  # that name a paragraph
@@ -20,16 +20,15 @@ def quoted_lines(spec: Spec) -> Draft:
     sentences = spec.prose.sentences
     start, number = spec.draws.below(len(sentences)), 1000 + spec.draws.below(8000)
 
-    def lines(first: int, end: int) -> str:
-        numbers = range(first, end)
+    def lines(first: int, n_lines: int) -> str:
+        numbers = range(first, first + n_lines)
         return "\n".join(f"{line}: {sentences[(start + line) % len(sentences)]}" for line in numbers)
 
     def context(size: int) -> str:
-        before = round(size * spec.depth / 100)
-        return lines(number - before, number - before + size + LINES)
+        return lines(number - round(size * spec.depth / 100), size + LINES)
 
     question = f"Repeat the lines {number} to {number + LINES - 1}, each with its number."
-    return Draft(question, [lines(number, number + LINES)], context, 1)
+    return Draft(question, [lines(number, LINES)], context, 1)
 
 
 def quoted_paragraph(spec: Spec) -> Draft:
@@ -59,14 +58,13 @@ def quoted_function(spec: Spec) -> Draft:
 def quoted_part(spec: Spec, question: str, parts: Callable[[], Iterator[str]], between: str) -> Draft:
     """A text of parts, the first of which is asked for and stands at its depth; its size is the number of the
     others."""
-    asked = next(parts())
 
     def context(size: int) -> str:
-        texts = [*islice(parts(), 1, 1 + size)]
+        asked, *texts = islice(parts(), 1 + size)
         texts.insert(round(size * spec.depth / 100), asked)
         return between.join(texts)
 
-    return Draft(question, [asked], context, 1)
+    return Draft(question, [next(parts())], context, 1)
 
 
 def identifiers(draws: Draws) -> Iterator[str]:
@@ -76,23 +74,19 @@ def identifiers(draws: Draws) -> Iterator[str]:
 
 def function(name: str, draws: Draws) -> str:
     first, second = islice(identifiers(draws), 2)
-    body = draws.chosen(file_text("code").split("\n\n")).replace("{first}", first).replace("{second}", second)
-    body = re.sub("{number}", lambda _: str(2 + draws.below(998)), body)
+    body = draws.chosen(file_text("code.txt").split("\n\n")).replace("{first}", first)
+    body = re.sub("{number}", lambda _: str(2 + draws.below(998)), body.replace("{second}", second))
     return f"def {name}({first}, {second}):\n{body}"
 
 
 def quote_score(prediction: str, answers: Sequence[str]) -> dict[str, float]:
-    return {"score": lines_right(prediction, answers[0]), "similarity": similarity(prediction, answers[0])}
-
-
-def lines_right(prediction: str, answer: str) -> float:
-    """The share of the answer's lines that the prediction has, whole and in their order."""
+    """`score`: the share of the answer's lines that the prediction has, whole and in their order;
+    `similarity`: by edits, of as many lines of the prediction as the answer has."""
+    (answer,) = answers
     expected, found = ([line.strip() for line in text.strip().splitlines()] for text in (answer, prediction))
     matches = SequenceMatcher(None, expected, found, autojunk=False).get_matching_blocks()
-    return sum(match.size for match in matches) / len(expected)
-
-
-def similarity(prediction: str, answer: str) -> float:
-    """Edit similarity from 0 to 1, of as many lines of the prediction as the answer has."""
-    lines = "\n".join(prediction.strip().splitlines()[: len(answer.splitlines())])
-    return SequenceMatcher(None, answer, lines, autojunk=False).ratio()
+    lines = "\n".join(prediction.strip().splitlines()[: len(expected)])
+    return {
+        "score": sum(match.size for match in matches) / len(expected),
+        "similarity": SequenceMatcher(None, answer, lines, autojunk=False).ratio(),
+    }

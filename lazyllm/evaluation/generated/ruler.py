@@ -1,4 +1,4 @@
-"""Drafts of RULER's tasks: needles, variables to follow, words to count, questions; and further needles."""
+"""Drafts of RULER's tasks: needles, variables to follow, words to count, questions."""
 
 from __future__ import annotations
 
@@ -7,9 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, cycle, islice
 
-from lazyllm.evaluation.generated.draws import Draws, codewords, file_text, names, numbers, vocabulary
-from lazyllm.evaluation.generated.haystack import Haystack, distinct, noise
-from lazyllm.evaluation.generated.kinds import Draft, Spec
+from lazyllm.evaluation.generated.kinds import TEMPLATES, Draft, Spec
+from lazyllm.evaluation.generated.material import (
+    Draws,
+    Haystack,
+    codewords,
+    distinct,
+    names,
+    noise,
+    numbers,
+    vocabulary,
+)
 
 Source = Callable[[Draws], Iterator[str]]
 TURNS = 5
@@ -27,7 +35,6 @@ def spread(spec: Spec, text: Haystack, needles: Sequence[str]) -> tuple[list[flo
 
 def hidden_needles(
     spec: Spec,
-    *,
     in_noise: bool = False,
     values: Source = numbers,
     keys: int = 1,
@@ -44,16 +51,17 @@ def hidden_needles(
     needles = [needle.format(all_keys[place // each], code) for place, code in enumerate(codes)]
     depths, context = spread(spec, text, needles)
     asked_for, prefix = question(all_keys[:asked], each)
+    draft = Draft(asked_for, codes[: asked * each], context, MIN_WORDS, prefix)
+    if not in_turn:
+        return draft
     turns = [
-        {"input": question([key], 1)[0], "answers": [code], "depth": depth}
+        {"input": question([key])[0], "answers": [code], "depth": depth}
         for key, code, depth in zip(all_keys, codes, depths, strict=False)
-        if in_turn
     ]
-    answers = codes[: asked * each]
-    return Draft(asked_for, answers, context, MIN_WORDS, "" if in_turn else prefix, turns=turns)
+    return replace(draft, answer_prefix="", turns=turns)
 
 
-def only_needles(spec: Spec, *, keys: Source, values: Source, filler: int) -> Draft:
+def only_needles(spec: Spec, keys: Source, values: Source, filler: int) -> Draft:
     """A text of needles only; the question is for one of them. A needle adds `filler` to the size."""
 
     def pairs() -> Iterator[tuple[str, str]]:
@@ -67,11 +75,11 @@ def only_needles(spec: Spec, *, keys: Source, values: Source, filler: int) -> Dr
         return " ".join([*text, *noise().first(words)])
 
     key, code = next(pairs())
-    asked, prefix = question([key], 1)
+    asked, prefix = question([key])
     return Draft(asked, [code], context, filler, prefix)
 
 
-def question(keys: Sequence[str], each: int) -> tuple[str, str]:
+def question(keys: Sequence[str], each: int = 1) -> tuple[str, str]:
     """The question for the codes of some keys, and the beginning of its answer."""
     listed = f"{', '.join(keys[:-1])} and {keys[-1]}" if len(keys) > 1 else keys[0]
     if each == len(keys) == 1:
@@ -110,7 +118,7 @@ def chain_of(draws: Draws, letters: int) -> Draft:
 
 def worked_example(task: str, draft: Draft, context: str, answer: str) -> str:
     """A whole prompt with its answer, which stands before the one that is asked."""
-    prompt = file_text(task).format(example="", input=draft.input, context=context)
+    prompt = TEMPLATES[task].format(example="", input=draft.input, context=context)
     return f"{prompt}{draft.answer_prefix} {answer}\n\n"
 
 
@@ -136,13 +144,8 @@ def common_words(spec: Spec) -> Draft:
         entries = [*common * times[0], *(uncommon * times[1])[:size]]
         return listed(draws.fork("order").shuffled(entries))
 
-    draft = Draft(
-        f"Which {COMMON} words come most often in the list?",
-        common,
-        context,
-        COMMON,
-        f" The {COMMON} words that come most often in the list are:",
-    )
+    prefix = f" The {COMMON} words that come most often in the list are:"
+    draft = Draft(f"Which {COMMON} words come most often in the list?", common, context, COMMON, prefix)
     shown = draws.fork("example words").shuffled(others)
     often, seldom = shown[:COMMON], shown[COMMON : COMMON + n_others]
     entries = draws.fork("example order").shuffled([*often * example_times[0], *seldom * example_times[1]])
@@ -170,42 +173,24 @@ def frequent_words(spec: Spec) -> Draft:
             text += [word] * (n_most // rank**2)
         return " ".join(draws.fork("order").shuffled(text))
 
+    least = MIN_FREQUENCY * DOTS_FILLER
+    prefix = f" The {FREQUENT} words that come most often in the text are:"
     return Draft(
-        f"Which {FREQUENT} words come most often in the text?",
-        words(FREQUENT),
-        context,
-        MIN_FREQUENCY * DOTS_FILLER,
-        f" The {FREQUENT} words that come most often in the text are:",
+        f"Which {FREQUENT} words come most often in the text?", words(FREQUENT), context, least, prefix
     )
 
 
 def questions_on_documents(spec: Spec) -> Draft:
     """A question whose documents stand among others; its size is the number of documents."""
-    draws, questions, documents = spec.draws, spec.questions.questions, [*spec.questions.documents]
+    draws, questions = spec.draws, spec.questions.questions
     asked = questions[spec.number % len(questions)]
-    rest = [index for index in range(len(documents)) if index not in {*asked.documents, *asked.related}]
-    others = [*draws.fork("related").shuffled(asked.related), *draws.fork("others").shuffled(rest)]
+    others = draws.fork("others").shuffled(
+        [text for text in spec.questions.documents if text not in asked.documents]
+    )
 
     def context(size: int) -> str:
         added = islice(cycle([*others, *asked.documents]), size - len(asked.documents))
         order = draws.fork("order").shuffled([*asked.documents, *added])
-        return "\n\n".join(f"Document {place}:\n{documents[index]}" for place, index in enumerate(order, 1))
+        return "\n\n".join(f"Document {place}:\n{text}" for place, text in enumerate(order, 1))
 
     return Draft(f"Question: {asked.text}", asked.answers, context, len(asked.documents), " Answer:")
-
-
-OTHER_PEOPLE = 5
-
-
-def linked_person(spec: Spec) -> Draft:
-    """A text about several people; the question asks for one of them in other words than the text has."""
-    draws = spec.draws
-    fact, asked = draws.chosen(file_text("link").splitlines()).split("|")
-    person, *others = draws.fork("people").shuffled(file_text("person").splitlines())[: 1 + OTHER_PEOPLE]
-    habits = draws.fork("habits").shuffled(file_text("habit").splitlines())
-    needles = [
-        f"{person} {fact}.",
-        *(f"{name} {habit}." for name, habit in zip(others, habits, strict=False)),
-    ]
-    _, context = spread(spec, spec.prose, needles)
-    return Draft(f"Who {asked}?", [person], context, MIN_WORDS, f" The person who {asked} is")

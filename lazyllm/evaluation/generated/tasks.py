@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from itertools import count as counted
 from statistics import fmean
 from types import MappingProxyType
 from typing import Any
@@ -13,10 +12,9 @@ from typing import Any
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.evaluation.chats import AnyWrapper, chat_wrapper, wrapped_ids
 from lazyllm.evaluation.generated import quotes, ruler
-from lazyllm.evaluation.generated.draws import Draws, names, numbers, uuids
-from lazyllm.evaluation.generated.haystack import Haystack, made_prose
-from lazyllm.evaluation.generated.kinds import Draft, Encode, Item, Kind, Spec, TooShort, strings_found
-from lazyllm.evaluation.generated.questions import QA, QA_FILES, Questions, read_questions
+from lazyllm.evaluation.generated.kinds import Draft, Encode, Item, Kind, Spec, strings_found
+from lazyllm.evaluation.generated.material import Draws, Haystack, made_prose, names, numbers, uuids
+from lazyllm.evaluation.generated.questions import QA, Questions, read_questions
 from lazyllm.evaluation.options import NiahOptions, RulerOptions
 from lazyllm.evaluation.tasks import ItemPrompt, Shorten, Tasks
 from lazyllm.generation import Request
@@ -25,40 +23,46 @@ from lazyllm.support import checked
 
 RULER, NIAH = "ruler", "niah"
 AT = "@"  # niah_single_1@4096: a task at a length is a data set of its own
-LENGTH_STEP = 64  # tokens; the shortest length that fits is searched in multiples of this
 
 # ---- the kinds -----------------------------------------------------------------------------------
 
-hidden, only = partial(partial, ruler.hidden_needles), partial(partial, ruler.only_needles)
 NEEDLES: Mapping[str, Callable[[Spec], Draft]] = {
-    "niah_single_1": hidden(in_noise=True),
-    "niah_single_2": hidden(),
-    "niah_single_3": hidden(values=uuids),
-    "niah_multikey_1": hidden(keys=4),
-    "niah_multikey_2": only(keys=names, values=numbers, filler=ruler.NUMBER_FILLER),
-    "niah_multikey_3": only(keys=uuids, values=uuids, filler=ruler.UUID_FILLER),
-    "niah_multivalue": hidden(each=4),
-    "niah_multiquery": hidden(keys=4, asked=4),
+    "niah_single_1": partial(ruler.hidden_needles, in_noise=True),
+    "niah_single_2": ruler.hidden_needles,
+    "niah_single_3": partial(ruler.hidden_needles, values=uuids),
+    "niah_multikey_1": partial(ruler.hidden_needles, keys=4),
+    "niah_multikey_2": partial(ruler.only_needles, keys=names, values=numbers, filler=ruler.NUMBER_FILLER),
+    "niah_multikey_3": partial(ruler.only_needles, keys=uuids, values=uuids, filler=ruler.UUID_FILLER),
+    "niah_multivalue": partial(ruler.hidden_needles, each=4),
+    "niah_multiquery": partial(ruler.hidden_needles, keys=4, asked=4),
 }
 ONE_NEEDLE = tuple(NEEDLES)[:6]  # niah_single_* and niah_multikey_*
 IN_NOISE, IN_PROSE = ONE_NEEDLE[:2]
 IN_TURN, ALONE = "niah_turns", "niah_alone"
-questioned = ruler.questions_on_documents, partial(strings_found, any_answer=True)
-in_turn = hidden(keys=ruler.TURNS, in_turn=True)
+in_turn = partial(ruler.hidden_needles, keys=ruler.TURNS, in_turn=True)
+any_answer = partial(strings_found, any_answer=True)
 OF_RULER = (
     *(Kind(name, "Retrieval", 128, draft, one_needle=name in ONE_NEEDLE) for name, draft in NEEDLES.items()),
     Kind("vt", "Multi-hop Tracing", 30, ruler.chained_variables),
     Kind("cwe", "Aggregation", 120, ruler.common_words),
     Kind("fwe", "Aggregation", 50, ruler.frequent_words),
-    *(Kind(name, "Question Answering", 32, *questioned, whole_parts=True) for name in QA),
+    *(
+        Kind(name, "Question Answering", 32, ruler.questions_on_documents, any_answer, whole_parts=True)
+        for name in QA
+    ),
 )
+QUOTES: Mapping[str, Callable[[Spec], Draft]] = {
+    "quote_lines": quotes.quoted_lines,
+    "quote_paragraph": quotes.quoted_paragraph,
+    "quote_function": quotes.quoted_function,
+}
 FURTHER = (
     Kind(IN_TURN, "Turns", 32, in_turn),
     Kind(ALONE, "Turns", 32, in_turn, alone=True),
-    Kind("unlike", "No shared words", 32, ruler.linked_person),
-    Kind("quote_lines", "Quotes", 160, quotes.quoted_lines, quotes.quote_score, whole_parts=True),
-    Kind("quote_paragraph", "Quotes", 160, quotes.quoted_paragraph, quotes.quote_score, whole_parts=True),
-    Kind("quote_function", "Quotes", 160, quotes.quoted_function, quotes.quote_score, whole_parts=True),
+    *(
+        Kind(name, "Quotes", 160, draft, quotes.quote_score, whole_parts=True)
+        for name, draft in QUOTES.items()
+    ),
 )
 TASKS: Mapping[str, Kind] = MappingProxyType({kind.name: kind for kind in (*OF_RULER, *FURTHER)})
 
@@ -101,7 +105,7 @@ def generate(
             raise ValueError(f"depth must be from 0 to 100 percent, not {depth:g}")
         depth = int(depth) if depth.is_integer() else depth  # 50.0 and 50 make the same item
     if task in QA and questions is None:
-        raise ValueError(f"{task} needs questions on documents: {QA_FILES}")
+        raise ValueError(f"{task} needs questions on documents: a folder with {QA[task]} of LongBench")
     items = []
     for number in range(count):
         # the same texts and questions in turn and alone
@@ -126,28 +130,13 @@ def ruler_items(encode: Encode, options: RulerOptions) -> dict[str, list[Item]]:
     questions = {name: read_questions(options.qa, name) for name in QA if options.qa is not None}
     of_ruler = (kind.name for kind in OF_RULER)
     tasks = tuple(options.tasks or (name for name in of_ruler if name not in QA or questions.get(name)))
-
-    def items(name: str, length: int) -> list[Item]:
-        """No items if the length is too short."""
-        asked = questions.get(name)
-        try:
-            return generate(name, encode, length, options.count, options.seed, prose=prose, questions=asked)
-        except TooShort:
-            return []
-
-    by_data_set: dict[str, list[Item]] = {}
-    for length in options.lengths:
-        by_task = {name: items(name, length) for name in tasks}
-        if short := [name for name in tasks if not by_task[name]]:
-            longer = counted(length - length % LENGTH_STEP + LENGTH_STEP, LENGTH_STEP)
-            enough = next(least for least in longer if all(items(name, least) for name in short))
-            fitting = ",".join(name for name in tasks if by_task[name])
-            raise ValueError(
-                f"length {length} is too short for {', '.join(short)}; choose lengths of {enough} or more"
-                + (f", or only the tasks {fitting} (--tasks)" if fitting else "")
-            )
-        by_data_set |= {f"{name}{AT}{length}": rows for name, rows in by_task.items()}
-    return by_data_set
+    return {
+        f"{name}{AT}{length}": generate(
+            name, encode, length, options.count, options.seed, prose=prose, questions=questions.get(name)
+        )
+        for length in options.lengths
+        for name in tasks
+    }
 
 
 def niah_items(encode: Encode, options: NiahOptions) -> dict[str, list[Item]]:

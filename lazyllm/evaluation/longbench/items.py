@@ -47,12 +47,12 @@ def resolve_data(data: str | Path) -> Path:
     return path
 
 
-def locate(path: Path) -> dict[str, list[File]]:
+def located(path: Path) -> dict[str, list[File]]:
     """The files of each data set in the folder or file `path`, in the benchmark's order."""
     if path.suffix == ".zip":
-        return {name: [file] for name in DATA_SETS if (file := in_zip(path, f"{name}.jsonl"))}
+        return in_zip(path)
     if path.suffix == ".parquet":
-        return locate_parquet(path.parent, [path])
+        return in_tables(path.parent, [path])
     if not path.is_dir():
         raise ValueError(f"data: {path} is a file of an unknown kind; expected {EXPECTED}")
     for folder in (path, path / "data"):
@@ -62,22 +62,23 @@ def locate(path: Path) -> dict[str, list[File]]:
             return lines
         folders = ("", *(f"{name}/{split}" for name in DATA_SETS for split in ("", "*/")))
         if tables := sorted(file for place in folders for file in folder.glob(f"{place}*.parquet")):
-            return locate_parquet(folder, tables)
+            return in_tables(folder, tables)
     return {}
 
 
-def in_zip(path: Path, name: str) -> zipfile.Path | None:
-    """The file of that name in any folder of the zip; None if there is none."""
+def in_zip(path: Path) -> dict[str, list[File]]:
+    """NAME.jsonl of each data set, in any folder of the zip."""
     with zip_errors(path):
         archive = zipfile.ZipFile(path)
-    members = [
-        member
-        for member in archive.namelist()
-        if member.rpartition("/")[2] == name and not member.startswith("__MACOSX/")
-    ]
-    if len(members) > 1:
-        raise ValueError(f"{path} holds {name} more than once: {', '.join(members)}; expected one")
-    return zipfile.Path(archive, members[0]) if members else None
+    files: dict[str, list[File]] = {}
+    for name in DATA_SETS:
+        members = [place for place in archive.namelist() if f"/{place}".endswith(f"/{name}.jsonl")]
+        members = [place for place in members if not place.startswith("__MACOSX/")]
+        if len(members) > 1:
+            raise ValueError(f"{path} holds {name}.jsonl more than once: {', '.join(members)}; expected one")
+        if members:
+            files[name] = [zipfile.Path(archive, members[0])]
+    return files
 
 
 @contextmanager
@@ -88,21 +89,21 @@ def zip_errors(file: object) -> Iterator[None]:
         raise ValueError(f"{file} is damaged, encrypted or no zip file: {error}") from error
 
 
-def locate_parquet(root: Path, files: Sequence[Path]) -> dict[str, list[File]]:
-    """By data set: the files that are named after it or lie in a folder named so."""
-    located: dict[str, list[File]] = {name: [] for name in DATA_SETS}
-    for file in files:
+def in_tables(root: Path, tables: Sequence[Path]) -> dict[str, list[File]]:
+    """By data set: the parquet files that are named after it or lie in a folder named so."""
+    files: dict[str, list[File]] = {name: [] for name in DATA_SETS}
+    for file in tables:
         # the hub has NAME.parquet, NAME-00000-of-00001.parquet, NAME/test.parquet and NAME/test/0000.parquet
         parts = (file.stem, *reversed(file.relative_to(root).parts[:-1]))
         named = [name for part in parts for name in DATA_SETS if f"{part}-".startswith(f"{name}-")]
         if named:
-            located[named[0]].append(file)
-    return {name: found for name, found in located.items() if found}
+            files[named[0]].append(file)
+    return {name: found for name, found in files.items() if found}
 
 
 def available(data: str | Path, *names: str) -> dict[str, list[File]]:
     """The files of each data set in `data`, in the benchmark's order; an error if it lacks one of `names`."""
-    files = locate(resolve_data(data))
+    files = located(resolve_data(data))
     if missing := [name for name in names if dataset(name).name not in files]:
         held = ", ".join(files) or f"no data set: expected {EXPECTED}; {GET}"
         raise FileNotFoundError(f"data: {data} lacks {', '.join(missing)}; it holds {held}")
@@ -164,9 +165,8 @@ CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 def checked_item(where: str, row: Item, name: str) -> Item:
     """The row itself, if its fields are those of an item of `name`."""
-    own_names = name, name.removesuffix("_e")
-    checks = {**CHECKS, "dataset": (lambda value: value in own_names, repr(name))}
-    for field, (accepts, expected) in checks.items():
+    of_set = (lambda value: value in (name, name.removesuffix("_e"))), repr(name)
+    for field, (accepts, expected) in {**CHECKS, "dataset": of_set}.items():
         if field not in row or not accepts(row[field]):
             shown = shortened(row[field]) if field in row else "missing"
             raise ValueError(f"{where}: {field} is {shown}; expected {expected}")

@@ -51,20 +51,13 @@ class Templates:
     lengths: Mapping[str, int]
 
     def prompt(self, item: Mapping[str, Any]) -> str:
-        """The prompt of one item."""
         return self.template(item["dataset"]).format(input=item["input"], context=item["context"])
 
     def template(self, name: str) -> str:
-        """The template of a data set."""
         return entry(self.prompts, name, f"{self.source} has no template")
 
     def max_new_tokens(self, name: str) -> int:
-        """The official limit of an answer's tokens."""
         return entry(self.lengths, name, f"{LENGTH_FILE} beside {self.source} has no length")
-
-    def digest(self, name: str) -> str:
-        """SHA-256 of the template and length of a data set."""
-        return json_digest([self.template(name), self.max_new_tokens(name)])
 
     def verdict(self, name: str) -> str:
         """The manifest's statement on the template of a data set."""
@@ -180,14 +173,17 @@ class LongBench(Tasks):
             )
         for name in names:  # raises what every score would raise: an unknown option, a missing package
             score_item(name, ANY_ANSWER, [ANY_ANSWER], [ANY_ANSWER], options.edit_sim)
-        self._templates = find_templates(data, options.prompts)
+        self._templates = templates = find_templates(data, options.prompts)
         self._options, self.wrapper = options, options.wrapper
         self.items = {name: items.read(data, name)[: options.limit] for name in names}
         self.selection = {"data sets": names, "first items": options.limit}
         self.conditions = {
             "tasks": "LongBench",
-            "prompts": {name: self._templates.verdict(name) for name in names},
-            "prompts sha256": {name: self._templates.digest(name) for name in names},
+            "prompts": {name: templates.verdict(name) for name in names},
+            "prompts sha256": {
+                name: json_digest([templates.template(name), templates.max_new_tokens(name)])
+                for name in names
+            },
             "max length": options.max_length,
             "cap on new tokens": options.max_new_tokens,
             "edit similarity": options.edit_sim,
