@@ -55,6 +55,8 @@ def calibrate(
     """
     if (speedup := checked.number(speedup, "speedup")) < 1:
         raise ValueError(f"speedup must be at least 1, not {speedup:g}")
+    if lengths is not None and lengths == []:
+        raise ValueError("lengths must be at least one number of tokens")
     file = None if out is None else checked_file(user_path(out))
     model = llm if isinstance(llm, LLM) else load(llm)
     options = RunOptions(warm_ups=0, retry_failed=True, progress=progress)

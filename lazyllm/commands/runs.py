@@ -144,23 +144,24 @@ def calibrate(parser: argparse.ArgumentParser) -> Run:
 
 
 def search(parser: argparse.ArgumentParser) -> Run:
-    """Search stages and options that lose least, by Optuna; it resumes, and processes share the work."""
+    """Search stages and options that lose least, by Optuna; run again, it resumes."""
     options.add_model(parser)
     speedup = "range of counted speedups of prefill, default 1.5,3"
     options.add(parser, "--speedup", speedup, "LOW,HIGH")
-    budget = "settings to try, by all processes with the same --out, default 40"
-    options.add(parser, "--budget", budget, "N")
+    options.add(parser, "--budget", "settings to try, default 40", "N")
     own = "a prompt of yours (repeatable, at least 3); default: generated ones with needles"
     options.add(parser, "--prompt-file", own, "FILE", action="append")
     preset = "write preset.json: the setting that diverges least with a speedup of at least X"
     options.add(parser, "--preset", preset, "X")
     options.add_out(parser, "a search there continues")
+    options.add(parser, "--workers", "processes of this machine, as in longbench", "N")
+    options.add(parser, "--scheduler", "run on the workers of this Dask scheduler", "ADDRESS")
     options.add_device(parser)
 
     def run(args: argparse.Namespace) -> int:
         from lazyllm.searching.search import search
 
-        keywords = options.keywords_of(args, "speedup", "budget", "out")
+        keywords = options.of_run(args, RunOptions, "speedup", "budget")
         result = search(options.loaded(args), options.read_prompts(args), **keywords)
         print(f"{result.text()}\n\nwrote {result.folder}")
         if "preset" in args:

@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import pairwise, product
 from math import isnan
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, Self, TypeAlias, get_args
 
 import numpy as np
 
@@ -38,8 +38,11 @@ AXES = {"layer", "keep", *SCORING, *(field.name for field in fields(Pruning))}
 Space: TypeAlias = Mapping[str, Iterable[Any]] | Settings
 
 
-class Sweep(Frame, Results):
-    """The measured settings; `folder` is None for a sweep without `out`."""
+class Measured(Frame, Results):
+    """The measured settings of a sweep or search; `folder` is None without `out`."""
+
+    speedup = "ttft_speedup"
+    """The field of a point by which the front is."""
 
     def __init__(
         self,
@@ -49,12 +52,12 @@ class Sweep(Frame, Results):
         methods: Mapping[str, Method],
     ) -> None:
         Results.__init__(self, rows, manifest, folder)
-        Frame.__init__(self, list(points(self.summary, methods)))
         self._methods = methods
+        Frame.__init__(self, self._points_of(rows))
 
     @classmethod
-    def read(cls, folder: str | Path) -> Sweep:
-        """Opens the folder of a sweep that has ended or was interrupted.
+    def read(cls, folder: str | Path) -> Self:
+        """Opens the folder of a sweep or search that has ended, was interrupted or still runs.
 
         A sweep with policies, which are code, is opened by calling `sweep` again: finished items do not run.
         """
@@ -64,19 +67,52 @@ class Sweep(Frame, Results):
             raise ValueError(f"{path} holds a run that is no sweep, but the measure {measure!r}")
         return cls(read_rows(path), manifest, path, settings_in(manifest, {}))
 
+    def _points_of(self, rows: Sequence[Row]) -> list[Point]:
+        return [*points(Summary(rows, category_of), self._methods)]
+
     @cached_property
     def compared(self) -> Frame:
         """The settings on the prompts that all of them have: those of `pareto`, `best` and `plot`. In a sweep
         that has grown unevenly, its own table has means over different prompts."""
-        return Frame(list(points(Summary(common(self.rows), category_of), self._methods)))
+        return Frame(self._points_of(common(self.rows)))
 
     def pareto(self) -> Frame:
-        """The Pareto front in quality and measured speedup, slowest setting first.
+        """The Pareto front in quality and speedup, slowest setting first: measured speedup in a sweep,
+        counted in a search.
 
-        Quality is the score, or in a sweep without scores the KL divergence or the recall. A setting is on
-        the front unless another one is equal or better in both and better in one.
+        Quality is the score, or without scores the KL divergence or the recall. A setting is on the front
+        unless another one is equal or better in both and better in one.
         """
-        return Frame(front([*self.compared]))
+        return Frame(front([*self.compared], self.speedup))
+
+    def plot(self, file: str | Path | None = None) -> Path:
+        """Draws quality against speedup with the Pareto front; needs matplotlib.
+
+        The default `file` is pareto.png in the folder, or in the working directory without one.
+        """
+        target = user_path(file) if file else (self.folder or Path()) / PICTURE
+        return plot_points([*self.compared], self.heading, target, self.speedup)
+
+    @property
+    def heading(self) -> str:
+        prompts = sum(self.summary.items.values())
+        return f"{self.manifest['model']}: {len(self)} settings on {prompts} prompts"
+
+    @property
+    def tables(self) -> dict[str, Table]:
+        return {
+            "settings": self.table,
+            "positions": positions_table(self.summary),
+            "recall": recall_table(self.summary),
+            "times": times_table(self.summary),
+        }
+
+    def draw(self) -> list[Path]:
+        return [self.plot()]
+
+
+class Sweep(Measured):
+    """The settings of a sweep, dense first."""
 
     def best(self, max_drop: float = 0.01) -> Point:
         """The setting with the largest measured speedup whose quality is at most `max_drop` below dense's.
@@ -96,31 +132,6 @@ class Sweep(Frame, Results):
         if best.setting != DENSE_LABEL:
             return best
         return replace(best, note=f"no setting is faster than dense with a drop of at most {drop:g}")
-
-    def plot(self, file: str | Path | None = None) -> Path:
-        """Draws quality against speedup with the Pareto front; needs matplotlib.
-
-        The default `file` is pareto.png in the sweep's folder, or in the working directory without one.
-        """
-        target = user_path(file) if file else (self.folder or Path()) / PICTURE
-        return plot_points([*self.compared], self.heading, target)
-
-    @property
-    def heading(self) -> str:
-        prompts = sum(self.summary.items.values())
-        return f"{self.manifest['model']}: {len(self)} settings on {prompts} prompts"
-
-    @property
-    def tables(self) -> dict[str, Table]:
-        return {
-            "settings": self.table,
-            "positions": positions_table(self.summary),
-            "recall": recall_table(self.summary),
-            "times": times_table(self.summary),
-        }
-
-    def draw(self) -> list[Path]:
-        return [self.plot()]
 
 
 def positions_table(summary: Summary) -> Table:
