@@ -36,6 +36,7 @@ def shorten(patch: pytest.MonkeyPatch) -> None:
     """A calibration with one generated prompt of each kind and length, and short answers."""
     patch.setattr(module, "PER_KIND", 1)
     patch.setattr(module, "TOKENS", ANSWER)
+    patch.setattr("lazyllm.calibration.prompts.TOKENS", ANSWER)
     patch.setattr("lazyllm.calibration.prompts.MAX_NEW_TOKENS", ANSWER)
 
 
@@ -85,7 +86,7 @@ def test_what_is_out_of_reach_is_not_tried(llm: LLM) -> None:
 
 def test_own_prompts_are_encoded_as_they_are_asked(llm: LLM) -> None:
     chat = [{"role": "user", "content": "Hello"}]
-    own = encoded(llm, ["Hello", chat, [5, 6, 7], np.array([8])], new_tokens=4)
+    own = encoded(llm, ["Hello", chat, [5, 6, 7], np.array([8])])
     through_template = llm.generate("Hello", chat=True, max_new_tokens=1).prompt_ids
     assert list(own) == [f"prompt {number}" for number in (1, 2, 3, 4)]
     assert list(own.values()) == [through_template, through_template, [5, 6, 7], [8]]

@@ -10,9 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from lazyllm.calibration.prompts import CalibrationTasks, encoded
+from lazyllm.calibration.prompts import CalibrationTasks
 from lazyllm.evaluation.measures import TOKENS, Divergence
 from lazyllm.evaluation.options import RunOptions
 from lazyllm.evaluation.run import run_items
@@ -70,12 +68,12 @@ def search(
     checked.whole(budget, "budget", 1)
     study = new_study()  # before the model is loaded
     model = llm if isinstance(llm, LLM) else load(llm)
-    own = encoded(model, prompts or (), TOKENS)
-    if prompts is not None and len(own) < LEAST_PROMPTS:
-        raise ValueError(f"prompts must be at least {LEAST_PROMPTS}, not {len(own)}: settings are compared")
-    tasks = CalibrationTasks(model, own, PER_KIND, SEED, () if own else None)
-    ids = [prompt for kind in tasks.ids_by_kind(model) for prompt in kind]
-    space = Space(model.config, int(np.median([len(prompt) for prompt in ids])), low, high)
+    if prompts is not None and len(prompts) < LEAST_PROMPTS:
+        raise ValueError(
+            f"prompts must be at least {LEAST_PROMPTS}, not {len(prompts)}: settings are compared by them"
+        )
+    tasks = CalibrationTasks(model, prompts or (), PER_KIND, SEED, () if prompts else None)
+    space = Space(model.config, tasks.median_length, low, high)
     for start in [*space.starts()]:
         study.enqueue_trial(start)
     settings: dict[str, Pruning] = {DENSE_LABEL: DENSE}
@@ -83,7 +81,7 @@ def search(
     conditions = {
         "measure": "kl",
         "forced tokens": TOKENS,
-        "prompts sha256": json_digest(ids),
+        "prompts sha256": json_digest(tasks.ids),
         "prompt tokens": space.n_prompt,
         SPEEDUPS: speedups,
     }
