@@ -303,7 +303,7 @@ def test_scores_come_beside_the_divergence(llm: lazyllm.LLM, swept: lazyllm.Swee
     assert untimed(both.rows) == [{**one, **two} for one, two in pairs]
     assert "KL" not in score.table.heads
     assert {"KL", "score"} <= set(both.table.heads)
-    assert all(one.scored for one in both)
+    assert {point.measure for point in both} == {"score"}
 
 
 def test_methods_compared_with_are_measured_too(llm: lazyllm.LLM) -> None:
@@ -437,16 +437,6 @@ def test_the_best_is_the_fastest_within_the_drop() -> None:
     for wrong in (-0.1, math.nan):
         with pytest.raises(ValueError, match="max_drop must be"):
             best_of(POINTS, wrong)
-
-
-def test_the_best_says_when_it_is_dense() -> None:
-    result = object.__new__(lazyllm.Sweep)
-    result.compared = Frame(POINTS)
-    assert result.best(0) == POINTS[0]
-    assert repr(result.best(0)).endswith("\nno setting is faster than dense with a drop of at most 0")
-    fast = result.compared["fast"]
-    assert repr(result.best(0.2)) == repr(fast) == Frame([fast]).table.text()
-    assert "note" not in result.compared.to_frame()
 
 
 def test_intervals_and_median_are_over_prompts(swept: lazyllm.Sweep) -> None:

@@ -10,8 +10,6 @@ from math import isnan
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias, get_args
 
-import numpy as np
-
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.evaluation.measures import TOKENS, Divergence, Recall, check_positions
 from lazyllm.evaluation.options import DataOptions, documented
@@ -119,7 +117,7 @@ class Sweep(Measured):
 
         Quality is a number from 0 to 1: score / 100 (a drop of 0.01 is one point), or in a sweep without
         scores the share of equal argmaxes or the recall, which are 1 for dense. If no setting is faster, it
-        is dense itself, and its note says so.
+        is dense itself.
         """
         drop = checked.number(max_drop, "max_drop")
         if drop < 0:
@@ -128,41 +126,35 @@ class Sweep(Measured):
         fit = [point for point in self.compared if point.share >= min_share and not isnan(point.ttft_speedup)]
         if not fit:
             raise ValueError("the sweep has no result of dense yet, with which settings are compared")
-        best = max(fit, key=lambda point: point.ttft_speedup)
-        if best.setting != DENSE_LABEL:
-            return best
-        return replace(best, note=f"no setting is faster than dense with a drop of at most {drop:g}")
+        return max(fit, key=lambda point: point.ttft_speedup)
 
 
 def positions_table(summary: Summary) -> Table:
     """The mean KL by the token's number in the answer; empty if no answer has more than TOKENS tokens."""
-    series = {
-        setting: [row["kl_by_token"] for row in summary.of(setting).values() if "kl_by_token" in row]
-        for setting in summary.settings
-    }
-    longest = max((len(values) for answers in series.values() for values in answers), default=0)
+    longest = max((len(row.get("kl_by_token", ())) for row in summary.rows), default=0)
     edges = [*(edge for edge in (0, 1, TOKENS, 64, 128, 256, 512) if edge < longest), longest]
-    rows = [
-        [
-            setting,
-            *(cell(mean([kl for kls in answers for kl in kls[a:b]]), ".4f") for a, b in pairwise(edges)),
-        ]
-        for setting, answers in series.items()
-    ]
     heads = ["1", *(f"{a + 1} to {b}" for a, b in pairwise(edges[1:]))]
     title = "KL from dense, nats a token, by the token's number in the answer"
-    return Table(title, ["setting", *heads], rows if longest > TOKENS else [])
+    return by_place(title, summary, "kl_by_token", edges if longest > TOKENS else [], heads, ".4f")
 
 
 def recall_table(summary: Summary) -> Table:
     """The mean recall in each layer; empty unless that is what was measured."""
+    n_layers = max((len(row.get("recall_by_layer", ())) for row in summary.rows), default=0)
+    title, heads = "Recall of the attention of dense's answer, by layer", map(str, range(n_layers))
+    return by_place(title, summary, "recall_by_layer", range(n_layers + 1), [*heads], ".3f")
+
+
+def by_place(
+    title: str, summary: Summary, field: str, edges: Sequence[int], heads: Sequence[str], form: str
+) -> Table:
+    """Means of the values between the edges of lists, whose lengths may differ; no rows without values."""
     rows = []
-    for setting in summary.settings:
-        by_layer = [row["recall_by_layer"] for row in summary.of(setting).values() if "recall" in row]
-        if by_layer:
-            rows.append([setting, *(cell(value, ".3f") for value in np.mean(by_layer, axis=0))])
-    heads = ["setting", *(str(layer) for layer in range(max((len(row) - 1 for row in rows), default=0)))]
-    return Table("Recall of the attention of dense's answer, by layer", heads, rows)
+    for setting in summary.settings if len(edges) > 1 else []:
+        lists = [row[field] for row in summary.of(setting).values() if field in row]
+        means = (mean([value for values in lists for value in values[a:b]]) for a, b in pairwise(edges))
+        rows.append([setting, *(cell(value, form) for value in means)])
+    return Table(title, ["setting", *heads], rows)
 
 
 def settings_in(manifest: Mapping[str, Any], methods: Mapping[str, Method]) -> dict[str, Method]:
@@ -253,14 +245,11 @@ def sweep(
 
 def measure_of(measure: Quality, tokens: int) -> Measure:
     """The measure of the runner. Items without answers, such as a user's own prompts, have no score."""
-    if measure == SCORE:
-        return scored_answer
-    if measure == "recall":
-        return Recall(tokens)
     divergence = Divergence(tokens)
 
     def both(llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
         row = divergence(llm, tasks, trial)
         return {**row, **scored_answer(llm, tasks, trial)} if "answers" in trial.item else row
 
-    return both if measure == "both" else divergence
+    measures: dict[Quality, Measure] = {"kl": divergence, "score": scored_answer, "both": both}
+    return measures.get(measure) or Recall(tokens)
