@@ -33,8 +33,8 @@ def run_suite(name: str, options: Options, report: Report) -> None:
     print(f"\n## {name}", flush=True)
     try:
         for section in SUITES[name].measure(options):
-            if not options.judged:
-                section = replace(section, rows=[replace(row, goals={}) for row in section.rows])
+            rows = section.rows if options.judged else [replace(row, goals={}) for row in section.rows]
+            section = replace(section, suite=name, rows=rows)
             print(f"\n{section.text()}", flush=True)
             report.sections.append(section)
             report.write()

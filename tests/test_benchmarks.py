@@ -104,7 +104,7 @@ def test_report_says_the_worst_of_each_goal_and_keeps_every_round(tmp_path: Path
         Row("one", {"time": Times((1.0, 3.0, 2.0)), "share": 0.9}, {"share": AT_LEAST}, {"threads": 1}),
         Row("two", {"time": Times((4.0,)), "share": 0.75, "cost": 1.1}, {"share": AT_LEAST, "cost": AT_MOST}),
     ]
-    report.sections.append(Section("ops", "A table", rows, ("of a kind",)))
+    report.sections.append(Section("A table", rows, ("of a kind",), "ops"))
     report.failures["decode"] = "no memory"
     report.write()
     text = (tmp_path / "out" / "bench.md").read_text(encoding="utf-8")
@@ -282,7 +282,7 @@ def test_a_suite_that_fails_is_said_aloud_and_the_others_run(
 
 def test_ctrl_c_keeps_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(options: Options) -> Iterator[Section]:
-        yield Section("memory", "The first half", [Row("a row", {"share": 0.5})])
+        yield Section("The first half", [Row("a row", {"share": 0.5})])
         raise KeyboardInterrupt
 
     monkeypatch.setitem(SUITES, "memory", Suite(interrupted))

@@ -13,10 +13,10 @@ from benchmarks.measuring.place import Place
 from benchmarks.measuring.report import Figure, Row, Section
 from benchmarks.measuring.rounds import Contestant, in_turn, timed
 from benchmarks.options import Options
+from benchmarks.suites.prefill import prefill_of, read
 from lazyllm.llm import LLM
 from lazyllm.pruning import Pruning
 
-SUITE = "experts"
 SHAPES = (
     ModelShape("30B-A3B", 2, 2048, 32, 4, 128, 768, n_experts=128, experts_per_token=8),
     ModelShape("8x7B, half as wide", 2, 2048, 16, 4, 128, 7168, n_experts=8, experts_per_token=2),
@@ -38,25 +38,20 @@ def experts(options: Options) -> Iterator[Section]:
                 llms = {name: place.load(Path(scratch) / name) for name in shapes}
                 chosen = f"{shape.experts_per_token} of {shape.n_experts} experts"
                 title = f"Layers of {shape.name} shape, {chosen}, {place}"
-                yield Section(SUITE, title, measured(options, llms, place))
+                yield Section(title, measured(options, llms, place))
 
 
 def measured(options: Options, llms: dict[str, LLM], place: Place) -> list[Row]:
     rows = []
     for n in QUICK_TOKENS if options.quick else TOKENS:
-        runs = {name: prefill_of(llm, n) for name, llm in llms.items()}
+        runs = {name: prefill_of(llm, [i % VOCAB for i in range(n)]) for name, llm in llms.items()}
         rows += compared(options, llms, runs, n, f"prefill of {n} tokens", place)
     runs = {name: steps_of(llm) for name, llm in llms.items()}
     return rows + compared(options, llms, runs, 1, f"{STEPS} decode steps", place)
 
 
-def prefill_of(llm: LLM, n: int) -> Contestant:
-    return timed(lambda: llm.session().forward([i % VOCAB for i in range(n)], progress=False))
-
-
 def steps_of(llm: LLM) -> Contestant:
-    session = llm.session()
-    session.forward([0], progress=False)
+    session = read(llm, [0])
 
     def run() -> None:
         session.truncate(1)

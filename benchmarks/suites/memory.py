@@ -7,18 +7,16 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-
 from benchmarks.measuring.models import LARGE, MEDIUM, write_model
 from benchmarks.measuring.place import Place
 from benchmarks.measuring.process import Process
 from benchmarks.measuring.report import Row, Section
 from benchmarks.options import Options
+from benchmarks.suites.prefill import read
 from lazyllm.llm import LLM, load
 from lazyllm.machine.info import field
 from lazyllm.pruning import Pruning
 
-SUITE = "memory"
 STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
 WARM_UP_TOKENS = 32
@@ -34,16 +32,14 @@ class Probe:
     def __init__(self, folder: Path) -> None:
         before = resident("VmRSS")
         self._llm = Place().load(folder)
-        self._llm.session().forward(
-            np.arange(min(WARM_UP_TOKENS, self._llm.config.vocab))
-        )  # maps the weights
+        read(self._llm, [*range(min(WARM_UP_TOKENS, self._llm.config.vocab))])  # maps the weights
         self._others = before  # bytes of Python and its modules
 
     def growth(self, ids: list[int], pruning: Pruning | None = None) -> int:
         """By how many bytes the resident memory grows, at its peak, when a session reads these tokens."""
         CLEAR_REFS.write_text(RESET_PEAK)
         before = resident("VmHWM")
-        self._llm.session(pruning).forward(ids, progress=False)
+        read(self._llm, ids, pruning)
         return resident("VmHWM") - before
 
     def peak(self) -> int:
@@ -101,7 +97,7 @@ def limits(options: Options) -> Section:
         f"{MEDIUM.name} and {LARGE.name}: {MEDIUM}; {LARGE}; vocabulary {VOCAB}, context {CONTEXT}.",
         "Python and its modules take another 0.1 GiB.",
     )
-    return Section(SUITE, "Largest context by memory", rows, notes)
+    return Section("Largest context by memory", rows, notes)
 
 
 def memory(options: Options) -> Iterator[Section]:
@@ -125,5 +121,5 @@ def memory(options: Options) -> Iterator[Section]:
         f"Pruned: {KEEP:.0%} of the tokens go on after layer {PRUNED_AFTER_LAYER}.",
         *options.too_long,
     )
-    yield Section(SUITE, f"Memory of a session, {options.config.name}", rows, notes)
+    yield Section(f"Memory of a session, {options.config.name}", rows, notes)
     yield limits(options)

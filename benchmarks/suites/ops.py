@@ -20,7 +20,6 @@ from benchmarks.options import Options
 from benchmarks.peers.engines import TORCH, numpy_product, torch_attention, torch_product
 from lazyllm._core import Sampler
 
-SUITE = "ops"
 MANY_ROWS, FEW_ROWS = (512, 1024), (1, 2, 4, 8, 17, 33, 65)
 ATTENTION_SHAPES = ((64, 9, 3), (128, 32, 32), (128, 32, 8))  # head_dim, query heads, key heads
 ATTENTION_TOKENS, FEW_QUERIES = (2048, 4096), (1, 8, 33, 65)
@@ -98,7 +97,7 @@ def many_rows(
             figures = compared(options, ceilings, place, bench, products, label)
             rows.append(Row(label, figures, judged, place.keys))
     all_notes = (CPU_NOTE if place.on_cpu else CUDA_NOTE, *notes)
-    return Section(SUITE, f"Linear layers of a {shape.name} model, many rows, {place}", rows, all_notes)
+    return Section(f"Linear layers of a {shape.name} model, many rows, {place}", rows, all_notes)
 
 
 def compared(
@@ -135,7 +134,7 @@ def few_rows(options: Options, ceilings: Ceilings, shape: ModelShape, place: Pla
             bench = bench_of(op, n, n_out, n_in, place)
             label = f"{name}, {n} x {n_in} to {n_out}"
             rows.append(bounded(options, ceilings, place, bench, label, goals))
-    return Section(SUITE, f"Linear layers of a {shape.name} model, few rows, {place}", rows)
+    return Section(f"Linear layers of a {shape.name} model, few rows, {place}", rows)
 
 
 def bounded(
@@ -171,7 +170,7 @@ def single_rows(options: Options, ceilings: Ceilings, shape: ModelShape, place: 
         }
     rows = [bounded(options, ceilings, place, bench, label, {}) for label, bench in benches.items()]
     note = "The bound counts the bytes that are read, not those written; they may still be in a cache."
-    return Section(SUITE, f"Single rows of a {shape.name} model, {place}", rows, (note,))
+    return Section(f"Single rows of a {shape.name} model, {place}", rows, (note,))
 
 
 def attention_bench(
@@ -195,7 +194,7 @@ def attention(options: Options, ceilings: Ceilings, place: Place) -> Section:
                 bench = attention_bench(n, n, heads, place)
                 figures = compared(options, ceilings, place, bench, peers, label)
                 rows.append(Row(label, figures, judged, place.keys))
-    return Section(SUITE, f"Causal attention, {place}", rows, notes)
+    return Section(f"Causal attention, {place}", rows, notes)
 
 
 def attention_of_few_rows(options: Options, ceilings: Ceilings, place: Place) -> Section:
@@ -215,7 +214,7 @@ def attention_of_few_rows(options: Options, ceilings: Ceilings, place: Place) ->
     note = (
         "Keys and values may still be in a CPU cache from the previous run, so a time can be below its bound."
     )
-    return Section(SUITE, f"Attention of few rows, {place}", rows, (note,))
+    return Section(f"Attention of few rows, {place}", rows, (note,))
 
 
 def attention_in_windows(options: Options, place: Place) -> Section:
@@ -234,7 +233,7 @@ def attention_in_windows(options: Options, place: Place) -> Section:
         }
         rows.append(Row(f"{n} tokens", figures, judged, {"tokens": n, **place.keys}))
     heads = f"{WINDOW_HEADS[1]} heads of {WINDOW_HEADS[0]} over {WINDOW_HEADS[2]}"
-    return Section(SUITE, f"Attention in a window of {WINDOW} positions, {heads}, {place}", rows)
+    return Section(f"Attention in a window of {WINDOW} positions, {heads}, {place}", rows)
 
 
 def selection(options: Options, place: Place) -> Section:
@@ -260,7 +259,7 @@ def selection(options: Options, place: Place) -> Section:
         f"A dense layer is {dense * 1e3:.1f} ms: its products and its attention. "
         f"The prefill has {STAGES} stages in {LAYERS} layers."
     )
-    return Section(SUITE, f"Scores, selection, gathering, 135M model, {m} tokens, {place}", rows, (note,))
+    return Section(f"Scores, selection, gathering, 135M model, {m} tokens, {place}", rows, (note,))
 
 
 def drawing(options: Options) -> Section:
@@ -277,4 +276,4 @@ def drawing(options: Options) -> Section:
         Row(name, {OURS: draw, "NumPy's sort": sort, "sort / ours": sort.median / draw.median}, judged)
         for name, draw in times.items()
     ]
-    return Section(SUITE, f"A draw from {LARGE_VOCAB} logits, 1 thread", rows)
+    return Section(f"A draw from {LARGE_VOCAB} logits, 1 thread", rows)

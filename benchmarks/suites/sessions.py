@@ -14,11 +14,11 @@ from benchmarks.measuring.process import Process
 from benchmarks.measuring.report import Figure, Row, Section
 from benchmarks.measuring.rounds import Contestant, Times, in_turn, timed
 from benchmarks.options import Options
+from benchmarks.suites.prefill import read
 from lazyllm.llm import LLM
 from lazyllm.machine.info import field
 from lazyllm.session import Session
 
-SUITE = "sessions"
 SPARE = 192  # tokens of the model's context that are left for questions and answers
 QUESTION, ANSWER = 32, 32  # tokens
 FORKS = 10
@@ -56,10 +56,9 @@ class Probe:
 
     def __init__(self, folder: Path, threads: int, prompt: list[int]) -> None:
         llm = Place(threads).load(folder)
-        llm.session().forward(prompt[:QUESTION], progress=False)  # maps the weights
+        read(llm, prompt[:QUESTION])  # maps the weights
         before = physical()
-        self._session = llm.session()
-        self._session.forward(prompt, progress=False)
+        self._session = read(llm, prompt)
         self.bytes_of_one = physical() - before
         self.first_fork = self.fork()
         self._forks: list[Session] = []
@@ -117,7 +116,7 @@ def forks(options: Options, place: Place, n: int) -> Section:
         f"A later fork: {times}. Memory is that of a process of its own, without weights, with shared files.",
         f"Those that have answered have read {QUESTION} tokens more and generated {ANSWER} each.",
     )
-    return Section(SUITE, f"Forks of a session of {n} tokens, {options.config.name}, {place}", rows, notes)
+    return Section(f"Forks of a session of {n} tokens, {options.config.name}, {place}", rows, notes)
 
 
 # ---- questions -----------------------------------------------------------------------------------
@@ -126,10 +125,8 @@ def forks(options: Options, place: Place, n: int) -> Section:
 def second_question(options: Options, place: Place, llm: LLM, n: int) -> Section:
     ids = question(options)
     with TemporaryDirectory() as folder:
-        saved, first = Path(folder) / "session", llm.session()
-        first.forward(options.prompt(n), progress=False)
-        first.save(saved, progress=False)
-        del first
+        saved = Path(folder) / "session"
+        read(llm, options.prompt(n)).save(saved, progress=False)
 
         def contestant(reserved: bool = False, forked: bool = False) -> Contestant:
             def run() -> float:
@@ -165,8 +162,7 @@ def one_document(options: Options, place: Place, llm: LLM, n: int) -> Section:
     questions = [question(options, k) for k in range(FORKS)]
 
     def by_forks() -> None:
-        base = llm.session()
-        base.forward(prompt, progress=False)
+        base = read(llm, prompt)
         for ids in questions:
             base.fork().ask(ids, max_new_tokens=ANSWER)
 
@@ -206,4 +202,4 @@ def compared(
     for name, seconds in times.items():
         figures: dict[str, Figure] = {"time": seconds, ratio: seconds.median / times[base].median}
         rows.append(Row(name, figures, {} if name == base else {ratio: goal}, keys))
-    return Section(SUITE, title, rows, (note,))
+    return Section(title, rows, (note,))
