@@ -1,9 +1,8 @@
-"""Suite `decode`: a decode step after a long context: peers, the read ceiling, scoring rules, revival."""
+"""Suite `decode`: a decode step after a long context: peers, the read ceiling, types of K and V, revival."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import numpy as np
 
@@ -17,8 +16,7 @@ from benchmarks.peers.engines import OURS, Engines, start_engines
 from benchmarks.suites.prefill import prefill_of, read
 from lazyllm import _core
 from lazyllm.llm import LLM
-from lazyllm.pruning import RECOMMENDED_SINK, Pruning
-from lazyllm.scoring import Scoring
+from lazyllm.pruning import Pruning
 from lazyllm.session import Session
 
 STEPS = 8  # decode steps of one turn
@@ -27,8 +25,6 @@ KEPT_SHARE = 8  # one context token in eight is kept by the prefill
 MIN_CONTEXT = 2 * REVIVED[-1]
 SHARE, RATIO, BOUND = "of read ceiling", "time / ours", "time / bound"
 OVER_NONE = "time / none revived"
-OVER_PAPER = "time / the paper's rule"
-SPEEDUP = 2.0  # counted, of the prefill before pruned decode steps
 WIDTHS = {"F32": 4, "F16": 2, "BF16": 2}
 KV = ("f32", "bf16", "f16")
 PREFILL_TOKENS = 2048
@@ -50,7 +46,6 @@ def decode(options: Options) -> Iterator[Section]:
             title = f"Decode after {options.context} tokens, {options.config.name}, {place}"
             rows = against_peers(options, engines, ceilings, place)
             yield Section(title, rows, tuple(engines.notes))
-        yield by_rules(options, engines.llm, place)
         if place.on_cpu:
             yield by_kv(options, ceilings, place)
         ceilings.begin_table()
@@ -116,33 +111,6 @@ def against_peers(options: Options, engines: Engines, ceilings: Ceilings, place:
 def decode_goals(options: Options, place: Place) -> Goals:
     goals = options.goals(place)
     return goals if options.context >= goals.decode_context else Goals()
-
-
-# ---- rules of scoring ----------------------------------------------------------------------------
-
-
-def by_rules(options: Options, llm: LLM, place: Place) -> Section:
-    """Decode steps of pruned sessions that differ in the rule by which their stages score tokens."""
-    ids, new = options.prompt(options.context), options.prompt(STEPS)
-    paper = Pruning.for_speedup(SPEEDUP, llm, options.context, scoring="paper")
-    prunings = {
-        "the paper's": paper,
-        "five layers": replace(paper, scoring=Scoring(layers=5)),
-        "recommended": replace(paper, scoring=Scoring.recommended(), sink=RECOMMENDED_SINK),
-    }
-    sessions = {name: read(llm, ids, pruning) for name, pruning in prunings.items()}
-    contestants = {name: steps(session, new) for name, session in sessions.items()}
-    times = in_turn(contestants, options.rounds, f"decode by rule, {place}")
-    rows = []
-    for name, session in sessions.items():
-        figures: dict[str, Figure] = {
-            "time of a token": times[name],
-            "revived in the last step": float(session.last_pass[:, 2].sum()),
-            OVER_PAPER: times[name].median / times["the paper's"].median,
-        }
-        rows.append(Row(name, figures, {}, {"tokens": options.context, **place.keys}))
-    note = f"Each session decodes on after its own prefill of {options.context} tokens, under {paper!r}."
-    return Section(f"A decode step of a pruned session, by rule of scoring, {place}", rows, (note,))
 
 
 # ---- types of K and V ----------------------------------------------------------------------------

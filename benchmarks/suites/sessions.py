@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -128,33 +128,27 @@ def second_question(options: Options, place: Place, llm: LLM, n: int) -> Section
         saved = Path(folder) / "session"
         read(llm, options.prompt(n)).save(saved, progress=False)
 
-        def contestant(reserved: bool = False, forked: bool = False) -> Contestant:
+        def contestant(prepare: Callable[[Session], object]) -> Contestant:
             def run() -> float:
                 session = llm.restore(saved, progress=False)
-                if reserved:
-                    session.core.reserve(options.config.context)
-                if forked:
-                    session.fork()
+                prepare(session)
                 return timed(lambda: session.ask(ids, max_new_tokens=1))()
 
             return run
 
         contestants = {
-            "as it comes": contestant(),
-            "after a fork": contestant(forked=True),
-            "room reserved before": contestant(reserved=True),
+            "as it comes": contestant(lambda session: None),
+            "after a fork": contestant(lambda session: session.fork()),
+            "room reserved before": contestant(lambda session: session.core.reserve(options.config.context)),
         }
         times = in_turn(contestants, options.rounds, f"second question, {place}")
-    return compared(
-        f"Time to the first token of a second question after {n} tokens, {options.config.name}, {place}",
-        times,
-        "room reserved before",
-        OVER_RESERVED,
-        goals.SECOND_QUESTION,
-        {"tokens": n, **place.keys},
+    title = f"Time to the first token of a second question after {n} tokens, {options.config.name}, {place}"
+    note = (
         f"The question has {QUESTION} tokens. A session has room for a quarter more than its "
-        "prompt; beyond it the caches are copied, unless a fork has moved them into shared memory.",
+        "prompt; beyond it the caches are copied, unless a fork has moved them into shared memory."
     )
+    rows = compared(times, OVER_RESERVED, goals.SECOND_QUESTION, {"tokens": n, **place.keys})
+    return Section(title, rows, (note,))
 
 
 def one_document(options: Options, place: Place, llm: LLM, n: int) -> Section:
@@ -176,30 +170,20 @@ def one_document(options: Options, place: Place, llm: LLM, n: int) -> Section:
 
     contestants = {"by forks": timed(by_forks), "one prefill and ten answers": timed(own_work)}
     times = in_turn(contestants, options.rounds, f"ten questions, {place}")
-    return compared(
-        f"{FORKS} questions on a document of {n} tokens, {options.config.name}, {place}",
-        times,
-        "one prefill and ten answers",
-        OVER_OWN,
-        goals.ONE_DOCUMENT,
-        {"tokens": n, **place.keys},
+    title = f"{FORKS} questions on a document of {n} tokens, {options.config.name}, {place}"
+    note = (
         f"Questions of {QUESTION} tokens, answers of {ANSWER}. The second row takes one session back to the "
-        "document after each answer.",
+        "document after each answer."
     )
+    rows = compared(times, OVER_OWN, goals.ONE_DOCUMENT, {"tokens": n, **place.keys})
+    return Section(title, rows, (note,))
 
 
-def compared(
-    title: str,
-    times: dict[str, Times],
-    base: str,
-    ratio: str,
-    goal: goals.Goal,
-    keys: dict[str, str | int],
-    note: str,
-) -> Section:
-    """One row for each contestant; those that are not the base are judged by their ratio to it."""
+def compared(times: dict[str, Times], ratio: str, goal: goals.Goal, keys: dict[str, str | int]) -> list[Row]:
+    """One row for each contestant; those before the last are judged by their ratio to it."""
+    base = [*times][-1]
     rows = []
     for name, seconds in times.items():
         figures: dict[str, Figure] = {"time": seconds, ratio: seconds.median / times[base].median}
         rows.append(Row(name, figures, {} if name == base else {ratio: goal}, keys))
-    return Section(title, rows, (note,))
+    return rows
