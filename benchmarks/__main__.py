@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks.measuring.machine import machine
 from benchmarks.measuring.place import choose_places
@@ -28,18 +29,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         suites = choose_suites(tuple(args.suites))
         peers, notes = choose_peers(args.peers, on_cpu=args.device == "cpu")
-        sizes = {**(QUICK if args.quick else FULL)}
-        sizes |= {name: value for name in sizes if (value := getattr(args, name)) is not None}
-        options = Options(
-            **sizes,
-            places=choose_places(args.device, args.threads, args.quick),
-            quick=args.quick,
-            peers=peers,
-            model=args.model,
-            data=args.data,
-            items=args.items,
-            gguf=tuple(args.gguf),
-        )
+        places = choose_places(args.device, args.threads, args.quick)
+        values: dict[str, Any] = {**vars(args), "places": places, "peers": peers}
+        sizes = QUICK if args.quick else FULL
+        values |= {name: size for name, size in sizes.items() if values[name] is None}
+        options = Options(**{field.name: values[field.name] for field in fields(Options)})
         return run(suites, options, args.out, notes)
     except KeyboardInterrupt:
         print("benchmarks: interrupted", file=sys.stderr)

@@ -30,10 +30,10 @@ class Options:
     places: tuple[Place, ...]
     quick: bool
     peers: tuple[str, ...]  # the installed ones
-    model: str | None = None  # None: the demonstration model
-    data: Path | None = None  # jsonl files of prompts for the suite `generation`
-    items: int = 2  # prompts taken from each file
-    gguf: tuple[Path, ...] = ()  # the same model in other formats, for llama.cpp
+    model: str | None  # None: the demonstration model
+    data: Path | None  # jsonl files of prompts for the suite `generation`
+    items: int  # prompts taken from each file
+    gguf: list[Path]  # the same model in other formats, for llama.cpp
 
     def __post_init__(self) -> None:
         for n in self.tokens:

@@ -303,7 +303,7 @@ def test_generations_of_data_sets(folder: Path, tmp_path: Path, capsys: Captured
     assert len(row["figures"]["dense"]["rounds"]) == 2  # never fewer
     (data / "sea.jsonl").write_text("{}")
     assert bench(*call) == 1
-    assert "line 1: expected an object with input and context" in capsys.readouterr().out
+    assert "expected objects with input and context" in capsys.readouterr().out
 
 
 def test_missing_peers_are_said_aloud(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,9 +113,6 @@ def decode_goals(options: Options, place: Place) -> Goals:
     return goals if options.context >= goals.decode_context else Goals()
 
 
-# ---- types of K and V ----------------------------------------------------------------------------
-
-
 def by_kv(options: Options, ceilings: Ceilings, place: Place) -> Section:
     """A prefill, and a decode step after the context, with K and V of each type, in f32 and bf16."""
     ids, new = options.prompt(options.context), options.prompt(STEPS)
@@ -145,9 +142,6 @@ def by_kv(options: Options, ceilings: Ceilings, place: Place) -> Section:
         rows.append(Row(name, figures, {}, {"tokens": options.context, **place.keys}))
     title = f"K and V by type, {options.context} tokens, {options.config.name}, {place}"
     return Section(title, rows, ("All in one process, in turn.",))
-
-
-# ---- revived tokens ------------------------------------------------------------------------------
 
 
 def revived(options: Options, llm: LLM, ceilings: Ceilings, place: Place) -> Section:

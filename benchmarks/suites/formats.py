@@ -100,42 +100,38 @@ def section(options: Options, subject: Subject, kind: str, place: Place) -> Sect
     n = QUICK_TOKENS if options.quick else TOKENS
     random = np.random.default_rng(n)
     ids, new = (random.integers(0, config.vocab, count).tolist() for count in (n, STEPS))
-    computes = arithmetics("f32", "bf16", "int8")
-    ours: dict[str, list[Ours]] = {f"{OURS} {compute}": [] for compute in computes}
+    context, places = n + STEPS * (options.rounds + 1), range(len(subject.folders))
+    ours: dict[str, list[Ours]] = {f"{OURS} {compute}": [] for compute in arithmetics("f32", "bf16", "int8")}
     prefills: dict[str, Contestant] = {}
     decodes: dict[str, Contestant] = {}
     with ExitStack() as stack:
         for number, folder in enumerate(subject.folders):
             file = gguf_file(folder, kind, subject.cache) if LLAMA_CPP in options.peers else folder
-            for name, compute in zip(ours, computes, strict=True):
-                mine = Ours(place.load(file, compute=compute), ids, new)
-                ours[name].append(mine)
-                prefills[f"{name} {number}"], decodes[f"{name} {number}"] = mine.prefill, mine.decode
-            for name, peer in peers(options, folder, file, kind, n + STEPS * (options.rounds + 1), place):
+            for name, models in ours.items():
+                model = Ours(place.load(file, compute=name.removeprefix(f"{OURS} ")), ids, new)
+                models.append(model)
+                prefills[f"{name} {number}"], decodes[f"{name} {number}"] = model.prefill, model.decode
+            for name, peer in peers(options, folder, file, kind, context, place):
                 process = stack.enter_context(peer)
                 prefills[f"{name} {number}"] = process.seconds("prefill", ids)
                 decodes[f"{name} {number}"] = peer_steps(process.seconds("decode", new))
         ceilings = Ceilings(place)
-        reading = in_turn(prefills, options.rounds, f"prefill, {title}")
-        writing = in_turn({**ceilings.both, **decodes}, options.rounds, f"decode, {title}")
+        phases = {PREFILL: in_turn(prefills, options.rounds, f"prefill, {title}")}
+        phases[DECODE] = in_turn({**ceilings.both, **decodes}, options.rounds, f"decode, {title}")
 
-    names = list(dict.fromkeys(name.rpartition(" ")[0] for name in prefills))
-    taken = {
-        name: {
-            phase: subject.time([times[f"{name} {number}"] for number in range(len(subject.folders))])
-            for phase, times in ((PREFILL, reading), (DECODE, writing))
-        }
-        for name in names
-    }
-    fastest = taken[f"{OURS} {chosen_compute('fastest', place.device)}"]
+    def taken(name: str, phase: str) -> Times:
+        return subject.time([phases[phase][f"{name} {number}"] for number in places])
+
+    fastest = f"{OURS} {chosen_compute('fastest', place.device)}"
     rows = []
-    for name in names:
-        figures: dict[str, Figure] = dict(taken[name])
+    for name in dict.fromkeys(name.rpartition(" ")[0] for name in prefills):
+        figures: dict[str, Figure] = {phase: taken(name, phase) for phase in phases}
         if name in ours:
             n_bytes = subject.of_layer([model.step_bytes() for model in ours[name]])
-            figures[READ] = n_bytes / taken[name][DECODE].median / ceilings.bandwidth(writing)
+            rate = n_bytes / taken(name, DECODE).median
+            figures[READ] = rate / ceilings.bandwidth(phases[DECODE])
         for phase, ratio in RATIOS.items():
-            figures[ratio] = taken[name][phase].median / fastest[phase].median
+            figures[ratio] = taken(name, phase).median / taken(fastest, phase).median
         keys = {"engine": name, "format": kind, "model": subject.name, **place.keys}
         rows.append(Row(name, figures, GOALS.get(name, {}), keys))
     note = f'{n} tokens of prompt, then decode steps. Ratios are to ours with compute="fastest".'

@@ -14,9 +14,9 @@ from benchmarks.measuring.process import Process
 from benchmarks.measuring.report import Figure, Row, Section
 from benchmarks.measuring.rounds import Contestant, Times, in_turn, timed
 from benchmarks.options import Options
+from benchmarks.suites.memory import bytes_in
 from benchmarks.suites.prefill import read
 from lazyllm.llm import LLM
-from lazyllm.machine.info import field
 from lazyllm.session import Session
 
 SPARE = 192  # tokens of the model's context that are left for questions and answers
@@ -34,9 +34,7 @@ def sessions(options: Options) -> Iterator[Section]:
     place = options.widest
     fitting = options.config.context - SPARE
     if fitting < 1:
-        raise ValueError(
-            f"the model's context is {options.config.context}; the suite needs more than {SPARE}"
-        )
+        raise ValueError(f"the model's context is {fitting + SPARE}; the suite needs more than {SPARE}")
     longest = min(max(options.tokens), fitting)
     yield forks(options, place, longest)
     llm = place.load(options.folder)
@@ -48,9 +46,6 @@ def question(options: Options, number: int = 0) -> list[int]:
     return options.prompt(QUESTION + number)[number:]
 
 
-# ---- forks ---------------------------------------------------------------------------------------
-
-
 class Probe:
     """A session in a process of its own, so that nobody else's memory is counted."""
 
@@ -60,7 +55,6 @@ class Probe:
         before = physical()
         self._session = read(llm, prompt)
         self.bytes_of_one = physical() - before
-        self.first_fork = self.fork()
         self._forks: list[Session] = []
 
     def fork(self) -> float:
@@ -70,10 +64,6 @@ class Probe:
         seconds = time.perf_counter() - started
         del fork
         return seconds
-
-    def first(self) -> float:
-        """Seconds of the first fork, which moves the session into memory that can be shared."""
-        return self.first_fork
 
     def memory(self, ids: list[int], n_new: int) -> tuple[int, int, int]:
         """Bytes of one session; of it and ten forks; and when each of these has answered a question."""
@@ -87,10 +77,7 @@ class Probe:
 
 def physical() -> int:
     """Bytes that this process and the files of its sessions take, those pages included that nobody maps."""
-    anonymous = field(ROLLUP, "Pss_Anon")
-    if anonymous is None:
-        raise RuntimeError(f"{ROLLUP} has no Pss_Anon, so the memory of this process is unknown")
-    return int(anonymous.split()[0]) * 1024 + sum(map(file_bytes, DESCRIPTORS.iterdir()))
+    return bytes_in(ROLLUP, "Pss_Anon") + sum(map(file_bytes, DESCRIPTORS.iterdir()))
 
 
 def file_bytes(descriptor: Path) -> int:
@@ -103,8 +90,8 @@ def file_bytes(descriptor: Path) -> int:
 def forks(options: Options, place: Place, n: int) -> Section:
     prompt = options.prompt(n)
     with Process(Probe, options.folder, place.threads, prompt, environment={}) as probe:
+        first = float(probe.call("fork"))  # moves the session into memory that can be shared
         times = in_turn({"fork": probe.seconds("fork")}, options.rounds, f"forks of {n} tokens")["fork"]
-        first = float(probe.call("first"))
         one, idle, answered = probe.call("memory", question(options), ANSWER)
     keys: dict[str, str | int] = {"tokens": n, **place.keys}
     judged = {MS: goals.FORK, RATIO: goals.FORKS} if n >= MANY else {}
@@ -117,9 +104,6 @@ def forks(options: Options, place: Place, n: int) -> Section:
         f"Those that have answered have read {QUESTION} tokens more and generated {ANSWER} each.",
     )
     return Section(f"Forks of a session of {n} tokens, {options.config.name}, {place}", rows, notes)
-
-
-# ---- questions -----------------------------------------------------------------------------------
 
 
 def second_question(options: Options, place: Place, llm: LLM, n: int) -> Section:

@@ -36,13 +36,14 @@ def sharing(options: Options) -> Iterator[Section]:
         for label, other in beside.items():
             with other as finished:
                 seconds = measured(llm, finished)
-            share = share or SESSIONS * float(np.median(seconds))
+            median, p99 = (float(np.quantile(seconds, level)) for level in (0.5, 0.99))
+            share = share or SESSIONS * median
             figures: dict[str, Figure] = {
                 "steps": float(len(seconds)),
-                "median, ms": float(np.median(seconds)) * 1e3,
-                "p99, ms": float(np.quantile(seconds, 0.99)) * 1e3,
+                "median, ms": median * 1e3,
+                "p99, ms": p99 * 1e3,
                 "longest, ms": max(seconds) * 1e3,
-                RATIO: float(np.quantile(seconds, 0.99)) / share,
+                RATIO: p99 / share,
             }
             judged = {RATIO: goals.SHARING} if "prefill" in label and len(prompt) >= MIN_PREFILL else {}
             rows.append(Row(label, figures, judged, {"tokens": len(prompt), **place.keys}))
