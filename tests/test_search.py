@@ -228,18 +228,11 @@ def test_an_interrupted_search_goes_on(
     assert len(ran) == (2 + BUDGET) * N_PROMPTS
 
 
-def test_a_search_under_other_conditions_is_refused_by_name(
-    search: Callable[..., Search], finished: Search, folder: Path, prompts: list[str], tmp_path: Path
+def test_other_prompts_in_the_same_folder_are_refused(
+    search: Callable[..., Search], finished: Search, prompts: list[str]
 ) -> None:
-    other_model = lazyllm.load(model_folder(tmp_path, replace(SHAPE, seed=9)), device="cpu", threads=1)
-    other_keys = lazyllm.load(folder, device="cpu", threads=1, kv="bf16")
-    for options, words in (
-        ({"llm": other_model}, r"model sha256 is \S+, not \S+\. Results"),
-        ({"llm": other_keys}, r'kernels is "\w+", not "\w+, K and V in bf16"'),
-        ({"prompts": [*prompts[1:], "another"]}, r'prompts sha256 is "\w+", not "\w+"'),
-    ):
-        with pytest.raises(ValueError, match=words):
-            search(out=finished.folder, **options)
+    with pytest.raises(ValueError, match=r'prompts sha256 is "\w+", not "\w+"'):
+        search(out=finished.folder, prompts=[*prompts[1:], "another"])
 
 
 def test_a_failed_item_ends_a_search_by_name(
@@ -253,11 +246,13 @@ def test_a_failed_item_ends_a_search_by_name(
 # ---- results ---------------------------------------------------------------------------------------
 
 
+LOSS = {1.0: 0.0, 1.5: 0.1, 1.6: 0.3, 1.8: 0.2, 2.0: 0.25, 2.1: 0.25, 2.4: 0.9, 2.5: 0.8}
+
+
 @pytest.fixture
 def planted() -> Search:
     """Settings by speedup and divergence."""
-    loss = {1.0: 0.0, 1.5: 0.1, 1.6: 0.3, 1.8: 0.2, 2.0: 0.25, 2.1: 0.25, 2.4: 0.9, 2.5: 0.8}
-    settings = {str(speedup): Pruning({1: 1 / speedup}) for speedup in loss}
+    settings = {str(speedup): Pruning({1: 1 / speedup}) for speedup in LOSS}
     row = {
         "dataset": "own prompts",
         "environment": "e",
@@ -268,30 +263,26 @@ def planted() -> Search:
     row |= {"computed": 1.0, "reached_top": 1.0, "timing": {"ttft": 1.0, "seconds": 1.0}}
     rows = [
         {**row, "setting": str(speedup), "item": str(item), "kl": kl + item * kl / 4}
-        for speedup, kl in loss.items()
+        for speedup, kl in LOSS.items()
         for item in (-1, 0, 1)
     ]
-    conditions = {"measure": "kl", SPEEDUPS: {str(speedup): speedup for speedup in loss}}
+    conditions = {"measure": "kl", SPEEDUPS: {str(speedup): speedup for speedup in LOSS}}
     return Search(rows, {"model": "tiny", "conditions": conditions}, None, settings)
 
 
-def test_front_and_best_by_hand(planted: Search) -> None:
+def test_front_best_and_picture_by_hand(planted: Search, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [point.counted_speedup for point in planted.pareto()] == [1.0, 1.5, 1.8, 2.1, 2.5]
     for wished, speedup in ((0.9, 1.0), (1.2, 1.5), (1.8, 1.8), (1.803, 1.8), (1.81, 2.1), (2.5, 2.5)):
         assert planted.best(speedup=wished).counted_speedup == speedup
     with pytest.raises(ValueError, match=r"no setting has a speedup of 2\.6; the fastest has 2\.50"):
         planted.best(speedup=2.6)
-    assert planted.to_frame().counted_speedup.tolist() == [1.0, 1.5, 1.6, 1.8, 2.0, 2.1, 2.4, 2.5]
+    assert planted.to_frame().counted_speedup.tolist() == [*LOSS]
     assert [row[0] for row in planted.table.rows] == [point.setting for point in planted.pareto()]
-
-
-def test_the_picture_is_of_counted_speedups(planted: Search, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
     drawn: list[Any] = []
-    monkeypatch.setattr("lazyllm.sweeps.points.plot_pareto", lambda *given: drawn.extend(given))
+    monkeypatch.undo()  # of no_pictures
+    monkeypatch.setattr("lazyllm.sweeps.points.plot_pareto", lambda *values: drawn.extend(values))
     planted.plot("search.png")
-    assert [dot.speedup for dot in drawn[0]] == [1.0, 1.5, 1.6, 1.8, 2.0, 2.1, 2.4, 2.5]
-    assert [dot.speedup for dot in drawn[1]] == [1.0, 1.5, 1.8, 2.1, 2.5]
+    assert [[dot.speedup for dot in dots] for dots in drawn[:2]] == [[*LOSS], [1.0, 1.5, 1.8, 2.1, 2.5]]
 
 
 def test_a_search_opens_again_and_is_a_sweep_too(finished: Search) -> None:
