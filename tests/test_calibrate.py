@@ -114,17 +114,6 @@ def test_what_is_wrong_is_refused_before_work(llm: LLM, tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == []
 
 
-def test_lengths_are_those_of_the_generated_prompts(
-    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "preset.json"
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))  # no folder beside `out` is needed
-    preset = lazyllm.calibrate(llm, speedup=SPEEDUP, lengths=[900], out=out, progress=False)
-    rows = [json.loads(line) for line in (tmp_path / "preset.calibration" / ITEMS).open()]
-    assert {row["dataset"].partition("@")[2] for row in rows} == {"900"}
-    assert preset.evidence["prompts"]["tokens"] <= 900 - ANSWER
-
-
 def test_measurements_by_hand() -> None:
     baseline, other = Pruning({1: 0.9}), Pruning({1: 0.8})
     labels = (DENSE_LABEL, baseline.label, other.label)
@@ -295,10 +284,11 @@ def test_the_command_writes_a_preset_that_generate_takes(
     prompt.write_text("One prompt")
     model = ["--model", str(folder), "--threads", "1"]
     more = ["--speedup", str(SPEEDUP), "--prompt-file", str(prompt), "--out", str(out)]
-    assert cli.main(["calibrate", *model, *more]) == 0
+    assert cli.main(["calibrate", *model, *more, "--lengths", "900"]) == 0
     preset = Preset.load(out)
     assert capsys.readouterr().out == f"{preset!r}\n\nwrote {out}\n"
-    assert preset.evidence["prompts"]["trials"] == 7
+    assert preset.evidence["prompts"]["trials"] == 4
+    assert 700 < preset.evidence["prompts"]["tokens"] <= 900 - ANSWER
     assert cli.main(["generate", *model, "--prompt", "The sea", "--pruning", str(out)]) == 0
     assert preset.label in capsys.readouterr().err
     assert cli.main(["calibrate", *model, "--out", str(tmp_path / "preset.txt")]) == cli.USAGE_ERROR

@@ -293,17 +293,14 @@ def test_a_search_opens_again_and_is_a_sweep_too(finished: Search) -> None:
     assert "counted speedup" in (finished.folder / "report.md").read_text()
 
 
-def test_the_preset_is_a_setting_with_evidence(finished: Search, llm: LLM, tmp_path: Path) -> None:
+def test_the_preset_is_a_setting_with_evidence(finished: Search, llm: LLM) -> None:
     preset = finished.preset(speedup=1.5)
     assert preset.pruning == finished.best(speedup=1.5).pruning
     speedup = preset.pruning.speedup(llm.config, finished.manifest["conditions"]["prompt tokens"])
     assert preset.speedup == round(speedup, 2)
-    again = Preset.load(preset.save(tmp_path / "preset.json"))
-    assert again == preset
     assert preset.mismatch(llm.checkpoint, progress=False) is None
     assert preset.table.heads == ["setting", "counted speedup", "KL from dense"]
     assert len(preset.table.rows) == len(finished.pareto())
-    assert [row[0] for row in preset.table.rows if row[0].startswith("*")] == [f"* {preset.label}"]
 
 
 def test_the_command(
