@@ -74,7 +74,7 @@ def search(
         )
     tasks = CalibrationTasks(model, prompts or (), PER_KIND, SEED, () if prompts else None)
     space = Space(model.config, tasks.median_length, low, high)
-    for start in [*space.starts()]:
+    for start in space.starts():
         study.enqueue_trial(start)
     settings: dict[str, Pruning] = {DENSE_LABEL: DENSE}
     speedups = {DENSE_LABEL: 1.0}
@@ -94,7 +94,7 @@ def search(
             speedups |= {label: round(space.speedup(settings[label]), 2) for label in batch}
             some, measure = {label: settings[label] for label in (DENSE_LABEL, *batch)}, Divergence(TOKENS)
             rows, manifest = run_items(model, some, tasks, place, run_options, measure, conditions)
-            summary = Summary(rows, category=str)
+            summary = Summary([row for row in rows if row["setting"] in some], category=str)
             for row in summary.failed:
                 raise RuntimeError(failure(row))
             for label, trial in batch.items():
