@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -23,6 +24,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = "build/gpu"
@@ -52,8 +54,7 @@ class Step:
     cannot: str = ""  # the reason, if it cannot run here
 
 
-@dataclass
-class Machine:
+class Machine(NamedTuple):
     gpu: str
     capability: str
     nvcc: str
@@ -83,12 +84,10 @@ def find_machine() -> Machine:
 
 def cublas() -> str:
     """cuBLASLt of NVIDIA's wheels, which C++ programs do not find by themselves; "" if there is none."""
-    for entry in [*map(str, ROOT.glob(".venv/lib/python*/site-packages")), *sys.path]:
-        for name in ("cu13/lib/libcublasLt.so.13", "cublas/lib/libcublasLt.so.12"):
-            file = Path(entry, "nvidia", name)
-            if file.exists():
-                return str(file)
-    return ""
+    entries = [*map(str, ROOT.glob(".venv/lib/python*/site-packages")), *sys.path]
+    names = "cu13/lib/libcublasLt.so.13", "cublas/lib/libcublasLt.so.12"
+    files = (Path(entry, "nvidia", name) for entry in entries for name in names)
+    return next((str(file) for file in files if file.exists()), "")
 
 
 def steps_on(machine: Machine, results: Path, full: bool) -> Iterator[Step]:
@@ -135,10 +134,8 @@ def steps_on(machine: Machine, results: Path, full: bool) -> Iterator[Step]:
     for suite in ("shapes", "ops"):
         command = [*measure, suite, *options, str(results / suite), *(peers if suite == "ops" else [])]
         yield Step(f"benchmark {suite}", command, 900 if full else 450, {}, package)
-    reason = "" if torch else "torch, whose profiler counts, is not installed"
-    yield Step(
-        "time of each kernel", [python, "-m", "benchmarks.kernels", "--cupti"], 200, {}, package, reason
-    )
+    reason, counting = "" if torch else "torch is not installed", ["-m", "benchmarks.kernels", "--cupti"]
+    yield Step("time of each kernel", [python, *counting], 200, {}, package, reason)
 
 
 def run(step: Step, log: Path) -> str:
@@ -192,13 +189,10 @@ def write(rows: dict[str, list[str]], machine: Machine, results: Path) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    help_format = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=help_format)
     parser.add_argument("--only", default="", help="run the steps whose names hold this text")
-    parser.add_argument(
-        "--full", action="store_true", help="7 rounds, every op under memcheck, longer limits"
-    )
+    parser.add_argument("--full", action="store_true", help="7 rounds, every op in memcheck, longer limits")
     parser.add_argument("--out", type=Path, help="folder for the results")
     args = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and ends the step that runs
@@ -207,9 +201,8 @@ def main(arguments: list[str]) -> int:
     except LookupError as error:
         print(f"gpu_check: {error}", file=sys.stderr)
         return 2
-    slug = "-".join("".join(c if c.isalnum() else " " for c in machine.gpu.lower()).split())
-    default = ROOT / "benchmarks" / "results" / f"{time.strftime('%Y-%m-%d', time.gmtime())}-{slug}"
-    results = (args.out or default).resolve()
+    name = re.sub("[^a-z0-9]+", "-", f"{time.strftime('%Y-%m-%d', time.gmtime())}-{machine.gpu.lower()}")
+    results = (args.out or ROOT / "benchmarks" / "results" / name.strip("-")).resolve()
     logs = results / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     rows: dict[str, list[str]] = {}
@@ -218,7 +211,7 @@ def main(arguments: list[str]) -> int:
             continue
         print(f"---- {step.name} (at most {step.limit:.0f} s)", flush=True)
         missing = f"{step.needs} did not pass" if rows.get(step.needs, [OK])[0] != OK else ""
-        log, begun = logs / ("".join(c if c.isalnum() else "_" for c in step.name) + ".log"), time.monotonic()
+        log, begun = logs / (re.sub(r"\W", "_", step.name) + ".log"), time.monotonic()
         if reason := step.cannot or missing:
             rows[step.name] = [SKIPPED, "0", reason]
         else:

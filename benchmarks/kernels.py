@@ -11,6 +11,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,6 @@ from benchmarks.measuring.models import LARGE, write_model
 
 LAYERS, TOKENS, STEPS, VOCAB, CONTEXT = 3, 2048, 4, 32000, 4096
 DEVICE = "cuda"
-
-
-def run(folder: Path) -> Callable[[], Any]:
-    write_model(folder, replace(LARGE, n_layers=LAYERS), VOCAB, CONTEXT)
-    llm = lazyllm.load(folder, device=DEVICE)
-    ids = [i % VOCAB for i in range(TOKENS)]
-    return lambda: llm.generate(ids, pruning=lazyllm.Pruning({0: 0.5}), max_new_tokens=STEPS, stop=())
 
 
 def by_cupti(work: Callable[[], object], trace: Path) -> str:
@@ -55,7 +49,11 @@ def table(events: list[dict[str, Any]]) -> str:
 
 def main(arguments: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="lazyllm-kernels-") as scratch:
-        work = run(Path(scratch) / "model")
+        folder = Path(scratch) / "model"
+        write_model(folder, replace(LARGE, n_layers=LAYERS), VOCAB, CONTEXT)
+        llm = lazyllm.load(folder, device=DEVICE)
+        ids, pruning = [i % VOCAB for i in range(TOKENS)], lazyllm.Pruning({0: 0.5})
+        work = partial(llm.generate, ids, pruning, max_new_tokens=STEPS, stop=())
         print(by_cupti(work, Path(scratch) / "trace.json") if arguments == ["--cupti"] else repr(work()))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from lazyllm.support.checked import whole
 FULL: dict[str, Any] = {"tokens": (1024, 2048, 4096, 8192), "context": 4096, "rounds": 7}
 QUICK: dict[str, Any] = {"tokens": (256,), "context": 256, "rounds": 2}
 SEED = 0
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,10 @@ class Options:
     places: tuple[Place, ...]
     quick: bool
     peers: tuple[str, ...]  # the installed ones
-    model: str | None = None  # None: the demonstration model
-    data: Path | None = None  # jsonl files of prompts for the suite `generation`
-    items: int = 2  # prompts taken from each file
-    gguf: tuple[Path, ...] = ()  # the same model in other formats, for llama.cpp
+    model: str | None  # None: the demonstration model
+    data: Path | None  # jsonl files of prompts for the suite `generation`
+    items: int  # prompts taken from each file
+    gguf: list[Path]  # the same model in other formats, for llama.cpp
 
     def __post_init__(self) -> None:
         for n in self.tokens:
@@ -44,6 +45,10 @@ class Options:
     def judged(self) -> bool:
         """True if the results are held against goals: full lengths, and enough rounds for a claim."""
         return not self.quick and self.rounds >= FULL["rounds"]
+
+    def first(self, *values: Value) -> tuple[Value, ...]:
+        """All of them, or the first where that is quick enough."""
+        return values[:1] if self.quick else values
 
     @cached_property
     def folder(self) -> Path:
@@ -74,7 +79,6 @@ class Options:
     @property
     def too_long(self) -> tuple[str, ...]:
         """A note that names the prompt lengths that do not fit, if any."""
-        left_out = [str(n) for n in self.tokens if n > self.config.context]
-        if not left_out:
-            return ()
-        return (f"Left out: {', '.join(left_out)} tokens; the model's context is {self.config.context}.",)
+        left_out = ", ".join(str(n) for n in self.tokens if n > self.config.context)
+        context = self.config.context
+        return (f"Left out: {left_out} tokens; the model's context is {context}.",) if left_out else ()

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -67,17 +67,12 @@ def test_contestants_take_turns_and_the_warm_up_does_not_count() -> None:
     ran: list[str] = []
 
     def contestant(name: str) -> rounds.Contestant:
-        def go() -> float:
-            ran.append(name)
-            return float(len(ran))
-
-        return go
+        return lambda: ran.append(name) or float(len(ran))  # type: ignore[func-returns-value]
 
     times = rounds.in_turn({"a": contestant("a"), "b": contestant("b")}, 3, "test")
     assert "".join(ran) == "ab" * 4
     assert times == {"a": Times((3.0, 5.0, 7.0)), "b": Times((4.0, 6.0, 8.0))}
-    assert times["a"].median == 5.0
-    assert str(times["a"]) == "5 s (3 s to 7 s)"
+    assert (times["a"].median, str(times["a"])) == (5.0, "5 s (3 s to 7 s)")
     assert str(Times((0.002, 0.00005))) == "1.025 ms (50 µs to 2 ms)"
 
 
@@ -91,11 +86,13 @@ def test_short_work_is_timed_and_repeated_within_its_turn(monkeypatch: pytest.Mo
 
 
 def test_goals_in_both_directions() -> None:
-    assert [AT_LEAST.verdict(value) for value in (0.79, 0.8, 0.9)] == ["missed", "met", "met"]
-    assert [AT_MOST.verdict(value) for value in (1.1, 1.15, 1.2)] == ["met", "met", "missed"]
-    assert AT_LEAST.worst([0.9, 0.7]) == 0.7
-    assert AT_MOST.worst([1.1, 1.3]) == 1.3
-    assert (str(AT_LEAST), str(AT_MOST)) == ("≥ 0.8", "≤ 1.15")
+    for goal, text, missed, met, worst in (
+        (AT_LEAST, "≥ 0.8", [0.79], [0.8, 0.9], 0.79),
+        (AT_MOST, "≤ 1.15", [1.2], [1.1, 1.15], 1.2),
+    ):
+        assert str(goal) == text
+        assert [goal.verdict(value) for value in missed + met] == ["missed", "met", "met"]
+        assert goal.worst(missed + met) == worst
 
 
 def test_report_says_the_worst_of_each_goal_and_keeps_every_round(tmp_path: Path) -> None:
@@ -104,7 +101,7 @@ def test_report_says_the_worst_of_each_goal_and_keeps_every_round(tmp_path: Path
         Row("one", {"time": Times((1.0, 3.0, 2.0)), "share": 0.9}, {"share": AT_LEAST}, {"threads": 1}),
         Row("two", {"time": Times((4.0,)), "share": 0.75, "cost": 1.1}, {"share": AT_LEAST, "cost": AT_MOST}),
     ]
-    report.sections.append(Section("ops", "A table", rows, ("of a kind",)))
+    report.sections.append(Section("A table", rows, ("of a kind",), "ops"))
     report.failures["decode"] = "no memory"
     report.write()
     text = (tmp_path / "out" / "bench.md").read_text(encoding="utf-8")
@@ -125,11 +122,8 @@ class Worker:
         if fails:
             raise ValueError("no such\nmodel")
 
-    def variable(self, name: str) -> str | None:
-        return os.environ.get(name)
-
-    def pid(self) -> int:
-        return os.getpid()
+    def facts(self) -> tuple[int, str | None]:
+        return os.getpid(), os.environ.get("LAZYLLM_TEST_VARIABLE")
 
     def fail(self) -> None:
         raise KeyError("absent")
@@ -140,29 +134,36 @@ class Worker:
 
 def test_a_process_has_its_own_environment_and_ends_and_says_why_it_fails() -> None:
     with Process(Worker, False, environment={"LAZYLLM_TEST_VARIABLE": "theirs"}) as worker:
-        assert worker.call("variable", "LAZYLLM_TEST_VARIABLE") == "theirs"
-        assert "LAZYLLM_TEST_VARIABLE" not in os.environ
-        pid = worker.call("pid")
+        pid, variable = worker.call("facts")
+        assert (variable, "LAZYLLM_TEST_VARIABLE" in os.environ) == ("theirs", False)
         assert pid != os.getpid()
         with pytest.raises(RuntimeError, match="KeyError: 'absent'"):
             worker.call("fail")
-        assert worker.call("pid") == pid  # an error does not end it
+        assert worker.call("facts")[0] == pid  # an error does not end it
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     with pytest.raises(RuntimeError, match="ValueError: no such model"):
         Process(Worker, True, environment={})
-    with (
-        pytest.raises(RuntimeError, match="its process ended with code 7"),
-        Process(Worker, False, environment={}) as worker,
-    ):
+    worker = Process(Worker, False, environment={})
+    with pytest.raises(RuntimeError, match="its process ended with code 7"), worker:
         worker.call("die")
 
 
 # ---- the command -----------------------------------------------------------------------------------
 
 
-def bench(*arguments: str) -> int:
-    return main(["--quick", "--rounds", "1", "--threads", "1", "--peers", "none", *arguments])
+def bench(out: Path, *arguments: str, code: int = 0, place: Sequence[str] = ("--threads", "1")) -> Any:
+    """What the suites have written."""
+    call = ["--quick", "--rounds", "1", "--peers", "none", "--out", str(out), *place]
+    assert main([*call, *arguments]) == code
+    return json.loads((out / "bench.json").read_text())
+
+
+def figures_of(plain: Any) -> dict[Any, Any]:
+    """By suite and label."""
+    return {
+        (table["suite"], row["label"]): row["figures"] for table in plain["tables"] for row in table["rows"]
+    }
 
 
 def test_help_runs_from_a_clone_and_shows_an_example() -> None:
@@ -174,33 +175,27 @@ def test_help_runs_from_a_clone_and_shows_an_example() -> None:
 
 def test_suites_of_a_model(folder: Path, tmp_path: Path, capsys: Captured, small_ceilings: None) -> None:
     suites = ["prefill", "pruned", "decode", "scaling", "memory", "formats", "generation"]
-    call = ["--model", str(folder), "--tokens", "48,64,9000", "--context", "128", "--out", str(tmp_path)]
-    assert bench(*suites, *call) == 0
+    plain = bench(tmp_path, *suites, "--model", str(folder), "--tokens", "48,64,9000", "--context", "128")
     out = capsys.readouterr().out
     assert "No goal is judged" in out
     assert "## Goals" not in out
     assert "Left out: 9000 tokens; the model's context is 600." in out
-    plain = json.loads((tmp_path / "bench.json").read_text())
     assert list(dict.fromkeys(table["suite"] for table in plain["tables"])) == suites
     assert plain["machine"]["lazyllm"] == lazyllm.__version__
     assert (tmp_path / "bench.png").stat().st_size > 0
-    rows = {
-        (table["suite"], row["label"]): row["figures"] for table in plain["tables"] for row in table["rows"]
-    }
+    rows = figures_of(plain)
     for r in (0, 4, 16, 64):
         assert rows["decode", f"{r} revived"]["revived, counted"] == r
         assert rows["decode", f"{r} revived"]["computed in the last layer"] == 1 + r
     exact, rounded = (rows["decode", f"compute f32, kv {kv}"]["MiB of a session"] for kv in ("f32", "bf16"))
     kept = 2 * SHAPE.n_layers * SHAPE.n_kv_heads * SHAPE.head_dim * 4 * 128 / 2**20
     assert exact - rounded == pytest.approx(kept / 2)
-    assert rows["pruned", "one stage"]["counted"] == pytest.approx(
-        lazyllm.Pruning({SHAPE.n_layers // 2: 0.5}).speedup(lazyllm.load(folder).config, 64)
-    )
+    one_stage = lazyllm.Pruning({SHAPE.n_layers // 2: 0.5}).speedup(lazyllm.load(folder).config, 64)
+    assert rows["pruned", "one stage"]["counted"] == pytest.approx(one_stage)
 
 
 def test_layers_with_experts(tmp_path: Path) -> None:
-    assert bench("experts", "--out", str(tmp_path)) == 0
-    (table,) = json.loads((tmp_path / "bench.json").read_text())["tables"]
+    (table,) = bench(tmp_path, "experts")["tables"]
     assert "4 of 16 experts" in table["title"]
     ratios = [row["figures"].get(experts.RATE) for row in table["rows"]]
     assert [ratio is None for ratio in ratios] == [True, False, True, False]
@@ -209,14 +204,14 @@ def test_layers_with_experts(tmp_path: Path) -> None:
 def test_goals_are_judged_at_full_lengths_and_rounds_only(
     folder: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch, small_ceilings: None
 ) -> None:
+    call = ["--model", str(folder), "--tokens", "48", "--context", "128", "--threads", "1", "--peers", "none"]
+    call += ["--out", str(tmp_path)]
+
     def judged(rounds: int, *suites: str) -> list[str]:
-        call = ["--model", str(folder), "--tokens", "48", "--context", "128", "--rounds", str(rounds)]
-        assert (
-            main(["pruned", *suites, *call, "--threads", "1", "--peers", "none", "--out", str(tmp_path)]) == 0
-        )
+        assert main(["pruned", *suites, *call, "--rounds", str(rounds)]) == 0
         assert ("No goal is judged" in capsys.readouterr().out) == (rounds < 7)
-        rows = [row for t in json.loads((tmp_path / "bench.json").read_text())["tables"] for row in t["rows"]]
-        return [name for row in rows for name in row["goals"]]
+        tables = json.loads((tmp_path / "bench.json").read_text())["tables"]
+        return [name for table in tables for row in table["rows"] for name in row["goals"]]
 
     assert judged(rounds=7) == []
     monkeypatch.setattr(goals, "ON_CPU", replace(goals.ON_CPU, pruned_tokens=48))
@@ -247,12 +242,10 @@ def test_the_picture_of_formats_has_a_bar_for_each_format(tmp_path: Path) -> Non
 def test_suites_of_random_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ops, "ATTENTION_TOKENS", (48,))
     monkeypatch.setattr(ops, "VOCAB", 96)
-    assert bench("ops", "shapes", "--out", str(tmp_path)) == 0
-    plain = json.loads((tmp_path / "bench.json").read_text())
+    plain = bench(tmp_path, "ops", "shapes")
     titles = " ".join(table["title"] for table in plain["tables"])
     assert all(kind in titles for kind in (*KINDS, "Scores, selection", "A draw", "a layer of 135M"))
-    rows = {row["label"]: row["figures"] for table in plain["tables"] for row in table["rows"]}
-    product = rows["qkv, 512 x 576 to 960"]
+    product = figures_of(plain)["ops", "qkv, 512 x 576 to 960"]
     work = 2 * 512 * 576 * 960
     assert product["GFLOP/s"] == pytest.approx(work / product["ours"]["median"] / 1e9)
     assert 0 < product["of ceiling"] < 2
@@ -260,9 +253,8 @@ def test_suites_of_random_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_tasks_are_counted(tmp_path: Path) -> None:
     """Tasks of one row of the 135M model: as docs/engine.md says, and each of 16 threads has work."""
-    assert bench("tasks", "--out", str(tmp_path)) == 0
-    plain = json.loads((tmp_path / "bench.json").read_text())
-    decode, prefill = ({row["label"]: row["figures"] for row in table["rows"]} for table in plain["tables"])
+    tables = bench(tmp_path, "tasks")["tables"]
+    decode, prefill = ({row["label"]: row["figures"] for row in table["rows"]} for table in tables)
     tasks = {"qkv": "60", "output": "36", "gate and up": "64", "down": "36"}
     assert {op: decode[op]["tasks, 64 threads"] for op in tasks} == tasks
     assert (decode["output"]["turns, 2"], decode["output"]["idle, 64"]) == ("2", "44%")
@@ -273,20 +265,19 @@ def test_a_suite_that_fails_is_said_aloud_and_the_others_run(
     folder: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     call = ["decode", "scaling", "--model", str(folder), "--tokens", "48", "--context", "590"]
-    assert bench(*call, "--out", str(tmp_path)) == 1
+    plain = bench(tmp_path, *call, code=1)
     assert "The suite decode failed: 590 tokens and 2 rounds of 8 steps make 606" in capsys.readouterr().out
-    plain = json.loads((tmp_path / "bench.json").read_text())
     assert [table["suite"] for table in plain["tables"]] == ["scaling"]
     assert list(plain["failures"]) == ["decode"]
 
 
 def test_ctrl_c_keeps_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(options: Options) -> Iterator[Section]:
-        yield Section("memory", "The first half", [Row("a row", {"share": 0.5})])
+        yield Section("The first half", [Row("a row", {"share": 0.5})])
         raise KeyboardInterrupt
 
     monkeypatch.setitem(SUITES, "memory", Suite(interrupted))
-    assert bench("memory", "--out", str(tmp_path)) == INTERRUPTED
+    bench(tmp_path, "memory", code=INTERRUPTED)
     assert "The first half" in (tmp_path / "bench.md").read_text(encoding="utf-8")
 
 
@@ -295,15 +286,13 @@ def test_generations_of_data_sets(folder: Path, tmp_path: Path, capsys: Captured
     data.mkdir()
     item = {"input": "Why?", "context": "The sea is deep. " * 9, "answers": ["so"], "length": 4}
     (data / "sea.jsonl").write_text("\n".join([json.dumps(item)] * 3))
-    call = ["generation", "--model", str(folder), "--data", str(data), "--out", str(tmp_path)]
-    call += ["--tokens", "64"]
-    assert bench(*call) == 0
-    row = json.loads((tmp_path / "bench.json").read_text())["tables"][0]["rows"][0]
-    assert (row["label"], row["figures"]["prompts"], row["figures"]["mean tokens"]) == ("sea", 2, 64)
-    assert len(row["figures"]["dense"]["rounds"]) == 2  # never fewer
+    call = ["generation", "--model", str(folder), "--data", str(data), "--tokens", "64"]
+    figures = figures_of(bench(tmp_path, *call))["generation", "sea"]
+    assert (figures["prompts"], figures["mean tokens"]) == (2, 64)
+    assert len(figures["dense"]["rounds"]) == 2  # never fewer
     (data / "sea.jsonl").write_text("{}")
-    assert bench(*call) == 1
-    assert "line 1: expected an object with input and context" in capsys.readouterr().out
+    bench(tmp_path, *call, code=1)
+    assert "expected objects with input and context" in capsys.readouterr().out
 
 
 def test_missing_peers_are_said_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,43 +328,33 @@ cuda_only = pytest.mark.skipif(DEVICE == "cpu", reason="LAZYLLM_TEST_DEVICE is n
 TINY = ModelShape("tiny", 4, 64, 2, 1, 64, 96)
 
 
-def bench_on_cuda(out: Path, *arguments: str) -> Any:
-    call = ["--quick", "--rounds", "1", "--device", DEVICE, "--peers", "none", "--out", str(out)]
-    assert main([*call, *arguments]) == 0
-    return json.loads((out / "bench.json").read_text())
-
-
 @cuda_only
-def test_suites_of_a_model_on_cuda(
-    folder: Path, tmp_path: Path, capsys: Captured, small_ceilings: None
+def test_suites_on_cuda(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_ceilings: None
 ) -> None:
+    device = ["--device", DEVICE]
     suites = ["prefill", "pruned", "decode", "scaling", "memory"]
-    plain = bench_on_cuda(tmp_path, *suites, "--model", str(folder), "--tokens", "24", "--context", "128")
+    call = ["--model", str(folder), "--tokens", "24", "--context", "128"]
+    plain = bench(tmp_path, *suites, *call, place=device)
     assert plain["machine"]["GPU"].startswith("cuda:0 ")
-    said = " ".join(plain["notes"])
-    assert "scaling is left out: it compares numbers of threads." in said
-    assert "memory is left out" in said
-    assert [table["suite"] for table in plain["tables"]] == ["prefill", "pruned", *3 * ["decode"]]
+    notes = " ".join(plain["notes"])
+    assert "scaling is left out: it compares numbers of threads." in notes
+    assert "memory is left out" in notes
+    assert [table["suite"] for table in plain["tables"]] == ["prefill", "pruned", *2 * ["decode"]]
     assert all("cuda:0, " in table["title"] for table in plain["tables"])
-    last = {row["label"]: row["figures"] for row in plain["tables"][-1]["rows"]}
-    assert last["64 revived"]["revived, counted"] == 64
-    assert last["0 revived"]["time / none revived"] == 1
-
-
-@cuda_only
-def test_suites_of_random_data_on_cuda(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_ceilings: None
-) -> None:
-    attention = {"ATTENTION_SHAPES": ((64, 2, 1),), "ATTENTION_TOKENS": (48,)}
+    rows = figures_of(plain)
+    assert rows["decode", "64 revived"]["revived, counted"] == 64
+    assert rows["decode", "0 revived"]["time / none revived"] == 1
     small: dict[Any, dict[str, Any]] = {
-        ops: {"SMALL": TINY, "MANY_ROWS": (16,), "VOCAB": 96, "WINDOW_HEADS": (64, 2, 1), **attention},
+        ops: {"SMALL": TINY, "MANY_ROWS": (16,), "VOCAB": 96, "WINDOW_HEADS": (64, 2, 1)},
         shapes: {"SMALL": TINY, "WHOLE_VOCAB": 96},
         decode: {"REVIVED": (0, 4), "MIN_CONTEXT": 8},
     }
+    small[ops] |= {"ATTENTION_SHAPES": ((64, 2, 1),), "ATTENTION_TOKENS": (48,)}
     for module, values in small.items():
         for name, value in values.items():
             monkeypatch.setattr(module, name, value)
-    plain = bench_on_cuda(tmp_path, "ops", "shapes", "--tokens", "24")
+    plain = bench(tmp_path, "ops", "shapes", "--tokens", "24", place=device)
     titles = " ".join(table["title"] for table in plain["tables"])
     assert all(kind in titles for kind in (*KINDS, "Scores", "Dense prefill of 24 tokens, tiny-shaped"))
     assert {table["suite"] for table in plain["tables"]} == {"ops", "shapes"}

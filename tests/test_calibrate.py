@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,24 +33,21 @@ SPEEDUP = 1.5
 ANSWER = 3  # tokens, in place of the 16 and 48 of a real calibration
 
 
-def shorten(patch: pytest.MonkeyPatch) -> None:
-    """A calibration with one generated prompt of each kind and length, and short answers."""
-    patch.setattr(module, "PER_KIND", 1)
-    patch.setattr(module, "TOKENS", ANSWER)
-    patch.setattr("lazyllm.calibration.prompts.MAX_NEW_TOKENS", ANSWER)
-
-
-@pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    shorten(monkeypatch)
+@pytest.fixture(scope="module", autouse=True)
+def short() -> Iterator[None]:
+    """Calibrations with one generated prompt of each kind and length, and short answers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "PER_KIND", 1)
+        patch.setattr(module, "TOKENS", ANSWER)
+        patch.setattr("lazyllm.calibration.prompts.TOKENS", ANSWER)
+        patch.setattr("lazyllm.calibration.prompts.MAX_NEW_TOKENS", ANSWER)
+        yield
 
 
 @pytest.fixture(scope="module")
 def calibrated(llm: LLM, tmp_path_factory: pytest.TempPathFactory) -> tuple[Preset, Path]:
     file = tmp_path_factory.mktemp("calibration") / "preset.json"
-    with pytest.MonkeyPatch.context() as patch:
-        shorten(patch)
-        return lazyllm.calibrate(llm, ["One", "Two", "Three"], SPEEDUP, out=file, progress=False), file
+    return lazyllm.calibrate(llm, ["One", "Two", "Three"], SPEEDUP, out=file, progress=False), file
 
 
 # ---- schedules -------------------------------------------------------------------------------------
@@ -85,7 +83,7 @@ def test_what_is_out_of_reach_is_not_tried(llm: LLM) -> None:
 
 def test_own_prompts_are_encoded_as_they_are_asked(llm: LLM) -> None:
     chat = [{"role": "user", "content": "Hello"}]
-    own = encoded(llm, ["Hello", chat, [5, 6, 7], np.array([8])], new_tokens=4)
+    own = encoded(llm, ["Hello", chat, [5, 6, 7], np.array([8])])
     through_template = llm.generate("Hello", chat=True, max_new_tokens=1).prompt_ids
     assert list(own) == [f"prompt {number}" for number in (1, 2, 3, 4)]
     assert list(own.values()) == [through_template, through_template, [5, 6, 7], [8]]
@@ -116,29 +114,18 @@ def test_what_is_wrong_is_refused_before_work(llm: LLM, tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == []
 
 
-def test_lengths_are_those_of_the_generated_prompts(
-    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "preset.json"
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))  # no folder beside `out` is needed
-    preset = lazyllm.calibrate(llm, speedup=SPEEDUP, lengths=[900], out=out, progress=False)
-    rows = [json.loads(line) for line in (tmp_path / "preset.calibration" / ITEMS).open()]
-    assert {row["dataset"].partition("@")[2] for row in rows} == {"900"}
-    assert preset.evidence["prompts"]["tokens"] <= 900 - ANSWER
-
-
 def test_measurements_by_hand() -> None:
     baseline, other = Pruning({1: 0.9}), Pruning({1: 0.8})
+    labels = (DENSE_LABEL, baseline.label, other.label)
     rows: list[dict[str, Any]] = []
     for item, scores, kl in (
-        ("a", (1, 0, 1), (0.2, 0.1)),
-        ("b", (1, 0.5, 1), (0.4, 0.1)),
-        ("c", (), (0.6, 0.4)),
+        ("a", (1, 0, 1), (0.0, 0.2, 0.1)),
+        ("b", (1, 0.5, 1), (0.0, 0.4, 0.1)),
+        ("c", (None, None, None), (0.0, 0.6, 0.4)),
     ):
-        for place, setting in enumerate((DENSE_LABEL, baseline.label, other.label)):
-            row: dict[str, Any] = {"setting": setting, "dataset": "x", "item": item, "environment": "e"}
-            row |= {"score": scores[place]} if scores else {}
-            rows.append(row | {"kl": (0.0, *kl)[place]})
+        for label, score, loss in zip(labels, scores, kl, strict=True):
+            row = {"setting": label, "dataset": "x", "item": item, "environment": "e", "kl": loss}
+            rows.append(row | ({} if score is None else {"score": score}))
     summary = Summary(rows, category=str)
     assert measurements(summary, DENSE_LABEL) == {"needles": (100.0,) * 3}
     of_baseline, of_other = (measurements(summary, pruning.label) for pruning in (baseline, other))
@@ -188,31 +175,27 @@ def test_an_interrupted_calibration_goes_on(
 ) -> None:
     preset, _ = calibrated
     ran: list[Any] = []
-    measure = measure_of("both", ANSWER)
+    measure, most = measure_of("both", ANSWER), [10]
 
-    def stop_after(count: int) -> None:
-        def measured(llm: LLM, tasks: Any, trial: Trial) -> dict[str, Any]:
-            if len(ran) == count:
-                raise KeyboardInterrupt
-            ran.append(trial.key)
-            return measure(llm, tasks, trial)
+    def measured(llm: LLM, tasks: Any, trial: Trial) -> dict[str, Any]:
+        if len(ran) == most[0]:
+            raise KeyboardInterrupt
+        ran.append(trial.key)
+        return measure(llm, tasks, trial)
 
-        monkeypatch.setattr(module, "measure_of", lambda *_: measured)
+    def calibrate(*prompts: str) -> Preset:
+        return lazyllm.calibrate(llm, prompts, SPEEDUP, out=tmp_path / "preset.json", progress=False)
 
-    def again() -> Preset:
-        out = tmp_path / "preset.json"
-        return lazyllm.calibrate(llm, ["One", "Two", "Three"], SPEEDUP, out=out, progress=False)
-
-    stop_after(10)
+    monkeypatch.setattr(module, "measure_of", lambda *_: measured)
     with pytest.raises(KeyboardInterrupt):
-        again()
+        calibrate("One", "Two", "Three")
     assert not (tmp_path / "preset.json").exists()
-    stop_after(1000)
+    most[0] = 1000
     for _ in range(2):
-        assert again() == preset
+        assert calibrate("One", "Two", "Three") == preset
         assert len(ran) == len({*ran}) == 9 * len(preset.evidence["candidates"])
     with pytest.raises(ValueError, match=r"an item prompt 1 of own prompts whose content is not that"):
-        lazyllm.calibrate(llm, ["Other"], SPEEDUP, out=tmp_path / "preset.json", progress=False)
+        calibrate("Other")
 
 
 def test_a_failed_item_ends_a_calibration_by_name(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +220,7 @@ def test_a_preset_comes_back_from_its_file(calibrated: tuple[Preset, Path], tmp_
     assert again._repr_html_().count("<tr>") == 1 + len(preset.evidence["candidates"])
 
 
-def test_a_preset_is_a_setting_everywhere(llm: LLM, calibrated: tuple[Preset, Path], tmp_path: Path) -> None:
+def test_a_preset_is_a_setting_everywhere(llm: LLM, calibrated: tuple[Preset, Path]) -> None:
     preset, file = calibrated
     ids = list(range(5, 200))
     want = llm.generate(ids, preset.pruning, max_new_tokens=4)
@@ -252,10 +235,10 @@ def test_a_preset_is_a_setting_everywhere(llm: LLM, calibrated: tuple[Preset, Pa
     with pytest.raises(FileNotFoundError, match=r"nowhere\.json"):
         llm.session("nowhere.json")
     less: dict[str, Any] = {"max_length": 600, "limit": 1, "warm_ups": 0, "progress": False}
-    swept = lazyllm.sweep(llm, [str(file)], datasets=["niah_single_1"], **less)
-    assert swept[1].setting == preset.label == preset.pruning.label
-    assert swept[1].pruning == preset
-    assert swept[1].counted_speedup > 1
+    point = lazyllm.sweep(llm, [str(file)], datasets=["niah_single_1"], **less)[1]
+    assert (point.setting, point.pruning) == (preset.label, preset)
+    assert preset.label == preset.pruning.label
+    assert point.counted_speedup > 1
 
 
 def test_a_preset_shows_no_bar_where_none_is_wanted(
@@ -264,12 +247,13 @@ def test_a_preset_shows_no_bar_where_none_is_wanted(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for open_it in (
-        lambda progress: llm.generate(["Hi"], calibrated[0], max_new_tokens=1, progress=progress),
-        lambda progress: llm.stream("Hi", calibrated[0], max_new_tokens=1, progress=progress).finished(),
-        lambda progress: llm.session(calibrated[0], progress=progress),
-    ):
-        for progress in (False, True):
+    preset, one = calibrated[0], {"max_new_tokens": 1}
+    for progress in (False, True):
+        for open_it in (
+            lambda shown: llm.generate(["Hi"], preset, progress=shown, **one),
+            lambda shown: llm.stream("Hi", preset, progress=shown, **one).finished(),
+            lambda shown: llm.session(preset, progress=shown),
+        ):
             monkeypatch.setattr(files, "known_digests", {})  # hashed anew
             open_it(progress)
             assert ("hashing the model" in capfd.readouterr().err) == progress
@@ -278,15 +262,14 @@ def test_a_preset_shows_no_bar_where_none_is_wanted(
 def test_another_model_warns_by_name(
     llm: LLM, calibrated: tuple[Preset, Path], tmp_path: Path, folder: Path
 ) -> None:
-    other_folder = tmp_path / "other"
-    other_folder.mkdir()
-    other = lazyllm.load(model_folder(other_folder, replace(MODEL, seed=9)), device="cpu", threads=1)
+    (tmp_path / "other").mkdir()
+    other_folder = model_folder(tmp_path / "other", replace(MODEL, seed=9))
+    other = lazyllm.load(other_folder, device="cpu", threads=1)
     preset, _ = calibrated
     with pytest.warns(UserWarning, match=f"was made for {preset.model}, not for other;"):
         other.session(preset)
-    same_name = replace(preset, model="other")
     with pytest.warns(UserWarning, match="was made for other, not for other with other weights"):
-        other.session(same_name)
+        other.session(replace(preset, model="other"))
     renamed = tmp_path / "renamed"
     renamed.symlink_to(folder)
     with warnings.catch_warnings():
@@ -301,10 +284,11 @@ def test_the_command_writes_a_preset_that_generate_takes(
     prompt.write_text("One prompt")
     model = ["--model", str(folder), "--threads", "1"]
     more = ["--speedup", str(SPEEDUP), "--prompt-file", str(prompt), "--out", str(out)]
-    assert cli.main(["calibrate", *model, *more]) == 0
+    assert cli.main(["calibrate", *model, *more, "--lengths", "900"]) == 0
     preset = Preset.load(out)
     assert capsys.readouterr().out == f"{preset!r}\n\nwrote {out}\n"
-    assert preset.evidence["prompts"]["trials"] == 7
+    assert preset.evidence["prompts"]["trials"] == 4
+    assert 700 < preset.evidence["prompts"]["tokens"] <= 900 - ANSWER
     assert cli.main(["generate", *model, "--prompt", "The sea", "--pruning", str(out)]) == 0
     assert preset.label in capsys.readouterr().err
     assert cli.main(["calibrate", *model, "--out", str(tmp_path / "preset.txt")]) == cli.USAGE_ERROR

@@ -73,11 +73,9 @@ def test_generate_reads_files_and_standard_input(
     path = tmp_path / "prompt.txt"
     path.write_text("Thé sea", encoding="utf-8")
     shown = set()
-    sources = [("--prompt", "Thé sea"), ("--prompt", "-"), ("--prompt-file", "-")]
-    for source in (*sources, ("--prompt-file", str(path))):
+    for source in ("--prompt", "Thé sea"), ("--prompt", "-"), ("--prompt-file", "-"), ("--prompt-file", path):
         monkeypatch.setattr(sys, "stdin", io.StringIO("Thé sea"))
-        call = ["generate", "--model", str(folder), *source, "--max-new-tokens", "3"]
-        assert cli.main(call) == 0
+        assert cli.main(["generate", "--model", str(folder), *map(str, source), "--max-new-tokens", "3"]) == 0
         shown.add(capsys.readouterr().out)
     assert len(shown) == 1
 
@@ -91,35 +89,32 @@ def test_generate_takes_every_option(folder: Path, tmp_path: Path, capsys: Captu
     assert "lazyllm-map" in page.read_text(encoding="utf-8")
 
 
-def test_an_error_is_one_line_and_code_2(folder: Path, capsys: Captured) -> None:
-    for arguments, words in (
-        (["--pruning", "{"], "pruning is not JSON"),
-        (["--pruning", '{"1": 2}'], "keep of the stage at layer 1 must be above 0 and at most 1, not 2.0"),
-        (["--pruning", '{"9": 0.5}'], "layer 9 is out of reach: it must be below 5"),
-        (["--temperature", "-1"], "temperature must be 0 or above"),
-        (["--max-new-tokens", "0"], "max_new_tokens must be from 1"),
-        (["--max-new-tokens", "9000"], "the model's context is 600"),
-        (["--device", "cuda:9999"], "cuda"),
-        (["--threads", "0"], "threads must be from 1 to 1024"),
-        (["--revision", "main"], "revision is for hub ids"),
+def test_an_error_is_one_line_and_code_2(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    hi = ["generate", "--model", str(folder), "--prompt", "Hi"]
+    nowhere = str(tmp_path / "nowhere")
+    for call, words in (
+        ([*hi, "--pruning", "{"], "pruning is not JSON"),
+        (
+            [*hi, "--pruning", '{"1": 2}'],
+            "layer 1 must be above 0 and at most 1, not 2.0",
+        ),
+        ([*hi, "--pruning", '{"9": 0.5}'], "layer 9 is out of reach: it must be below 5"),
+        ([*hi, "--temperature", "-1"], "temperature must be 0 or above"),
+        ([*hi, "--max-new-tokens", "0"], "max_new_tokens must be from 1"),
+        ([*hi, "--max-new-tokens", "9000"], "the model's context is 600"),
+        ([*hi, "--device", "cuda:9999"], "cuda"),
+        ([*hi, "--threads", "0"], "threads must be from 1 to 1024"),
+        ([*hi, "--revision", "main"], "revision is for hub ids"),
+        (["generate", "--model", nowhere, "--prompt", "Hi"], "nowhere"),
+        (["generate", "--model", str(folder), "--prompt-file", nowhere], "nowhere"),
+        (["convert", nowhere, str(tmp_path / "out")], "nowhere"),
     ):
-        assert cli.main(["generate", "--model", str(folder), "--prompt", "Hi", *arguments]) == 2
+        assert cli.main(call) == 2
         out, err = capsys.readouterr()
         assert out.strip() == ""
         assert err.startswith("lazyllm: ")
         assert words.lower() in err.lower()
         assert len(err.splitlines()) == 1
-
-
-def test_missing_files_are_errors_too(folder: Path, tmp_path: Path, capsys: Captured) -> None:
-    nowhere = str(tmp_path / "nowhere")
-    for call in (
-        ["generate", "--model", nowhere, "--prompt", "Hi"],
-        ["generate", "--model", str(folder), "--prompt-file", nowhere],
-        ["convert", nowhere, str(tmp_path / "out")],
-    ):
-        assert cli.main(call) == 2
-        assert "nowhere" in capsys.readouterr().err
 
 
 def test_wrong_usage_is_code_2(capsys: Captured) -> None:
@@ -131,69 +126,52 @@ def test_wrong_usage_is_code_2(capsys: Captured) -> None:
         assert "usage: lazyllm" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("call", "option"),
-    [
-        (["generate", "--prompt", "Hi"], "--heatmap"),
-        (["demo"], "--out"),
-        (["longbench"], "--out"),
-        (["ruler", "--lengths", "100"], "--out"),
-        (["niah", "--lengths", "100"], "--out"),
-        (["reproduce", "table1"], "--out"),
-        (["sweep", "--space", "{}"], "--out"),
-        (["search"], "--out"),
-    ],
-)
+OUTPUTS = ("demo", "longbench", "ruler --lengths 100", "niah --lengths 100", "reproduce table1")
+OUTPUTS += ("sweep --space {}", "search")
+
+
+@pytest.mark.parametrize("call", ["generate --prompt Hi", *OUTPUTS])
 def test_output_paths_are_checked_before_the_model_is_loaded(
-    call: list[str], option: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    call: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def load(*args: object, **more: object) -> None:
         raise AssertionError("the model is loaded")
 
+    def refused(path: Path, words: str) -> None:
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*call.split(), option, str(path)])
+        assert ended.value.code == 2
+        assert re.search(f"argument {option}: .*{words}", capsys.readouterr().err.splitlines()[-1])
+
     monkeypatch.setattr("lazyllm.llm.load", load)
     monkeypatch.setattr("lazyllm.checkpoints.pypi_models.demo_model", load)
-    (tmp_path / "file").touch()
-    wrong = {str(tmp_path / "file" / "below"): "file"}
-    if option == "--heatmap":
-        wrong |= {str(tmp_path): "is a folder; give a file"}
-        wrong |= {str(tmp_path / "no" / "a.html"): "there is no folder"}
+    (file := tmp_path / "file").touch()
+    if call.startswith("generate"):
+        option = "--heatmap"
+        refused(tmp_path, "is a folder; give a file")
+        refused(tmp_path / "no" / "a.html", "there is no folder")
     else:
-        wrong |= {str(tmp_path / "file"): "is a file; give a folder"}
-    for path, words in wrong.items():
-        with pytest.raises(SystemExit) as ended:
-            cli.main([*call, option, path])
-        assert ended.value.code == 2
-        last = capsys.readouterr().err.splitlines()[-1]
-        assert f"argument {option}: " in last
-        assert words in last
+        option = "--out"
+        refused(file, "is a file; give a folder")
+        refused(file / "below", "is a file; give a folder")
     monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write everywhere
-    with pytest.raises(SystemExit):
-        cli.main([*call, option, str(tmp_path / "new")])
-    assert f"argument {option}: {tmp_path} cannot be written to" in capsys.readouterr().err
+    refused(tmp_path / "new", f"{tmp_path} cannot be written to")
 
 
-def test_text_that_is_not_utf8_is_named(
+def test_text_that_is_not_utf8_is_refused(
     folder: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    call = ["generate", "--model", str(folder), "--max-new-tokens", "1"]
     broken = b"caf\xe9".decode("utf-8", "surrogateescape")  # as Python hands over the bytes of sys.argv
-    for option, arguments in (
-        ("--prompt", ["--prompt", broken]),
-        ("--stop", ["--prompt", "Hi", "--stop", broken]),
-    ):
-        with pytest.raises(SystemExit) as ended:
-            cli.main([*call, *arguments])
-        assert ended.value.code == 2
-        assert f"argument {option}: not valid UTF-8 at character 3" in capsys.readouterr().err
     file = tmp_path / "latin-1.txt"
     file.write_bytes(b"caf\xe9")
     monkeypatch.setattr(sys, "stdin", io.StringIO(broken))  # as in the C locale
-    for source, arguments in (
-        (str(file), ["--prompt-file", str(file)]),
-        ("standard input", ["--prompt", "-"]),
+    for arguments, words in (
+        (["--prompt", broken], "the text has a lone surrogate at index 3"),
+        (["--prompt", "-"], "the text has a lone surrogate at index 3"),
+        (["--prompt-file", str(file)], f"{file} is not valid UTF-8"),
     ):
-        assert cli.main([*call, *arguments]) == 2
-        assert f"lazyllm: {source} is not valid UTF-8" in capsys.readouterr().err
+        assert cli.main(["generate", "--model", str(folder), "--max-new-tokens", "1", *arguments]) == 2
+        assert f"lazyllm: {words}" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("no_pictures")

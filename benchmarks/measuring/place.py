@@ -77,8 +77,8 @@ class Place:
             return lambda: repeated(bench.run)
         return lambda: fmean(bench.run() for _ in range(CUDA_RUNS))
 
-    def load(self, folder: Path) -> LLM:
-        return load(folder, device=self.device, threads=self.threads or None)
+    def load(self, folder: Path, **options: str) -> LLM:
+        return load(folder, device=self.device, threads=self.threads or None, **options)
 
 
 def on_threads(threads: int) -> str:

@@ -52,12 +52,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Section:
-    """The rows of one comparison, with a title and notes; a suite yields one or several."""
+    """The rows of one comparison, with a title and notes; a suite yields one or several, and the runner names
+    it."""
 
-    suite: str
     title: str
     rows: list[Row]
     notes: tuple[str, ...] = ()
+    suite: str = ""
 
     @property
     def table(self) -> Table:

@@ -1,9 +1,8 @@
-"""Suite `decode`: a decode step after a long context: peers, the read ceiling, scoring rules, revival."""
+"""Suite `decode`: a decode step after a long context: peers, the read ceiling, types of K and V, revival."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import numpy as np
 
@@ -14,21 +13,18 @@ from benchmarks.measuring.report import Figure, Row, Section
 from benchmarks.measuring.rounds import Contestant, in_turn, timed
 from benchmarks.options import Options
 from benchmarks.peers.engines import OURS, Engines, start_engines
-from lazyllm import _core, load
+from benchmarks.suites.prefill import prefill_of, read
+from lazyllm import _core
 from lazyllm.llm import LLM
-from lazyllm.pruning import RECOMMENDED_SINK, Pruning
-from lazyllm.scoring import Scoring
+from lazyllm.pruning import Pruning
 from lazyllm.session import Session
 
-SUITE = "decode"
 STEPS = 8  # decode steps of one turn
 REVIVED = (0, 4, 16, 64)
 KEPT_SHARE = 8  # one context token in eight is kept by the prefill
 MIN_CONTEXT = 2 * REVIVED[-1]
 SHARE, RATIO, BOUND = "of read ceiling", "time / ours", "time / bound"
 OVER_NONE = "time / none revived"
-OVER_PAPER = "time / the paper's rule"
-SPEEDUP = 2.0  # counted, of the prefill before pruned decode steps
 WIDTHS = {"F32": 4, "F16": 2, "BF16": 2}
 KV = ("f32", "bf16", "f16")
 PREFILL_TOKENS = 2048
@@ -49,8 +45,7 @@ def decode(options: Options) -> Iterator[Section]:
         with start_engines(options, place, length) as engines:
             title = f"Decode after {options.context} tokens, {options.config.name}, {place}"
             rows = against_peers(options, engines, ceilings, place)
-            yield Section(SUITE, title, rows, tuple(engines.notes))
-        yield by_rules(options, engines.llm, place)
+            yield Section(title, rows, tuple(engines.notes))
         if place.on_cpu:
             yield by_kv(options, ceilings, place)
         ceilings.begin_table()
@@ -63,6 +58,11 @@ def step_bytes(llm: LLM, last_pass: np.ndarray) -> int:
     weights = llm.core.bytes - (0 if llm.config.tied else embedding[5])
     row = 2 * llm.config.n_kv_heads * llm.config.head_dim * WIDTHS[llm.core.kv]
     return weights + row * int(last_pass[:, 0].sum())
+
+
+def arithmetics(*names: str) -> list[str]:
+    """The arithmetics of products that this processor has."""
+    return [name for name in names if name == "f32" or _core.features()[name]]
 
 
 def steps(session: Session, ids: list[int]) -> Contestant:
@@ -82,8 +82,7 @@ def peer_steps(seconds: Callable[[], float]) -> Contestant:
 
 def against_peers(options: Options, engines: Engines, ceilings: Ceilings, place: Place) -> list[Row]:
     llm, ids, new = engines.llm, options.prompt(options.context), options.prompt(STEPS)
-    session = llm.session()
-    session.forward(ids)
+    session = read(llm, ids)
     for peer in engines.peers.values():
         peer.call("prefill", ids)
     contestants = {
@@ -114,66 +113,23 @@ def decode_goals(options: Options, place: Place) -> Goals:
     return goals if options.context >= goals.decode_context else Goals()
 
 
-# ---- rules of scoring ----------------------------------------------------------------------------
-
-
-def by_rules(options: Options, llm: LLM, place: Place) -> Section:
-    """Decode steps of pruned sessions that differ in the rule by which their stages score tokens."""
-    ids, new = options.prompt(options.context), options.prompt(STEPS)
-    paper = Pruning.for_speedup(SPEEDUP, llm, options.context, scoring="paper")
-    prunings = {
-        "the paper's": paper,
-        "five layers": replace(paper, scoring=Scoring(layers=5)),
-        "recommended": replace(paper, scoring=Scoring.recommended(), sink=RECOMMENDED_SINK),
-    }
-    sessions = {name: llm.session(pruning) for name, pruning in prunings.items()}
-    for session in sessions.values():
-        session.forward(ids, progress=False)
-    contestants = {name: steps(session, new) for name, session in sessions.items()}
-    times = in_turn(contestants, options.rounds, f"decode by rule, {place}")
-    rows = []
-    for name, session in sessions.items():
-        figures: dict[str, Figure] = {
-            "time of a token": times[name],
-            "revived in the last step": float(session.last_pass[:, 2].sum()),
-            OVER_PAPER: times[name].median / times["the paper's"].median,
-        }
-        rows.append(Row(name, figures, {}, {"tokens": options.context, **place.keys}))
-    note = f"Each session decodes on after its own prefill of {options.context} tokens, under {paper!r}."
-    return Section(SUITE, f"A decode step of a pruned session, by rule of scoring, {place}", rows, (note,))
-
-
-# ---- types of K and V ----------------------------------------------------------------------------
-
-
 def by_kv(options: Options, ceilings: Ceilings, place: Place) -> Section:
     """A prefill, and a decode step after the context, with K and V of each type, in f32 and bf16."""
     ids, new = options.prompt(options.context), options.prompt(STEPS)
     n = min(PREFILL_TOKENS, options.context)
-    arithmetics = ["f32"] + ["bf16"] * bool(_core.features()["bf16"])
     models = {
-        (compute, kv): load(options.folder, threads=place.threads or None, compute=compute, kv=kv)
-        for compute in arithmetics
+        f"compute {compute}, kv {kv}": place.load(options.folder, compute=compute, kv=kv)
+        for compute in arithmetics("f32", "bf16")
         for kv in KV
     }
-    sessions = {types: llm.session() for types, llm in models.items()}
-    for session in sessions.values():
-        session.forward(ids, progress=False)
-    names = {types: "compute {}, kv {}".format(*types) for types in models}
-    reading = in_turn(
-        {names[types]: prefill_of(llm, ids[:n]) for types, llm in models.items()},
-        options.rounds,
-        f"prefill by kv, {place}",
-    )
-    writing = in_turn(
-        {**ceilings.both, **{names[types]: steps(session, new) for types, session in sessions.items()}},
-        options.rounds,
-        f"decode by kv, {place}",
-    )
+    sessions = {name: read(llm, ids) for name, llm in models.items()}
+    prefills = {name: prefill_of(llm, ids[:n]) for name, llm in models.items()}
+    decodes = {name: steps(session, new) for name, session in sessions.items()}
+    reading = in_turn(prefills, options.rounds, f"prefill by kv, {place}")
+    writing = in_turn({**ceilings.both, **decodes}, options.rounds, f"decode by kv, {place}")
     rows = []
-    for (compute, kv), llm in models.items():
-        name, exact = names[compute, kv], names[compute, KV[0]]
-        session, step = sessions[compute, kv], writing[name]
+    for name, llm in models.items():
+        session, step, exact = sessions[name], writing[name], name.removesuffix(llm.kv) + KV[0]
         share = step_bytes(llm, session.last_pass) / step.median / ceilings.bandwidth(writing)
         figures: dict[str, Figure] = {
             f"prefill of {n}": reading[name],
@@ -185,14 +141,7 @@ def by_kv(options: Options, ceilings: Ceilings, place: Place) -> Section:
         }
         rows.append(Row(name, figures, {}, {"tokens": options.context, **place.keys}))
     title = f"K and V by type, {options.context} tokens, {options.config.name}, {place}"
-    return Section(SUITE, title, rows, ("All in one process, in turn.",))
-
-
-def prefill_of(llm: LLM, ids: list[int]) -> Contestant:
-    return timed(lambda: llm.session().forward(ids, progress=False))
-
-
-# ---- revived tokens ------------------------------------------------------------------------------
+    return Section(title, rows, ("All in one process, in turn.",))
 
 
 def revived(options: Options, llm: LLM, ceilings: Ceilings, place: Place) -> Section:
@@ -203,9 +152,8 @@ def revived(options: Options, llm: LLM, ceilings: Ceilings, place: Place) -> Sec
 
     def one_step(name: str, pruning: Pruning) -> Contestant:
         def run() -> float:
-            sessions[name] = session = llm.session(pruning)
-            session.forward(ids, progress=False)
-            return steps(session, ids[:1])()
+            sessions[name] = read(llm, ids, pruning)
+            return steps(sessions[name], ids[:1])()
 
         return run
 
@@ -230,7 +178,7 @@ def revived(options: Options, llm: LLM, ceilings: Ceilings, place: Place) -> Sec
         f"The prefill keeps one token in {KEPT_SHARE} after layer 0. The first step of a new session then "
         "revives this many more, which are computed in every later layer."
     )
-    return Section(SUITE, f"A decode step that revives, {place}", rows, (note,))
+    return Section(f"A decode step that revives, {place}", rows, (note,))
 
 
 def reviving(n: int, r: int) -> Pruning:

@@ -10,19 +10,20 @@ from pathlib import Path
 from benchmarks.measuring.goals import Goal
 from benchmarks.measuring.models import ModelShape, write_model
 from benchmarks.measuring.place import Place
-from benchmarks.measuring.report import Figure, Row, Section
-from benchmarks.measuring.rounds import Contestant, in_turn, timed
+from benchmarks.measuring.report import Row, Section
+from benchmarks.measuring.rounds import Contestant, in_turn
 from benchmarks.options import Options
+from benchmarks.suites.decode import steps
+from benchmarks.suites.prefill import prefill_of, read
 from lazyllm.llm import LLM
 from lazyllm.pruning import Pruning
 
-SUITE = "experts"
 SHAPES = (
     ModelShape("30B-A3B", 2, 2048, 32, 4, 128, 768, n_experts=128, experts_per_token=8),
     ModelShape("8x7B, half as wide", 2, 2048, 16, 4, 128, 7168, n_experts=8, experts_per_token=2),
 )
 QUICK_SHAPES = (ModelShape("135M", 2, 576, 9, 3, 64, 96, n_experts=16, experts_per_token=4),)
-VOCAB, TOKENS, QUICK_TOKENS, STEPS = 1024, (512, 2048), (64,), 8
+VOCAB, TOKENS, QUICK_TOKENS, STEPS, CONTEXT = 1024, (512, 2048), (64,), 8, 4096
 DENSE, EXPERTS, RATE = "without experts", "with experts", "operations per second / without experts"
 LEAST = Goal("prefill with experts", 0.85)
 
@@ -33,49 +34,30 @@ def experts(options: Options) -> Iterator[Section]:
             width = shape.ffn * shape.experts_per_token
             shapes = {DENSE: replace(shape, ffn=width, n_experts=0), EXPERTS: shape}
             for name, of_name in shapes.items():
-                write_model(Path(scratch) / name, of_name, VOCAB, max(TOKENS) + STEPS)
+                write_model(Path(scratch) / name, of_name, VOCAB, CONTEXT)
             for place in options.places:
                 llms = {name: place.load(Path(scratch) / name) for name in shapes}
                 chosen = f"{shape.experts_per_token} of {shape.n_experts} experts"
                 title = f"Layers of {shape.name} shape, {chosen}, {place}"
-                yield Section(SUITE, title, measured(options, llms, place))
+                yield Section(title, [*measured(options, llms, place)])
 
 
-def measured(options: Options, llms: dict[str, LLM], place: Place) -> list[Row]:
-    rows = []
+def measured(options: Options, llms: dict[str, LLM], place: Place) -> Iterator[Row]:
     for n in QUICK_TOKENS if options.quick else TOKENS:
-        runs = {name: prefill_of(llm, n) for name, llm in llms.items()}
-        rows += compared(options, llms, runs, n, f"prefill of {n} tokens", place)
-    runs = {name: steps_of(llm) for name, llm in llms.items()}
-    return rows + compared(options, llms, runs, 1, f"{STEPS} decode steps", place)
-
-
-def prefill_of(llm: LLM, n: int) -> Contestant:
-    return timed(lambda: llm.session().forward([i % VOCAB for i in range(n)], progress=False))
-
-
-def steps_of(llm: LLM) -> Contestant:
-    session = llm.session()
-    session.forward([0], progress=False)
-
-    def run() -> None:
-        session.truncate(1)
-        for token in range(STEPS):
-            session.forward([token], generated=True, progress=False)
-
-    return timed(run)
+        ids = [i % VOCAB for i in range(n)]
+        runs = {name: prefill_of(llm, ids) for name, llm in llms.items()}
+        yield from compared(options, llms, runs, n, f"prefill of {n} tokens", place)
+    runs = {name: steps(read(llm, [0]), [*range(STEPS)]) for name, llm in llms.items()}
+    yield from compared(options, llms, runs, 1, "a decode step", place)
 
 
 def compared(
     options: Options, llms: dict[str, LLM], runs: dict[str, Contestant], n: int, what: str, place: Place
-) -> list[Row]:
+) -> Iterator[Row]:
     times = in_turn(runs, options.rounds, f"{what}, {place}")
     rates = {name: Pruning().flops(llm.config, n) / times[name].median for name, llm in llms.items()}
-    rows = []
     for name in llms:
-        figures: dict[str, Figure] = {"time": times[name]}
-        if name == EXPERTS:
-            figures[RATE] = rates[EXPERTS] / rates[DENSE]
+        ratio = {RATE: rates[EXPERTS] / rates[DENSE]} if name == EXPERTS else {}
         goals = {RATE: LEAST} if name == EXPERTS and n > 1 else {}
-        rows.append(Row(f"{what}, {name}", figures, goals, {"engine": name, "tokens": n, **place.keys}))
-    return rows
+        keys = {"engine": name, "tokens": n, **place.keys}
+        yield Row(f"{what}, {name}", {"time": times[name], **ratio}, goals, keys)

@@ -25,18 +25,16 @@ from benchmarks.peers.engines import (
     transformers_peer,
 )
 from benchmarks.peers.gguf_file import gguf_file
-from benchmarks.suites.decode import STEPS, peer_steps, step_bytes, steps
-from lazyllm import _core, load
+from benchmarks.suites.decode import STEPS, arithmetics, peer_steps, step_bytes, steps
+from benchmarks.suites.prefill import read
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.checkpoints.pypi_models import default_cache
 from lazyllm.llm import LLM
 from lazyllm.machine.device import chosen_compute
 
-SUITE = "formats"
 FORMATS = ("BF16", "Q8_0", "Q4_0", "Q4_K")
 BLOCK_OF_K = 256  # values; the rows of a matrix are a multiple of them
 TOKENS, QUICK_TOKENS = 1024, 128
-ARITHMETICS = ("f32", "bf16", "int8")
 PREFILL, DECODE, READ = "prefill", "decode step", "decode, of read ceiling"
 RATIOS = {PREFILL: "prefill / ours", DECODE: "decode / ours"}
 GOALS = {
@@ -69,11 +67,11 @@ class Ours:
 
     def __init__(self, llm: LLM, ids: list[int], new: list[int]) -> None:
         self._llm, self._ids, self._new = llm, ids, new
+        self._session = llm.session()
         self.prefill = timed(self._read)
 
     def _read(self) -> None:
-        self._session = self._llm.session()
-        self._session.forward(self._ids, progress=False)
+        self._session = read(self._llm, self._ids)
 
     def decode(self) -> float:
         return steps(self._session, self._new)()
@@ -83,7 +81,7 @@ class Ours:
 
 
 def formats(options: Options) -> Iterator[Section]:
-    yield from of_subject(options, Subject(options.config.name, default_cache() / "bench", (options.folder,)))
+    return of_subject(options, Subject(options.config.name, default_cache() / "bench", (options.folder,)))
 
 
 def of_subject(options: Options, subject: Subject) -> Iterator[Section]:
@@ -98,50 +96,46 @@ def section(options: Options, subject: Subject, kind: str, place: Place) -> Sect
     config = ModelConfig.from_folder(subject.folders[0])
     if kind.endswith("_K") and config.hidden % BLOCK_OF_K:
         why = f"rows of {config.hidden} values are no multiple of a block's {BLOCK_OF_K}"
-        return Section(SUITE, title, [], (f"Left out: {why}.",))
+        return Section(title, [], (f"Left out: {why}.",))
     n = QUICK_TOKENS if options.quick else TOKENS
     random = np.random.default_rng(n)
     ids, new = (random.integers(0, config.vocab, count).tolist() for count in (n, STEPS))
-    arithmetics = [name for name in ARITHMETICS if name == "f32" or _core.features()[name]]
-    ours: dict[str, list[Ours]] = {f"{OURS} {name}": [] for name in arithmetics}
+    context, places = n + STEPS * (options.rounds + 1), range(len(subject.folders))
+    ours: dict[str, list[Ours]] = {f"{OURS} {compute}": [] for compute in arithmetics("f32", "bf16", "int8")}
     prefills: dict[str, Contestant] = {}
     decodes: dict[str, Contestant] = {}
     with ExitStack() as stack:
         for number, folder in enumerate(subject.folders):
             file = gguf_file(folder, kind, subject.cache) if LLAMA_CPP in options.peers else folder
-            for name, compute in zip(ours, arithmetics, strict=True):
-                mine = Ours(load(file, threads=place.threads, compute=compute), ids, new)
-                ours[name].append(mine)
-                prefills[f"{name} {number}"], decodes[f"{name} {number}"] = mine.prefill, mine.decode
-            for name, peer in peers(options, folder, file, kind, n + STEPS * (options.rounds + 1), place):
+            for name, models in ours.items():
+                model = Ours(place.load(file, compute=name.removeprefix(f"{OURS} ")), ids, new)
+                models.append(model)
+                prefills[f"{name} {number}"], decodes[f"{name} {number}"] = model.prefill, model.decode
+            for name, peer in peers(options, folder, file, kind, context, place):
                 process = stack.enter_context(peer)
                 prefills[f"{name} {number}"] = process.seconds("prefill", ids)
                 decodes[f"{name} {number}"] = peer_steps(process.seconds("decode", new))
         ceilings = Ceilings(place)
-        reading = in_turn(prefills, options.rounds, f"prefill, {title}")
-        writing = in_turn({**ceilings.both, **decodes}, options.rounds, f"decode, {title}")
+        phases = {PREFILL: in_turn(prefills, options.rounds, f"prefill, {title}")}
+        phases[DECODE] = in_turn({**ceilings.both, **decodes}, options.rounds, f"decode, {title}")
 
-    names = list(dict.fromkeys(name.rpartition(" ")[0] for name in prefills))
-    taken = {
-        name: {
-            phase: subject.time([times[f"{name} {number}"] for number in range(len(subject.folders))])
-            for phase, times in ((PREFILL, reading), (DECODE, writing))
-        }
-        for name in names
-    }
-    fastest = taken[f"{OURS} {chosen_compute('fastest', place.device)}"]
+    def taken(name: str, phase: str) -> Times:
+        return subject.time([phases[phase][f"{name} {number}"] for number in places])
+
+    fastest = f"{OURS} {chosen_compute('fastest', place.device)}"
     rows = []
-    for name in names:
-        figures: dict[str, Figure] = dict(taken[name])
+    for name in dict.fromkeys(name.rpartition(" ")[0] for name in prefills):
+        figures: dict[str, Figure] = {phase: taken(name, phase) for phase in phases}
         if name in ours:
             n_bytes = subject.of_layer([model.step_bytes() for model in ours[name]])
-            figures[READ] = n_bytes / taken[name][DECODE].median / ceilings.bandwidth(writing)
+            rate = n_bytes / taken(name, DECODE).median
+            figures[READ] = rate / ceilings.bandwidth(phases[DECODE])
         for phase, ratio in RATIOS.items():
-            figures[ratio] = taken[name][phase].median / fastest[phase].median
+            figures[ratio] = taken(name, phase).median / taken(fastest, phase).median
         keys = {"engine": name, "format": kind, "model": subject.name, **place.keys}
         rows.append(Row(name, figures, GOALS.get(name, {}), keys))
     note = f'{n} tokens of prompt, then decode steps. Ratios are to ours with compute="fastest".'
-    return Section(SUITE, title, rows, (note,))
+    return Section(title, rows, (note,))
 
 
 def peers(

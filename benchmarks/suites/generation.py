@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 from benchmarks.measuring.report import Figure, Row, Section
-from benchmarks.measuring.rounds import Contestant, Times, in_turn, timed
+from benchmarks.measuring.rounds import Times, in_turn, timed
 from benchmarks.options import Options
 from lazyllm.commands.demo import DOCUMENT, QUESTION
 from lazyllm.llm import LLM
 from lazyllm.pruning import Pruning
+from lazyllm.support.json_text import parse_object
 
-SUITE = "generation"
 NEW_TOKENS, QUICK_NEW_TOKENS = 128, 8
 PROMPT_LIMIT = 3500  # tokens; the middle of a longer prompt is cut out
 MIN_ROUNDS = 2
@@ -41,7 +41,7 @@ def generation(options: Options) -> Iterator[Section]:
         f"{n_new} new tokens, end tokens ignored. Pruning for a counted speedup of {SPEEDUP:g}, also in "
         f"decode steps. Prompts of more than {limit} tokens lose their middle."
     )
-    yield Section(SUITE, f"Whole generations, {options.config.name}, {place}", rows, (note,))
+    yield Section(f"Whole generations, {options.config.name}, {place}", rows, (note,))
 
 
 def data_sets(options: Options) -> dict[str, list[str]]:
@@ -56,21 +56,11 @@ def data_sets(options: Options) -> dict[str, list[str]]:
 
 def prompts_of(file: Path, items: int) -> list[str]:
     """Context and input of the first items."""
-    texts: list[str] = []
     with file.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if len(texts) == items:
-                break
-            try:
-                item = json.loads(line)
-                texts.append(f"{item['context']}\n\n{item['input']}")
-            except (json.JSONDecodeError, KeyError, TypeError) as error:
-                raise ValueError(
-                    f"{file}, line {number}: expected an object with input and context: {error}"
-                ) from None
-    if not texts:
-        raise ValueError(f"{file} is empty")
-    return texts
+        rows = [parse_object(line, file) for line in islice(lines, items)]
+    if not all({"context", "input"} <= row.keys() for row in rows):
+        raise ValueError(f"{file}: expected objects with input and context")
+    return [f"{row['context']}\n\n{row['input']}" for row in rows]
 
 
 def prompt_ids(llm: LLM, text: str, limit: int) -> list[int]:
@@ -80,18 +70,16 @@ def prompt_ids(llm: LLM, text: str, limit: int) -> list[int]:
 
 def measured(options: Options, llm: LLM, prompts: list[list[int]], n_new: int, name: str) -> dict[str, Times]:
     """Seconds to answer all prompts."""
+    schedules = [Pruning.for_speedup(SPEEDUP, llm, len(ids)) for ids in prompts]
 
-    def answers(pruning: bool) -> Contestant:
-        schedules = [Pruning.for_speedup(SPEEDUP, llm, len(ids)) if pruning else Pruning() for ids in prompts]
-        pairs = list(zip(prompts, schedules, strict=True))
+    def answers(prunings: Sequence[Pruning]) -> None:
+        for ids, pruning in zip(prompts, prunings, strict=True):
+            answer(llm, ids, pruning, n_new)
 
-        def run() -> None:
-            for ids, schedule in pairs:
-                answer(llm, ids, schedule, n_new)
-
-        return timed(run)
-
-    contestants = {DENSE: answers(pruning=False), PRUNED: answers(pruning=True)}
+    contestants = {
+        DENSE: timed(lambda: answers([Pruning()] * len(prompts))),
+        PRUNED: timed(lambda: answers(schedules)),
+    }
     return in_turn(contestants, max(MIN_ROUNDS, options.rounds), f"generations, {name}")
 
 

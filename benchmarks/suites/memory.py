@@ -7,18 +7,16 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-
 from benchmarks.measuring.models import LARGE, MEDIUM, write_model
 from benchmarks.measuring.place import Place
 from benchmarks.measuring.process import Process
 from benchmarks.measuring.report import Row, Section
 from benchmarks.options import Options
-from lazyllm.llm import LLM, load
+from benchmarks.suites.prefill import read
+from lazyllm.llm import LLM
 from lazyllm.machine.info import field
 from lazyllm.pruning import Pruning
 
-SUITE = "memory"
 STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
 WARM_UP_TOKENS = 32
@@ -32,41 +30,33 @@ class Probe:
     """A model in a process of its own, so that nobody else's memory is counted."""
 
     def __init__(self, folder: Path) -> None:
-        before = resident("VmRSS")
+        before = bytes_in(STATUS, "VmRSS")
         self._llm = Place().load(folder)
-        self._llm.session().forward(
-            np.arange(min(WARM_UP_TOKENS, self._llm.config.vocab))
-        )  # maps the weights
+        read(self._llm, [*range(min(WARM_UP_TOKENS, self._llm.config.vocab))])  # maps the weights
         self._others = before  # bytes of Python and its modules
 
     def growth(self, ids: list[int], pruning: Pruning | None = None) -> int:
         """By how many bytes the resident memory grows, at its peak, when a session reads these tokens."""
         CLEAR_REFS.write_text(RESET_PEAK)
-        before = resident("VmHWM")
-        self._llm.session(pruning).forward(ids, progress=False)
-        return resident("VmHWM") - before
+        before = bytes_in(STATUS, "VmHWM")
+        read(self._llm, ids, pruning)
+        return bytes_in(STATUS, "VmHWM") - before
 
     def peak(self) -> int:
         """Of the weights and the session together, in bytes."""
-        return resident("VmHWM") - self._others
+        return bytes_in(STATUS, "VmHWM") - self._others
 
     def estimates(self, n: int) -> tuple[int, int]:
         """Bytes of the weights, and of a session of n tokens."""
         return self._llm.core.bytes, self._llm.session().core.bytes_for(n)
 
 
-def resident(name: str) -> int:
-    kilobytes = field(STATUS, name)
+def bytes_in(file: Path, name: str) -> int:
+    """The bytes of that name in a file of /proc, which has kilobytes."""
+    kilobytes = field(file, name)
     if kilobytes is None:
-        raise RuntimeError(f"{STATUS} has no {name}, so the peak of memory is unknown")
-    return int(kilobytes.split()[0]) * 1024
-
-
-def measured(options: Options, n: int, pruning: Pruning | None) -> tuple[int, int, int, int]:
-    """Bytes that the session and the whole process grew by, and the estimates of weights and session."""
-    with Process(Probe, options.folder, environment={}) as probe:
-        grown = probe.call("growth", options.prompt(n), pruning)
-        return grown, probe.call("peak"), *probe.call("estimates", n)
+        raise RuntimeError(f"{file} has no {name}, so the memory of this process is unknown")
+    return int(kilobytes.split()[0]) * KIB
 
 
 def largest_context(llm: LLM, memory: int) -> int:
@@ -75,23 +65,16 @@ def largest_context(llm: LLM, memory: int) -> int:
     return bisect_right(range(llm.config.context + 1), left, lo=1, key=core.bytes_for) - 1
 
 
-def contexts(folder: Path, label: str) -> list[Row]:
-    models = [Place().load(folder), load(folder, device="cpu", kv="f16")]
-    return [
-        Row(
-            f"{label}, keys and values in {llm.kv}",
-            {
-                "weights, GiB": llm.core.bytes / GIB,
-                **{f"{size} GiB": str(largest_context(llm, size * GIB)) for size in SIZES},
-            },
-        )
-        for llm in models
-    ]
+def contexts(folder: Path, label: str) -> Iterator[Row]:
+    for llm in Place().load(folder), Place().load(folder, kv="f16"):
+        fitting = {f"{size} GiB": str(largest_context(llm, size * GIB)) for size in SIZES}
+        weights = {"weights, GiB": llm.core.bytes / GIB}
+        yield Row(f"{label}, keys and values in {llm.kv}", {**weights, **fitting})
 
 
 def limits(options: Options) -> Section:
+    rows = [*contexts(options.folder, options.config.name)]
     with tempfile.TemporaryDirectory() as scratch:
-        rows = contexts(options.folder, options.config.name)
         for shape in (MEDIUM, LARGE):
             folder = Path(scratch) / shape.name
             write_model(folder, shape, VOCAB, CONTEXT, empty=True)
@@ -101,14 +84,17 @@ def limits(options: Options) -> Section:
         f"{MEDIUM.name} and {LARGE.name}: {MEDIUM}; {LARGE}; vocabulary {VOCAB}, context {CONTEXT}.",
         "Python and its modules take another 0.1 GiB.",
     )
-    return Section(SUITE, "Largest context by memory", rows, notes)
+    return Section("Largest context by memory", rows, notes)
 
 
 def memory(options: Options) -> Iterator[Section]:
     rows = []
     for n in options.fitting_tokens:
-        grown, peak, weights, estimate = measured(options, n, None)
-        pruned, *_ = measured(options, n, Pruning({PRUNED_AFTER_LAYER: KEEP}))
+        with Process(Probe, options.folder, environment={}) as probe:
+            grown, peak = probe.call("growth", options.prompt(n)), probe.call("peak")
+            weights, estimate = probe.call("estimates", n)
+        with Process(Probe, options.folder, environment={}) as probe:
+            pruned = probe.call("growth", options.prompt(n), Pruning({PRUNED_AFTER_LAYER: KEEP}))
         figures = {
             "peak growth, MiB": grown / MIB,
             "estimate, MiB": estimate / MIB,
@@ -125,5 +111,5 @@ def memory(options: Options) -> Iterator[Section]:
         f"Pruned: {KEEP:.0%} of the tokens go on after layer {PRUNED_AFTER_LAYER}.",
         *options.too_long,
     )
-    yield Section(SUITE, f"Memory of a session, {options.config.name}", rows, notes)
+    yield Section(f"Memory of a session, {options.config.name}", rows, notes)
     yield limits(options)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
 from benchmarks.measuring.bench import Bench
 from benchmarks.measuring.ceilings import GIGA, Ceilings
-from benchmarks.measuring.goals import DRAWING, Goal, goals_of_ops
+from benchmarks.measuring.goals import DRAWING, Goal, Goals, goals_of_ops
 from benchmarks.measuring.models import LARGE, MEDIUM, SMALL, ModelShape
 from benchmarks.measuring.place import Place
 from benchmarks.measuring.process import Process
@@ -20,7 +21,6 @@ from benchmarks.options import Options
 from benchmarks.peers.engines import TORCH, numpy_product, torch_attention, torch_product
 from lazyllm._core import Sampler
 
-SUITE = "ops"
 MANY_ROWS, FEW_ROWS = (512, 1024), (1, 2, 4, 8, 17, 33, 65)
 ATTENTION_SHAPES = ((64, 9, 3), (128, 32, 32), (128, 32, 8))  # head_dim, query heads, key heads
 ATTENTION_TOKENS, FEW_QUERIES = (2048, 4096), (1, 8, 33, 65)
@@ -39,228 +39,193 @@ CUDA_NOTE = "All in bf16. lazyllm's weights are read from memory in each run; to
 
 
 def ops(options: Options) -> Iterator[Section]:
-    shapes = (SMALL,) if options.quick else (SMALL, MEDIUM, LARGE)
+    shapes = options.first(SMALL, MEDIUM, LARGE)
     for place in options.places:
-        ceilings = Ceilings(place)
+        at = Comparison(options, place, Ceilings(place))
         with ExitStack() as stack:
             products = {BLAS: stack.enter_context(numpy_product(place))} if place.on_cpu else {}
-            with_torch, notes = started(torch_product, options, place, stack)
-            products |= with_torch
+            with_torch, notes = at.started(torch_product, stack)
             for shape in shapes:
-                ceilings.begin_table()
-                yield many_rows(options, ceilings, products, shape, place, notes)
-        ceilings.begin_table()
-        yield attention(options, ceilings, place)
+                yield many_rows(at, products | with_torch, shape, notes)
+        yield attention(at)
         for shape in shapes:
-            ceilings.begin_table()
-            yield few_rows(options, ceilings, shape, place)
-        ceilings.begin_table()
-        yield attention_of_few_rows(options, ceilings, place)
-        ceilings.begin_table()
-        yield single_rows(options, ceilings, shapes[-1], place)
-        yield attention_in_windows(options, place)
-        yield selection(options, place)
+            yield few_rows(at, shape)
+        yield attention_of_few_rows(at)
+        yield single_rows(at, shapes[-1])
+        yield attention_in_windows(at)
+        yield selection(at)
     yield drawing(options)
 
 
-def started(
-    make: Callable[[Place], Process], options: Options, place: Place, stack: ExitStack
-) -> tuple[dict[str, Process], tuple[str, ...]]:
-    """torch's process, closed with the stack, or none and a note why."""
-    if TORCH not in options.peers:
-        return {}, ()
-    try:
-        return {TORCH: stack.enter_context(make(place))}, ()
-    except RuntimeError as error:
-        return {}, (f"**torch is left out: {error}**",)
+@dataclass(frozen=True)
+class Comparison:
+    """Compares ops at a place with its ceilings and with peers."""
 
+    options: Options
+    place: Place
+    ceilings: Ceilings
 
-def bench_of(op: str, n: int, rows: int, cols: int, place: Place) -> Bench:
-    return place.bench(op, n=n, rows=rows, cols=cols, dtype="bf16")
+    @property
+    def goals(self) -> Goals:
+        return goals_of_ops(self.place.on_cpu)
+
+    def started(
+        self, make: Callable[[Place], Process], stack: ExitStack
+    ) -> tuple[dict[str, Process], tuple[str, ...]]:
+        """torch's process, closed with the stack, or none and a note why."""
+        if TORCH not in self.options.peers:
+            return {}, ()
+        try:
+            return {TORCH: stack.enter_context(make(self.place))}, ()
+        except RuntimeError as error:
+            return {}, (f"**torch is left out: {error}**",)
+
+    def linear(self, op: str, n: int, rows: int, cols: int) -> Bench:
+        return self.place.bench(op, n=n, rows=rows, cols=cols, dtype="bf16")
+
+    def attention(
+        self, n: int, m: int, heads: tuple[int, int, int], op: str = "attention", window: int = 0
+    ) -> Bench:
+        head_dim, n_heads, n_kv_heads = heads
+        shape = {"n_heads": n_heads, "n_kv_heads": n_kv_heads, "head_dim": head_dim, "window": window}
+        return self.place.bench(op, n=n, m=m, **shape)
+
+    def with_peers(
+        self, bench: Bench, peers: Mapping[str, Process], label: str, judged: Mapping[str, Goal | None]
+    ) -> Row:
+        """An op against the multiply-add ceiling and the same op of the peers."""
+        turns = {name: peer.seconds("run") for name, peer in peers.items()}
+        contestants = {**self.ceilings.compute, OURS: self.place.turn(bench), **turns}
+        times = in_turn(contestants, self.options.rounds, label)
+        ours, ceiling = times[OURS].median, self.ceilings.flops(times)
+        ratios = {f"{name} / ours": times[name].median / ours for name in peers}
+        figures: dict[str, Figure] = {
+            OURS: times[OURS],
+            "GFLOP/s": bench.flops / ours / GIGA,
+            "of ceiling": bench.flops / ours / ceiling,
+            **ratios,
+            **({BEST_PEER: min(ratios.values())} if len(ratios) > 1 else {}),
+            "ceiling, GFLOP/s": ceiling / GIGA,
+        }
+        return Row(label, figures, judged, self.place.keys)
+
+    def with_bound(self, bench: Bench, label: str, goal: Goal | None = None) -> Row:
+        """An op against the least time that its bytes and operations can take."""
+        contestants = {**self.ceilings.both, OURS: self.place.turn(bench)}
+        times = in_turn(contestants, self.options.rounds, label)
+        ours = times[OURS].median
+        figures: dict[str, Figure] = {
+            OURS: times[OURS],
+            "GB/s": bench.bytes / ours / GIGA,
+            "GFLOP/s": bench.flops / ours / GIGA,
+            "time / bound": ours / self.ceilings.bound(times, bench.flops, bench.bytes),
+            "read ceiling, GB/s": self.ceilings.bandwidth(times) / GIGA,
+        }
+        return Row(label, figures, {"time / bound": goal})
 
 
 def many_rows(
-    options: Options,
-    ceilings: Ceilings,
-    products: dict[str, Process],
-    shape: ModelShape,
-    place: Place,
-    notes: tuple[str, ...],
+    at: Comparison, products: Mapping[str, Process], shape: ModelShape, notes: tuple[str, ...]
 ) -> Section:
-    rows, goals = [], goals_of_ops(place.on_cpu)
-    judged = {"of ceiling": goals.linear, BEST_PEER: goals.linear_peers}
-    for n in MANY_ROWS[:1] if options.quick else MANY_ROWS:
+    rows, judged = [], {"of ceiling": at.goals.linear, BEST_PEER: at.goals.linear_peers}
+    at.ceilings.begin_table()
+    for n in at.options.first(*MANY_ROWS):
         for name, (op, n_out, n_in) in shape.matrices.items():
-            label = f"{name}, {n} x {n_in} to {n_out}"
             for product in products.values():
                 product.call("prepare", n, n_out, n_in)
-            bench = bench_of(op, n, n_out, n_in, place)
-            figures = compared(options, ceilings, place, bench, products, label)
-            rows.append(Row(label, figures, judged, place.keys))
-    all_notes = (CPU_NOTE if place.on_cpu else CUDA_NOTE, *notes)
-    return Section(SUITE, f"Linear layers of a {shape.name} model, many rows, {place}", rows, all_notes)
-
-
-def compared(
-    options: Options,
-    ceilings: Ceilings,
-    place: Place,
-    bench: Bench,
-    peers: dict[str, Process],
-    label: str,
-) -> dict[str, Figure]:
-    """An op against the multiply-add ceiling and the same op of the peers."""
-    contestants = {
-        **ceilings.compute,
-        OURS: place.turn(bench),
-        **{name: peer.seconds("run") for name, peer in peers.items()},
-    }
-    times = in_turn(contestants, options.rounds, label)
-    ours, ceiling = times[OURS].median, ceilings.flops(times)
-    ratios = {f"{name} / ours": times[name].median / ours for name in peers}
-    return {
-        OURS: times[OURS],
-        "GFLOP/s": bench.flops / ours / GIGA,
-        "of ceiling": bench.flops / ours / ceiling,
-        **ratios,
-        **({BEST_PEER: min(ratios.values())} if len(ratios) > 1 else {}),
-        "ceiling, GFLOP/s": ceiling / GIGA,
-    }
-
-
-def few_rows(options: Options, ceilings: Ceilings, shape: ModelShape, place: Place) -> Section:
-    rows, goals = [], {"time / bound": goals_of_ops(place.on_cpu).few_rows}
-    for name, (op, n_out, n_in) in shape.matrices.items():
-        for n in FEW_ROWS[:1] if options.quick else FEW_ROWS:
-            bench = bench_of(op, n, n_out, n_in, place)
             label = f"{name}, {n} x {n_in} to {n_out}"
-            rows.append(bounded(options, ceilings, place, bench, label, goals))
-    return Section(SUITE, f"Linear layers of a {shape.name} model, few rows, {place}", rows)
+            rows.append(at.with_peers(at.linear(op, n, n_out, n_in), products, label, judged))
+    all_notes = (CPU_NOTE if at.place.on_cpu else CUDA_NOTE, *notes)
+    return Section(f"Linear layers of a {shape.name} model, many rows, {at.place}", rows, all_notes)
 
 
-def bounded(
-    options: Options,
-    ceilings: Ceilings,
-    place: Place,
-    bench: Bench,
-    label: str,
-    goals: dict[str, Goal | None],
-) -> Row:
-    """An op against the least time that its bytes and operations can take."""
-    times = in_turn({**ceilings.both, OURS: place.turn(bench)}, options.rounds, label)
-    ours = times[OURS].median
-    figures: dict[str, Figure] = {
-        OURS: times[OURS],
-        "GB/s": bench.bytes / ours / GIGA,
-        "GFLOP/s": bench.flops / ours / GIGA,
-        "time / bound": ours / ceilings.bound(times, bench.flops, bench.bytes),
-        "read ceiling, GB/s": ceilings.bandwidth(times) / GIGA,
-    }
-    return Row(label, figures, goals)
+def few_rows(at: Comparison, shape: ModelShape) -> Section:
+    at.ceilings.begin_table()
+    rows = [
+        at.with_bound(at.linear(op, n, n_out, n_in), f"{name}, {n} x {n_in} to {n_out}", at.goals.few_rows)
+        for name, (op, n_out, n_in) in shape.matrices.items()
+        for n in at.options.first(*FEW_ROWS)
+    ]
+    return Section(f"Linear layers of a {shape.name} model, few rows, {at.place}", rows)
 
 
-def single_rows(options: Options, ceilings: Ceilings, shape: ModelShape, place: Place) -> Section:
+def single_rows(at: Comparison, shape: ModelShape) -> Section:
     """The ops that only read and write rows, in a decode step and in a prefill."""
+    at.ceilings.begin_table()
     heads = {"n_heads": shape.n_heads, "n_kv_heads": shape.n_kv_heads, "head_dim": shape.head_dim}
-    benches = {f"argmax of {VOCAB} logits": place.bench("argmax", rows=VOCAB)}
-    for n in (1, *(() if options.quick else MANY_ROWS[-1:])):
+    benches = {f"argmax of {VOCAB} logits": at.place.bench("argmax", rows=VOCAB)}
+    for n in at.options.first(1, MANY_ROWS[-1]):
         benches |= {
-            f"norm, {n} x {shape.hidden}": place.bench("rmsnorm", n=n, cols=shape.hidden),
-            f"embedding, {n} x {shape.hidden}": place.bench("embed", n=n, rows=VOCAB, cols=shape.hidden),
-            f"RoPE, norms of q and k included, {n} rows": place.bench("rotate", n=n, **heads),
+            f"norm, {n} x {shape.hidden}": at.place.bench("rmsnorm", n=n, cols=shape.hidden),
+            f"embedding, {n} x {shape.hidden}": at.place.bench("embed", n=n, rows=VOCAB, cols=shape.hidden),
+            f"RoPE, norms of q and k included, {n} rows": at.place.bench("rotate", n=n, **heads),
         }
-    rows = [bounded(options, ceilings, place, bench, label, {}) for label, bench in benches.items()]
+    rows = [at.with_bound(bench, label) for label, bench in benches.items()]
     note = "The bound counts the bytes that are read, not those written; they may still be in a cache."
-    return Section(SUITE, f"Single rows of a {shape.name} model, {place}", rows, (note,))
+    return Section(f"Single rows of a {shape.name} model, {at.place}", rows, (note,))
 
 
-def attention_bench(
-    n: int, m: int, heads: tuple[int, int, int], place: Place, op: str = "attention", window: int = 0
-) -> Bench:
-    head_dim, n_heads, n_kv_heads = heads
-    shape = {"n_heads": n_heads, "n_kv_heads": n_kv_heads, "head_dim": head_dim, "window": window}
-    return place.bench(op, n=n, m=m, **shape)
-
-
-def attention(options: Options, ceilings: Ceilings, place: Place) -> Section:
-    rows, goals = [], goals_of_ops(place.on_cpu)
-    judged = {"of ceiling": goals.attention, PEER: goals.attention_peer}
+def attention(at: Comparison) -> Section:
+    at.ceilings.begin_table()
+    rows, judged = [], {"of ceiling": at.goals.attention, PEER: at.goals.attention_peer}
     with ExitStack() as stack:
-        peers, notes = ({}, ()) if place.on_cpu else started(torch_attention, options, place, stack)
-        for heads in ATTENTION_SHAPES[:1] if options.quick else ATTENTION_SHAPES:
-            for n in ATTENTION_TOKENS[:1] if options.quick else ATTENTION_TOKENS:
+        peers, notes = ({}, ()) if at.place.on_cpu else at.started(torch_attention, stack)
+        for heads in at.options.first(*ATTENTION_SHAPES):
+            for n in at.options.first(*ATTENTION_TOKENS):
                 for peer in peers.values():
                     peer.call("prepare", n, *heads)
                 label = f"{heads[1]} heads of {heads[0]} over {heads[2]}, {n} tokens"
-                bench = attention_bench(n, n, heads, place)
-                figures = compared(options, ceilings, place, bench, peers, label)
-                rows.append(Row(label, figures, judged, place.keys))
-    return Section(SUITE, f"Causal attention, {place}", rows, notes)
+                rows.append(at.with_peers(at.attention(n, n, heads), peers, label, judged))
+    return Section(f"Causal attention, {at.place}", rows, notes)
 
 
-def attention_of_few_rows(options: Options, ceilings: Ceilings, place: Place) -> Section:
-    m = ATTENTION_TOKENS[-1]
-    rows = [
-        bounded(
-            options,
-            ceilings,
-            place,
-            attention_bench(n, m, heads, place),
-            f"{heads[1]} heads of {heads[0]} over {heads[2]}, {n} of {m} tokens",
-            {},
-        )
-        for heads in (ATTENTION_SHAPES[:1] if options.quick else ATTENTION_SHAPES)
-        for n in (FEW_QUERIES[:1] if options.quick else FEW_QUERIES)
-    ]
-    note = (
-        "Keys and values may still be in a CPU cache from the previous run, so a time can be below its bound."
-    )
-    return Section(SUITE, f"Attention of few rows, {place}", rows, (note,))
+def attention_of_few_rows(at: Comparison) -> Section:
+    at.ceilings.begin_table()
+    m, rows = ATTENTION_TOKENS[-1], []
+    for heads in at.options.first(*ATTENTION_SHAPES):
+        for n in at.options.first(*FEW_QUERIES):
+            label = f"{heads[1]} heads of {heads[0]} over {heads[2]}, {n} of {m} tokens"
+            rows.append(at.with_bound(at.attention(n, m, heads), label))
+    note = "Keys and values may still be in a CPU cache from the previous run: a time can be below its bound."
+    return Section(f"Attention of few rows, {at.place}", rows, (note,))
 
 
-def attention_in_windows(options: Options, place: Place) -> Section:
+def attention_in_windows(at: Comparison) -> Section:
     """The share of full causal attention's time that a window takes, against its share of visible pairs."""
-    rows, judged = [], {"time / pairs": goals_of_ops(place.on_cpu).window}
-    for n in ATTENTION_TOKENS[:1] if options.quick else WINDOW_TOKENS:
-        whole, windowed = (attention_bench(n, n, WINDOW_HEADS, place, window=w) for w in (0, WINDOW))
-        contestants = {"full": place.turn(whole), "window": place.turn(windowed)}
-        times = in_turn(contestants, options.rounds, f"attention in a window of {WINDOW}, {n} tokens")
+    rows, judged = [], {"time / pairs": at.goals.window}
+    for n in ATTENTION_TOKENS[:1] if at.options.quick else WINDOW_TOKENS:
+        whole, windowed = (at.attention(n, n, WINDOW_HEADS, window=window) for window in (0, WINDOW))
+        contestants = {"full": at.place.turn(whole), "window": at.place.turn(windowed)}
+        title = f"attention in a window of {WINDOW}, {n} tokens"
+        times = in_turn(contestants, at.options.rounds, title)
         time, pairs = times["window"].median / times["full"].median, windowed.flops / whole.flops
-        figures: dict[str, Figure] = {
-            **times,
-            "of its time": time,
-            "of its pairs": pairs,
-            "time / pairs": time / pairs,
-        }
-        rows.append(Row(f"{n} tokens", figures, judged, {"tokens": n, **place.keys}))
+        figures = {"of its time": time, "of its pairs": pairs, "time / pairs": time / pairs}
+        rows.append(Row(f"{n} tokens", {**times, **figures}, judged, {"tokens": n, **at.place.keys}))
     heads = f"{WINDOW_HEADS[1]} heads of {WINDOW_HEADS[0]} over {WINDOW_HEADS[2]}"
-    return Section(SUITE, f"Attention in a window of {WINDOW} positions, {heads}, {place}", rows)
+    return Section(f"Attention in a window of {WINDOW} positions, {heads}, {at.place}", rows)
 
 
-def selection(options: Options, place: Place) -> Section:
+def selection(at: Comparison) -> Section:
     """Scores, selection and gathering as a share of the products and attention of a dense layer."""
     m = ATTENTION_TOKENS[-1]
     heads = (SMALL.head_dim, SMALL.n_heads, SMALL.n_kv_heads)
     small = {
-        "scores": attention_bench(1, m, heads, place, "scores"),
-        "select": attention_bench(1, m, heads, place, "select"),
-        "gather": place.bench("regroup", m=m, cols=SMALL.hidden),
+        "scores": at.attention(1, m, heads, "scores"),
+        "select": at.attention(1, m, heads, "select"),
+        "gather": at.place.bench("regroup", m=m, cols=SMALL.hidden),
     }
-    layer = {"attention": attention_bench(m, m, heads, place)}
-    for name, (op, n_out, n_in) in SMALL.matrices.items():
-        layer[name] = bench_of(op, m, n_out, n_in, place)
-    contestants = {name: place.turn(bench) for name, bench in {**small, **layer}.items()}
-    times = in_turn(contestants, options.rounds, f"scores, selection and gathering, {m} tokens")
+    layer = {name: at.linear(op, m, n_out, n_in) for name, (op, n_out, n_in) in SMALL.matrices.items()}
+    layer["attention"] = at.attention(m, m, heads)
+    contestants = {name: at.place.turn(bench) for name, bench in {**small, **layer}.items()}
+    times = in_turn(contestants, at.options.rounds, f"scores, selection and gathering, {m} tokens")
     dense = sum(times[name].median for name in layer)
     both = sum(times[name].median for name in small)
     rows = [Row(name, {OURS: times[name], "of a dense layer": times[name].median / dense}) for name in small]
     share = {"of a dense layer": both / dense, "of prefill": STAGES * both / (LAYERS * dense)}
-    rows.append(Row("together", {**share}, {"of prefill": goals_of_ops(place.on_cpu).selection}))
-    note = (
-        f"A dense layer is {dense * 1e3:.1f} ms: its products and its attention. "
-        f"The prefill has {STAGES} stages in {LAYERS} layers."
-    )
-    return Section(SUITE, f"Scores, selection, gathering, 135M model, {m} tokens, {place}", rows, (note,))
+    rows.append(Row("together", {**share}, {"of prefill": at.goals.selection}))
+    note = f"A dense layer is {dense * 1e3:.1f} ms: its products and its attention. "
+    note += f"The prefill has {STAGES} stages in {LAYERS} layers."
+    return Section(f"Scores, selection, gathering, 135M model, {m} tokens, {at.place}", rows, (note,))
 
 
 def drawing(options: Options) -> Section:
@@ -277,4 +242,4 @@ def drawing(options: Options) -> Section:
         Row(name, {OURS: draw, "NumPy's sort": sort, "sort / ours": sort.median / draw.median}, judged)
         for name, draw in times.items()
     ]
-    return Section(SUITE, f"A draw from {LARGE_VOCAB} logits, 1 thread", rows)
+    return Section(f"A draw from {LARGE_VOCAB} logits, 1 thread", rows)

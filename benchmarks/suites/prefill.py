@@ -13,8 +13,8 @@ from benchmarks.options import Options
 from benchmarks.peers.engines import OURS, Engines, start_engines
 from lazyllm.llm import LLM
 from lazyllm.pruning import Pruning
+from lazyllm.session import Session
 
-SUITE = "prefill"
 KEEP_ALL = "lazyllm, keeps of 1"
 SHARE, RATIO = "of ceiling", "time / ours"
 
@@ -28,11 +28,18 @@ def prefill(options: Options) -> Iterator[Section]:
                 title = f"Dense prefill of {n} tokens, {options.config.name}, {place}"
                 notes = (*engines.notes, *options.too_long)
                 ceilings.begin_table()
-                yield Section(SUITE, title, measured(options, engines, ceilings, n, place), notes)
+                yield Section(title, measured(options, engines, ceilings, n, place), notes)
+
+
+def read(llm: LLM, ids: list[int], pruning: Pruning | None = None) -> Session:
+    """A session that has read these tokens."""
+    session = llm.session(pruning)
+    session.forward(ids, progress=False)
+    return session
 
 
 def prefill_of(llm: LLM, ids: list[int], pruning: Pruning | None = None) -> Contestant:
-    return timed(lambda: llm.session(pruning).forward(ids, progress=False))
+    return timed(lambda: read(llm, ids, pruning))
 
 
 def measured(options: Options, engines: Engines, ceilings: Ceilings, n: int, place: Place) -> list[Row]:

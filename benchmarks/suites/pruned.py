@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from benchmarks.measuring.goals import PRUNED_BY_ARITHMETIC
 from benchmarks.measuring.place import Place
 from benchmarks.measuring.report import Figure, Row, Section
-from benchmarks.measuring.rounds import in_turn, timed
+from benchmarks.measuring.rounds import Contestant, Times, in_turn, timed
 from benchmarks.options import Options
-from lazyllm import Mass, Pruning, _core, load
+from benchmarks.suites.decode import arithmetics
+from benchmarks.suites.prefill import prefill_of, read
+from lazyllm import Mass, Pruning
 from lazyllm.llm import LLM
 from lazyllm.session import Session
 
-SUITE = "pruned"
 SPEEDUPS = (1.5, 2.0, 3.0)
 DENSE = "dense"
 EFFICIENCY = "measured / counted"
@@ -28,7 +29,7 @@ def pruned(options: Options) -> Iterator[Section]:
             schedules, notes = schedules_for(llm, n)
             title = f"Pruned prefill of {n} tokens, {options.config.name}, {place}"
             rows = rows_of(options, llm, schedules, n, place)
-            yield Section(SUITE, title, rows, (*notes, *options.too_long))
+            yield Section(title, rows, (*notes, *options.too_long))
     if options.widest.on_cpu:
         yield by_arithmetic(options, options.widest)
 
@@ -50,41 +51,36 @@ def schedules_for(llm: LLM, n: int) -> tuple[dict[str, Pruning], list[str]]:
     return schedules, notes
 
 
-def prefill(
-    llm: LLM, pruning: Pruning, ids: list[int], ran: dict[str, Session], name: str
-) -> Callable[[], object]:
-    """The session of each run is kept under its name."""
+def keeping(llm: LLM, pruning: Pruning, ids: list[int], ran: dict[str, Session], name: str) -> Contestant:
+    """A prefill whose session is kept under its name."""
 
     def run() -> None:
-        ran[name] = llm.session(pruning)
-        ran[name].forward(ids, progress=False)
+        ran[name] = read(llm, ids, pruning)
 
-    return run
+    return timed(run)
+
+
+def figures_of(llm: LLM, pruning: Pruning, session: Session, dense: Times, times: Times) -> dict[str, Figure]:
+    measured = dense.median / times.median
+    counted = Pruning().flops(llm.config, session.length) / pruning.pass_flops(llm.config, session.last_pass)
+    return {"measured": measured, "counted": counted, EFFICIENCY: measured / counted}
 
 
 def rows_of(options: Options, llm: LLM, schedules: dict[str, Pruning], n: int, place: Place) -> list[Row]:
     ids = options.prompt(n)
     ran: dict[str, Session] = {}
     contestants = {
-        name: timed(prefill(llm, pruning, ids, ran, name))
+        name: keeping(llm, pruning, ids, ran, name)
         for name, pruning in {DENSE: Pruning(), **schedules}.items()
     }
     times = in_turn(contestants, options.rounds, f"pruned prefill of {n} tokens, {place}")
-    dense, goals = Pruning().flops(llm.config, n), options.goals(place)
+    goals = options.goals(place)
     goal = goals.pruned if n >= goals.pruned_tokens else None
     rows = [Row(DENSE, {"time": times[DENSE]})]
     for name, pruning in schedules.items():
-        measured = times[DENSE].median / times[name].median
-        counted = dense / pruning.pass_flops(llm.config, ran[name].last_pass)
-        figures: dict[str, Figure] = {
-            "time": times[name],
-            "measured": measured,
-            "counted": counted,
-            EFFICIENCY: measured / counted,
-            "schedule": str(pruning),
-        }
-        keys: dict[str, str | int] = {"schedule": name, "tokens": n, **place.keys}
-        rows.append(Row(name, figures, {EFFICIENCY: goal}, keys))
+        figures = figures_of(llm, pruning, ran[name], times[DENSE], times[name])
+        figures = {"time": times[name], **figures, "schedule": str(pruning)}
+        rows.append(Row(name, figures, {EFFICIENCY: goal}, {"schedule": name, "tokens": n, **place.keys}))
     return rows
 
 
@@ -94,34 +90,24 @@ def by_arithmetic(options: Options, place: Place) -> Section:
     ids, pruning = options.prompt(n), Pruning.for_speedup(2.0, options.config, n, "paper")
     c = options.config
     in_blocks = all(width % BLOCK == 0 for width in (c.hidden, c.n_heads * c.head_dim, c.ffn))
-    computes = [name for name in ("f32", "bf16", "int8") if name == "f32" or _core.features()[name]]
     models = {
-        f"compute {compute}, weights {weights}": load(
-            options.folder, threads=place.threads or None, compute=compute, weights=weights
-        )
-        for compute in computes
+        f"compute {compute}, weights {weights}": place.load(options.folder, compute=compute, weights=weights)
+        for compute in arithmetics("f32", "bf16", "int8")
         for weights in (("auto", "q8", "q4") if in_blocks else ("auto",))
     }
     ran: dict[str, Session] = {}
     contestants = {}
     for name, llm in models.items():
-        contestants[f"{name}, {DENSE}"] = timed(prefill(llm, Pruning(), ids, ran, DENSE))
-        contestants[name] = timed(prefill(llm, pruning, ids, ran, name))
+        contestants[f"{name}, {DENSE}"] = prefill_of(llm, ids)
+        contestants[name] = keeping(llm, pruning, ids, ran, name)
     times = in_turn(contestants, options.rounds, f"pruned prefill by arithmetic, {place}")
     goal = PRUNED_BY_ARITHMETIC if n >= options.goals(place).pruned_tokens else None
     rows = []
     for name, llm in models.items():
-        dense, short = times[f"{name}, {DENSE}"], times[name]
-        counted = Pruning().flops(llm.config, n) / pruning.pass_flops(llm.config, ran[name].last_pass)
-        measured = dense.median / short.median
-        figures: dict[str, Figure] = {
-            DENSE: dense,
-            "pruned": short,
-            "measured": measured,
-            "counted": counted,
-            EFFICIENCY: measured / counted,
-        }
+        dense = times[f"{name}, {DENSE}"]
+        figures = figures_of(llm, pruning, ran[name], dense, times[name])
+        figures = {DENSE: dense, "pruned": times[name], **figures}
         rows.append(Row(name, figures, {EFFICIENCY: goal}, {"tokens": n, **place.keys}))
     notes = [] if in_blocks else [f"Rows are no whole blocks of {BLOCK}: no weights in 8 and 4 bits."]
     title = f"{pruning} by arithmetic, prefill of {n} tokens, {options.config.name}, {place}"
-    return Section(SUITE, title, rows, ("All in one process, in turn.", *notes))
+    return Section(title, rows, ("All in one process, in turn.", *notes))

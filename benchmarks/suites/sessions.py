@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,11 +14,11 @@ from benchmarks.measuring.process import Process
 from benchmarks.measuring.report import Figure, Row, Section
 from benchmarks.measuring.rounds import Contestant, Times, in_turn, timed
 from benchmarks.options import Options
+from benchmarks.suites.memory import bytes_in
+from benchmarks.suites.prefill import read
 from lazyllm.llm import LLM
-from lazyllm.machine.info import field
 from lazyllm.session import Session
 
-SUITE = "sessions"
 SPARE = 192  # tokens of the model's context that are left for questions and answers
 QUESTION, ANSWER = 32, 32  # tokens
 FORKS = 10
@@ -34,9 +34,7 @@ def sessions(options: Options) -> Iterator[Section]:
     place = options.widest
     fitting = options.config.context - SPARE
     if fitting < 1:
-        raise ValueError(
-            f"the model's context is {options.config.context}; the suite needs more than {SPARE}"
-        )
+        raise ValueError(f"the model's context is {fitting + SPARE}; the suite needs more than {SPARE}")
     longest = min(max(options.tokens), fitting)
     yield forks(options, place, longest)
     llm = place.load(options.folder)
@@ -48,20 +46,15 @@ def question(options: Options, number: int = 0) -> list[int]:
     return options.prompt(QUESTION + number)[number:]
 
 
-# ---- forks ---------------------------------------------------------------------------------------
-
-
 class Probe:
     """A session in a process of its own, so that nobody else's memory is counted."""
 
     def __init__(self, folder: Path, threads: int, prompt: list[int]) -> None:
         llm = Place(threads).load(folder)
-        llm.session().forward(prompt[:QUESTION], progress=False)  # maps the weights
+        read(llm, prompt[:QUESTION])  # maps the weights
         before = physical()
-        self._session = llm.session()
-        self._session.forward(prompt, progress=False)
+        self._session = read(llm, prompt)
         self.bytes_of_one = physical() - before
-        self.first_fork = self.fork()
         self._forks: list[Session] = []
 
     def fork(self) -> float:
@@ -71,10 +64,6 @@ class Probe:
         seconds = time.perf_counter() - started
         del fork
         return seconds
-
-    def first(self) -> float:
-        """Seconds of the first fork, which moves the session into memory that can be shared."""
-        return self.first_fork
 
     def memory(self, ids: list[int], n_new: int) -> tuple[int, int, int]:
         """Bytes of one session; of it and ten forks; and when each of these has answered a question."""
@@ -88,10 +77,7 @@ class Probe:
 
 def physical() -> int:
     """Bytes that this process and the files of its sessions take, those pages included that nobody maps."""
-    anonymous = field(ROLLUP, "Pss_Anon")
-    if anonymous is None:
-        raise RuntimeError(f"{ROLLUP} has no Pss_Anon, so the memory of this process is unknown")
-    return int(anonymous.split()[0]) * 1024 + sum(map(file_bytes, DESCRIPTORS.iterdir()))
+    return bytes_in(ROLLUP, "Pss_Anon") + sum(map(file_bytes, DESCRIPTORS.iterdir()))
 
 
 def file_bytes(descriptor: Path) -> int:
@@ -104,8 +90,8 @@ def file_bytes(descriptor: Path) -> int:
 def forks(options: Options, place: Place, n: int) -> Section:
     prompt = options.prompt(n)
     with Process(Probe, options.folder, place.threads, prompt, environment={}) as probe:
+        first = float(probe.call("fork"))  # moves the session into memory that can be shared
         times = in_turn({"fork": probe.seconds("fork")}, options.rounds, f"forks of {n} tokens")["fork"]
-        first = float(probe.call("first"))
         one, idle, answered = probe.call("memory", question(options), ANSWER)
     keys: dict[str, str | int] = {"tokens": n, **place.keys}
     judged = {MS: goals.FORK, RATIO: goals.FORKS} if n >= MANY else {}
@@ -117,47 +103,36 @@ def forks(options: Options, place: Place, n: int) -> Section:
         f"A later fork: {times}. Memory is that of a process of its own, without weights, with shared files.",
         f"Those that have answered have read {QUESTION} tokens more and generated {ANSWER} each.",
     )
-    return Section(SUITE, f"Forks of a session of {n} tokens, {options.config.name}, {place}", rows, notes)
-
-
-# ---- questions -----------------------------------------------------------------------------------
+    return Section(f"Forks of a session of {n} tokens, {options.config.name}, {place}", rows, notes)
 
 
 def second_question(options: Options, place: Place, llm: LLM, n: int) -> Section:
     ids = question(options)
     with TemporaryDirectory() as folder:
-        saved, first = Path(folder) / "session", llm.session()
-        first.forward(options.prompt(n), progress=False)
-        first.save(saved, progress=False)
-        del first
+        saved = Path(folder) / "session"
+        read(llm, options.prompt(n)).save(saved, progress=False)
 
-        def contestant(reserved: bool = False, forked: bool = False) -> Contestant:
+        def contestant(prepare: Callable[[Session], object]) -> Contestant:
             def run() -> float:
                 session = llm.restore(saved, progress=False)
-                if reserved:
-                    session.core.reserve(options.config.context)
-                if forked:
-                    session.fork()
+                prepare(session)
                 return timed(lambda: session.ask(ids, max_new_tokens=1))()
 
             return run
 
         contestants = {
-            "as it comes": contestant(),
-            "after a fork": contestant(forked=True),
-            "room reserved before": contestant(reserved=True),
+            "as it comes": contestant(lambda session: None),
+            "after a fork": contestant(lambda session: session.fork()),
+            "room reserved before": contestant(lambda session: session.core.reserve(options.config.context)),
         }
         times = in_turn(contestants, options.rounds, f"second question, {place}")
-    return compared(
-        f"Time to the first token of a second question after {n} tokens, {options.config.name}, {place}",
-        times,
-        "room reserved before",
-        OVER_RESERVED,
-        goals.SECOND_QUESTION,
-        {"tokens": n, **place.keys},
+    title = f"Time to the first token of a second question after {n} tokens, {options.config.name}, {place}"
+    note = (
         f"The question has {QUESTION} tokens. A session has room for a quarter more than its "
-        "prompt; beyond it the caches are copied, unless a fork has moved them into shared memory.",
+        "prompt; beyond it the caches are copied, unless a fork has moved them into shared memory."
     )
+    rows = compared(times, OVER_RESERVED, goals.SECOND_QUESTION, {"tokens": n, **place.keys})
+    return Section(title, rows, (note,))
 
 
 def one_document(options: Options, place: Place, llm: LLM, n: int) -> Section:
@@ -165,8 +140,7 @@ def one_document(options: Options, place: Place, llm: LLM, n: int) -> Section:
     questions = [question(options, k) for k in range(FORKS)]
 
     def by_forks() -> None:
-        base = llm.session()
-        base.forward(prompt, progress=False)
+        base = read(llm, prompt)
         for ids in questions:
             base.fork().ask(ids, max_new_tokens=ANSWER)
 
@@ -180,30 +154,20 @@ def one_document(options: Options, place: Place, llm: LLM, n: int) -> Section:
 
     contestants = {"by forks": timed(by_forks), "one prefill and ten answers": timed(own_work)}
     times = in_turn(contestants, options.rounds, f"ten questions, {place}")
-    return compared(
-        f"{FORKS} questions on a document of {n} tokens, {options.config.name}, {place}",
-        times,
-        "one prefill and ten answers",
-        OVER_OWN,
-        goals.ONE_DOCUMENT,
-        {"tokens": n, **place.keys},
+    title = f"{FORKS} questions on a document of {n} tokens, {options.config.name}, {place}"
+    note = (
         f"Questions of {QUESTION} tokens, answers of {ANSWER}. The second row takes one session back to the "
-        "document after each answer.",
+        "document after each answer."
     )
+    rows = compared(times, OVER_OWN, goals.ONE_DOCUMENT, {"tokens": n, **place.keys})
+    return Section(title, rows, (note,))
 
 
-def compared(
-    title: str,
-    times: dict[str, Times],
-    base: str,
-    ratio: str,
-    goal: goals.Goal,
-    keys: dict[str, str | int],
-    note: str,
-) -> Section:
-    """One row for each contestant; those that are not the base are judged by their ratio to it."""
+def compared(times: dict[str, Times], ratio: str, goal: goals.Goal, keys: dict[str, str | int]) -> list[Row]:
+    """One row for each contestant; those before the last are judged by their ratio to it."""
+    base = [*times][-1]
     rows = []
     for name, seconds in times.items():
         figures: dict[str, Figure] = {"time": seconds, ratio: seconds.median / times[base].median}
         rows.append(Row(name, figures, {} if name == base else {ratio: goal}, keys))
-    return Section(SUITE, title, rows, (note,))
+    return rows

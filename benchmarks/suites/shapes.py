@@ -15,7 +15,6 @@ from benchmarks.suites.formats import Subject, of_subject
 from benchmarks.suites.prefill import prefill
 from benchmarks.suites.pruned import pruned
 
-SUITE = "shapes"
 LAYERS, QUICK_LAYERS = {MEDIUM: 4, LARGE: 2}, {SMALL: 2}  # of the larger of the two models that are compared
 VOCAB, CONTEXT = 1024, 2048
 WHOLE_TOKENS, WHOLE_VOCAB, WHOLE_CONTEXT = 3376, 32000, 8192
@@ -47,4 +46,4 @@ def whole_model(options: Options, scratch: Path) -> Iterator[Section]:
     whole = replace(options, model=str(folder), tokens=(tokens,), context=tokens)
     for suite in (prefill, pruned, decode):
         for section in suite(whole):
-            yield replace(section, suite=SUITE, notes=(note, *section.notes))
+            yield replace(section, notes=(note, *section.notes))

@@ -13,9 +13,9 @@ import numpy as np
 from benchmarks.measuring import goals
 from benchmarks.measuring.report import Figure, Row, Section
 from benchmarks.options import Options
+from benchmarks.suites.prefill import read
 from lazyllm.llm import LLM
 
-SUITE = "sharing"
 CONTEXT = 64  # tokens before a session's first step
 STEPS = 300  # of one session, and the fewest that are measured
 SESSIONS = 2
@@ -30,19 +30,20 @@ def sharing(options: Options) -> Iterator[Section]:
         beside: dict[str, AbstractContextManager[threading.Event | None]] = {
             "alone": nullcontext(),
             "beside decode steps": in_background(partial(decode, llm, STEPS)),
-            f"beside a prefill of {len(prompt)} tokens": in_background(partial(prefill, llm, prompt)),
+            f"beside a prefill of {len(prompt)} tokens": in_background(partial(read, llm, prompt)),
         }
         rows, share = [], 0.0
         for label, other in beside.items():
             with other as finished:
                 seconds = measured(llm, finished)
-            share = share or SESSIONS * float(np.median(seconds))
+            median, p99 = (float(np.quantile(seconds, level)) for level in (0.5, 0.99))
+            share = share or SESSIONS * median
             figures: dict[str, Figure] = {
                 "steps": float(len(seconds)),
-                "median, ms": float(np.median(seconds)) * 1e3,
-                "p99, ms": float(np.quantile(seconds, 0.99)) * 1e3,
+                "median, ms": median * 1e3,
+                "p99, ms": p99 * 1e3,
                 "longest, ms": max(seconds) * 1e3,
-                RATIO: float(np.quantile(seconds, 0.99)) / share,
+                RATIO: p99 / share,
             }
             judged = {RATIO: goals.SHARING} if "prefill" in label and len(prompt) >= MIN_PREFILL else {}
             rows.append(Row(label, figures, judged, {"tokens": len(prompt), **place.keys}))
@@ -50,7 +51,7 @@ def sharing(options: Options) -> Iterator[Section]:
             f"The two-session share is {SESSIONS} times the median of a step alone. "
             f"Steps follow {CONTEXT} tokens or more."
         )
-        yield Section(SUITE, f"Decode steps of one session, {options.config.name}, {place}", rows, (note,))
+        yield Section(f"Decode steps of one session, {options.config.name}, {place}", rows, (note,))
 
 
 def measured(llm: LLM, finished: threading.Event | None) -> list[float]:
@@ -63,17 +64,12 @@ def measured(llm: LLM, finished: threading.Event | None) -> list[float]:
 
 def decode(llm: LLM, steps: int) -> list[float]:
     """Seconds of each step of a new session."""
-    session, seconds = llm.session(), []
-    session.forward(np.arange(CONTEXT), progress=False)
+    session, seconds = read(llm, [*range(CONTEXT)]), []
     for token in range(steps):
         started = time.perf_counter()
         session.forward([token], generated=True, progress=False)
         seconds.append(time.perf_counter() - started)
     return seconds
-
-
-def prefill(llm: LLM, prompt: list[int]) -> None:
-    llm.session().forward(prompt, progress=False)
 
 
 @contextmanager

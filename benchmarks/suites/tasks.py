@@ -10,7 +10,6 @@ from benchmarks.measuring.place import Place
 from benchmarks.measuring.report import Figure, Row, Section
 from benchmarks.options import Options
 
-SUITE = "tasks"
 THREADS = (2, 16, 64)
 PROMPT = 1024
 QUICK_PROMPT = 128
@@ -65,7 +64,7 @@ def section(shape: ModelShape, n: int, prompt: int, what: str) -> Section:
         layer[f"tasks, {threads} threads"] = f"{sum(len(op.jobs) for op in ops.values())} jobs"
         layer[f"turns, {threads}"] = str(sum(op.turns(threads) for op in ops.values()))
         layer[f"idle, {threads}"] = f"{1 - least / sum(op.time(threads) for op in ops.values()):.0%}"
-    return Section(SUITE, f"A layer of a {shape.name} model, {what}", [*rows, Row("layer", layer)], (NOTE,))
+    return Section(f"A layer of a {shape.name} model, {what}", [*rows, Row("layer", layer)], (NOTE,))
 
 
 def divisions(shape: ModelShape, n: int, prompt: int, place: Place) -> dict[str, Division]:

@@ -7,20 +7,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from lazyllm.calibration.prompts import CalibrationTasks, encoded
+from lazyllm.calibration.prompts import CalibrationTasks
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.evaluation.measures import TOKENS
 from lazyllm.evaluation.options import RunOptions
 from lazyllm.evaluation.results import Key
-from lazyllm.evaluation.run import checked_settings, run_items
+from lazyllm.evaluation.run import run_items
 from lazyllm.evaluation.summary import DENSE_LABEL, Interval, Summary, failure, interval
 from lazyllm.evaluation.trial import planned
 from lazyllm.llm import LLM, load
 from lazyllm.methods.preset import Preset
 from lazyllm.prompt import Prompt
-from lazyllm.pruning import Pruning
+from lazyllm.pruning import DENSE, Pruning
 from lazyllm.schedule import shape
 from lazyllm.support import checked
 from lazyllm.support.files import user_path
@@ -55,33 +53,30 @@ def calibrate(
     """
     if (speedup := checked.number(speedup, "speedup")) < 1:
         raise ValueError(f"speedup must be at least 1, not {speedup:g}")
+    if lengths == []:
+        raise ValueError("lengths must be at least one number of tokens")
     file = None if out is None else checked_file(user_path(out))
     model = llm if isinstance(llm, LLM) else load(llm)
     options = RunOptions(warm_ups=0, retry_failed=True, progress=progress)
-    tasks = CalibrationTasks(model, encoded(model, prompts or (), TOKENS), PER_KIND, SEED, lengths)
-    n_prompt = int(np.median([len(ids) for kind in tasks.ids_by_kind(model) for ids in kind]))
-    prunings = [*dict.fromkeys(candidates(speedup, model.config, n_prompt))]
-    settings = checked_settings([Pruning(), *prunings])
+    tasks = CalibrationTasks(model, prompts or (), PER_KIND, SEED, lengths)
+    n_prompt = tasks.median_length
+    settings = {method.label: method for method in (DENSE, *candidates(speedup, model.config, n_prompt))}
     conditions = {"measure": "calibration", "forced tokens": TOKENS}
     folder = file and file.with_suffix(FOLDER_SUFFIX)
-    rows, manifest = run_items(
-        model, settings, tasks, folder, options, measure_of("both", TOKENS), conditions
-    )
+    measure = measure_of("both", TOKENS)
+    rows, manifest = run_items(model, settings, tasks, folder, options, measure, conditions)
     keys = {trial.key for trial in planned(settings, tasks)}
     summary = Summary([row for row in rows if Key.of(row) in keys], category=str)
     for row in summary.failed:
         raise RuntimeError(failure(row))
     measured = {label: measurements(summary, label) for label in settings}
-    best = max(prunings, key=lambda pruning: rank(measured[pruning.label]))
-    preset = Preset.found(
-        best,
-        manifest,
-        {"trials": sum(summary.items.values()), "tokens": n_prompt},
-        [
-            (method, method.speedup(model.config, n_prompt), measured[method.label])
-            for method in (Pruning(), *prunings)
-        ],
-    )
+    best = max([*settings][1:], key=lambda label: rank(measured[label]))
+    tried = [
+        (method, method.speedup(model.config, n_prompt), measured[label])
+        for label, method in settings.items()
+    ]
+    counts = {"trials": len(tasks.ids), "tokens": n_prompt}
+    preset = Preset.found(settings[best], manifest, counts, tried)
     if file is not None:
         preset.save(file)
     return preset

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from lazyllm.evaluation.chats import chat_wrapper, wrapped_ids
 from lazyllm.evaluation.generated.tasks import GeneratedTasks
+from lazyllm.evaluation.measures import TOKENS
 from lazyllm.evaluation.options import RulerOptions
 from lazyllm.evaluation.tasks import ItemPrompt, Shorten
 from lazyllm.generation import Request
@@ -20,31 +23,25 @@ OWN = "own prompts"  # the data set of the user's
 
 
 class CalibrationTasks(GeneratedTasks):
-    """Generated needles, `count` of each kind and length, and prompts given as token ids, without score."""
+    """Generated needles, `count` of each kind and length, and the user's own prompts, which have no score.
+
+    `lengths`: None are LENGTHS, or as many tokens as the model's context has.
+    """
 
     def __init__(
-        self,
-        llm: LLM,
-        own: Mapping[str, Sequence[int]],
-        count: int,
-        seed: int,
-        lengths: Sequence[int] | None = None,
+        self, llm: LLM, own: Sequence[UserPrompt], count: int, seed: int, lengths: Sequence[int] | None = None
     ) -> None:
+        own_ids = encoded(llm, own)
         if lengths is None:
             lengths = sorted({min(length, llm.config.context) for length in LENGTHS})
         options = RulerOptions(tasks=NEEDLES, lengths=lengths, count=count, seed=seed)
         super().__init__(llm, options, MAX_NEW_TOKENS)
+        if own_ids:
+            self.items[OWN] = [{"_id": name, "ids": ids, "length": len(ids)} for name, ids in own_ids.items()]
         self.check(llm)
-        if not self.items:
-            raise ValueError("lengths must be at least one number of tokens")
-        if own:
-            self.items[OWN] = [
-                {"_id": name, "ids": list(ids), "length": len(ids)} for name, ids in own.items()
-            ]
-
-    def ids_by_kind(self, llm: LLM) -> list[list[list[int]]]:
-        """The token ids of the prompts of each data set."""
-        return [[self.prompt(llm, name, item).ids for item in items] for name, items in self.items.items()]
+        self.ids = [self.prompt(llm, name, item).ids for name, items in self.items.items() for item in items]
+        """The token ids of all prompts."""
+        self.median_length = int(np.median([len(ids) for ids in self.ids]))
 
     def request(self, llm: LLM, name: str) -> Request:
         return Request(MAX_NEW_TOKENS, progress=False) if name == OWN else super().request(llm, name)
@@ -57,8 +54,8 @@ class CalibrationTasks(GeneratedTasks):
         return super().prompt(llm, name, item, shorten)
 
 
-def encoded(llm: LLM, prompts: Sequence[UserPrompt], new_tokens: int) -> dict[str, list[int]]:
-    """The token ids of the user's prompts by name, each with room for an answer.
+def encoded(llm: LLM, prompts: Sequence[UserPrompt]) -> dict[str, list[int]]:
+    """The token ids of the user's prompts by name, each with room for an answer of TOKENS.
 
     Text goes through the model's chat template, where it has one, as chat messages do; ids stay as they are.
     """
@@ -75,9 +72,9 @@ def encoded(llm: LLM, prompts: Sequence[UserPrompt], new_tokens: int) -> dict[st
                 ids = session.encode(prompt).ids
         except (TypeError, ValueError) as error:
             raise type(error)(f"{name}: {error}") from None
-        if len(ids) + new_tokens > llm.config.context:
+        if len(ids) + TOKENS > llm.config.context:
             raise ValueError(
-                f"{name} has {len(ids)} tokens; with {new_tokens} of an answer it must fit into the model's "
+                f"{name} has {len(ids)} tokens; with {TOKENS} of an answer it must fit into the model's "
                 f"context of {llm.config.context}"
             )
         ids_by_name[name] = ids

@@ -50,33 +50,29 @@ def run(args: argparse.Namespace) -> int:
     }
     print(f"A document of {len(pruned.prompt_ids)} tokens and a question: {QUESTION}\n")
     print(Table("", ["", *answers], [[name, *cells] for name, cells in rows.items()]).text())
-    print(f"\n{pruned.pruning}\n")
-    facts = [f"{name}: {cells[1]}" for name, cells in rows.items()]
-    subtitle = f"{QUESTION} {'; '.join(facts)}; {pruned.pruning}"
-    page = replace(pruned.trace.heatmap(), subtitle=subtitle)
-    print(f"wrote {page.save(out / 'demo.html', 'Layers computed for each token of the prompt')}")
+    facts = "; ".join(f"{name}: {cells[1]}" for name, cells in rows.items())
+    page = replace(pruned.trace.heatmap(), subtitle=f"{QUESTION} {facts}; {pruned.pruning}")
+    file = page.save(out / "demo.html", "Layers computed for each token of the prompt")
+    print(f"\n{pruned.pruning}\n\nwrote {file}")
     return 0 if all(right) else 1
 
 
 def measure(llm: LLM, speedup: float) -> tuple[dict[str, Generation], dict[str, float]]:
     """By setting, run in turn: the answer of the first round, and the median time to first token of all."""
-    from lazyllm.methods.speedup import Speedup
-    from lazyllm.pruning import DENSE
     from lazyllm.support.progress import bar
 
     text, chat = f"{DOCUMENT.read_text(encoding='utf-8')}\n\n{QUESTION}", llm.tokenizer.template is not None
-    prunings = {"dense": DENSE, "pruned": Speedup(speedup)}
     answers: dict[str, Generation] = {}
-    ttfts: dict[str, list[float]] = {name: [] for name in prunings}
+    ttfts: dict[str, list[float]] = {"dense": [], "pruned": []}
     llm.generate(QUESTION, max_new_tokens=1, progress=False)
-    with bar(len(prunings) * TIMED_RUNS, "dense and pruned in turn", "run", progress=True) as line:
-        for first in [True] + [False] * (TIMED_RUNS - 1):
-            for name, pruning in prunings.items():
-                new = MAX_NEW_TOKENS if first else 1
+    with bar(len(ttfts) * TIMED_RUNS, "dense and pruned in turn", "run", progress=True) as line:
+        for n_new in [MAX_NEW_TOKENS] + [1] * (TIMED_RUNS - 1):
+            for name, times in ttfts.items():
+                pruning = None if name == "dense" else speedup
                 answer = llm.generate(
-                    text, pruning, max_new_tokens=new, chat=chat, trace=first, progress=False
+                    text, pruning, max_new_tokens=n_new, chat=chat, trace=name not in answers, progress=False
                 )
                 answers.setdefault(name, answer)
-                ttfts[name].append(answer.ttft)
+                times.append(answer.ttft)
                 line.update()
     return answers, {name: median(times) for name, times in ttfts.items()}

@@ -40,23 +40,13 @@ def speedups(text: str) -> tuple[float, ...]:
     return tuple(float(part) for part in text.split(","))
 
 
-def utf8(text: str) -> str:
-    """Refuses bytes that are not UTF-8; Python hands them over as lone surrogates."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise argparse.ArgumentTypeError(f"not valid UTF-8 at character {error.start}") from None
-    return text
-
-
 def out_file(text: str) -> Path:
     path = user_path(text)
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{path} is a folder; give a file")
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"there is no folder {path.parent}")
-    check_writable(path if path.exists() else path.parent)
-    return path
+    return writable(path, path if path.exists() else path.parent)
 
 
 def out_folder(text: str) -> Path:
@@ -65,13 +55,13 @@ def out_folder(text: str) -> Path:
     existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not existing.is_dir():
         raise argparse.ArgumentTypeError(f"{existing} is a file; give a folder")
-    check_writable(existing)
+    return writable(path, existing)
+
+
+def writable(path: Path, existing: Path) -> Path:
+    if not os.access(existing, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{existing} cannot be written to")
     return path
-
-
-def check_writable(path: Path) -> None:
-    if not os.access(path, os.W_OK):
-        raise argparse.ArgumentTypeError(f"{path} cannot be written to")
 
 
 READERS: Mapping[str | None, Callable[[str], Any]] = {
@@ -80,7 +70,6 @@ READERS: Mapping[str | None, Callable[[str], Any]] = {
     "N,…": whole_numbers,
     "NAME,…": names,
     "LOW,HIGH": speedups,
-    "TEXT": utf8,
 }
 """By the metavar of an argument: the type of its values, which else are text."""
 
@@ -120,10 +109,8 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run(parser: argparse.ArgumentParser, kind: type[RunOptions], **defaults: str) -> None:
-    """Arguments of a run, whose results are in a folder: model, folder, and the options of this kind.
-
-    `defaults` describes those of the command's own function.
-    """
+    """Arguments of a run, whose results are in a folder; `defaults` describes those of the command's own
+    function."""
     add_model(parser)
     add_out(parser, "for results; a run there is resumed")
     add_options(parser, kind, **defaults)
@@ -165,12 +152,10 @@ def keywords_of(args: argparse.Namespace, *names: str) -> dict[str, Any]:
 
 def read_prompt(file: str) -> str:
     try:
-        text = sys.stdin.read() if file == "-" else user_path(file).read_text(encoding="utf-8")
-        text.encode("utf-8")  # in the C locale, standard input gives lone surrogates in place of an error
+        return sys.stdin.read() if file == "-" else user_path(file).read_text(encoding="utf-8")
     except UnicodeError as error:
         source = "standard input" if file == "-" else file
         raise ValueError(f"{source} is not valid UTF-8: {error}") from None
-    return text
 
 
 def read_prompts(args: argparse.Namespace) -> list[str] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+import lazyllm
 from lazyllm.commands import options
 from lazyllm.commands.options import Run
 from lazyllm.evaluation.options import OF_PRESET, DataOptions, NiahOptions, RulerOptions, RunOptions
@@ -31,12 +32,11 @@ def of_function(parser: argparse.ArgumentParser, function: str, kind: type[RunOp
     options.add_run(parser, kind)
 
     def run(args: argparse.Namespace) -> int:
-        from lazyllm import longbench
         from lazyllm.evaluation.longbench.items import GET
 
         if kind is DataOptions and "data" not in args:
             print(f"without --data the tasks are generated; {GET}", file=sys.stderr)
-        result = getattr(longbench, function)(options.loaded(args), **options.of_run(args, kind))
+        result = getattr(lazyllm.longbench, function)(options.loaded(args), **options.of_run(args, kind))
         return options.print_result(result)
 
     return run
@@ -46,7 +46,7 @@ def reproduce(parser: argparse.ArgumentParser) -> Run:
     """Make the paper's tables and figures for a checkpoint; run again, it runs what is missing."""
     targets = "table1, table2, figure1, figure2, figure5, figure6, figure7"
     parser.add_argument("targets", nargs="+", metavar="WHAT", help=targets)
-    preset = "llama-2-7b-chat, xgen-7b-8k-inst or smollm2-135m-instruct; default: by the checkpoint's name"
+    preset = "llama-2-7b-chat, xgen-7b-8k-inst, smollm2-135m-instruct or other; default: by the model's name"
     options.add(parser, "--preset", preset, "NAME")
     options.add(parser, "--speedup", "of all methods, by counted work; default that of the preset", "X")
     options.add(parser, "--seeds", "of random drop, default 5", "N")
@@ -55,10 +55,8 @@ def reproduce(parser: argparse.ArgumentParser) -> Run:
     options.add_run(parser, DataOptions, max_length=OF_PRESET, wrapper=OF_PRESET)
 
     def run(args: argparse.Namespace) -> int:
-        from lazyllm.reproduce import reproduce
-
         keywords = options.of_run(args, DataOptions, "preset", "speedup", "seeds", "methods")
-        result = reproduce(options.loaded(args), args.targets, **keywords)
+        result = lazyllm.reproduce.reproduce(options.loaded(args), args.targets, **keywords)
         print("\n".join([result.text, "", *(f"wrote {path}" for path in result.files)]).lstrip())
         if result.failed:
             print(f"{result.failed} results failed; items.jsonl of the runs says why", file=sys.stderr)
@@ -83,13 +81,12 @@ def sweep(parser: argparse.ArgumentParser) -> Run:
 
     def run(args: argparse.Namespace) -> int:
         from lazyllm.support.json_text import parse_json
-        from lazyllm.sweeps.sweep import sweep
 
         keywords = options.of_run(args, DataOptions, "measure", "tokens")
         if ("space" in args) == ("pruning" in args):
             raise ValueError("give --space, or --pruning once for each setting")
-        space = keywords.pop("pruning") if "pruning" in args else parse_json(args.space, "--space")
-        return options.print_result(sweep(options.loaded(args), space, **keywords))
+        settings = keywords.pop("pruning", None) or parse_json(args.space, "--space")
+        return options.print_result(lazyllm.sweep(options.loaded(args), settings, **keywords))
 
     return run
 
@@ -102,15 +99,14 @@ def report(parser: argparse.ArgumentParser) -> Run:
 
     def run(args: argparse.Namespace) -> int:
         from lazyllm.evaluation.results import SCORE, read_manifest
-        from lazyllm.longbench import Run, merge
         from lazyllm.support.files import user_path
-        from lazyllm.sweeps.sweep import Sweep
 
         if "out" not in args and len(args.folders) > 1:
             raise ValueError("several folders need --out, the folder for the results of all of them")
-        folder = merge(args.folders, args.out) if "out" in args else user_path(args.folders[0])
+        merged = "out" in args
+        folder = lazyllm.longbench.merge(args.folders, args.out) if merged else user_path(args.folders[0])
         scored = read_manifest(folder)["conditions"]["measure"] == SCORE
-        result = Run(folder) if scored else Sweep.read(folder)
+        result = lazyllm.longbench.Run(folder) if scored else lazyllm.Sweep.read(folder)
         result.report()
         return options.print_result(result)
 
@@ -130,36 +126,34 @@ def calibrate(parser: argparse.ArgumentParser) -> Run:
     options.add_device(parser)
 
     def run(args: argparse.Namespace) -> int:
-        from lazyllm.calibration.calibrate import calibrate, checked_file
+        from lazyllm.calibration.calibrate import checked_file
 
         checked_file(args.out)
         prompts = options.read_prompts(args)
         keywords = options.keywords_of(args, "speedup", "lengths", "out")
-        print(f"{calibrate(options.loaded(args), prompts, **keywords)!r}\n\nwrote {args.out}")
+        print(f"{lazyllm.calibrate(options.loaded(args), prompts, **keywords)!r}\n\nwrote {args.out}")
         return 0
 
     return run
 
 
 def search(parser: argparse.ArgumentParser) -> Run:
-    """Search stages and options that lose least, by Optuna; it resumes, and processes share the work."""
+    """Search stages and options that lose least, by Optuna; run again, it resumes."""
     options.add_model(parser)
-    speedup = "range of counted speedups of prefill, default 1.5,3"
-    options.add(parser, "--speedup", speedup, "LOW,HIGH")
-    budget = "settings to try, by all processes with the same --out, default 40"
-    options.add(parser, "--budget", budget, "N")
+    options.add(parser, "--speedup", "range of counted speedups of prefill, default 1.5,3", "LOW,HIGH")
+    options.add(parser, "--budget", "settings to try, default 40", "N")
     own = "a prompt of yours (repeatable, at least 3); default: generated ones with needles"
     options.add(parser, "--prompt-file", own, "FILE", action="append")
     preset = "write preset.json: the setting that diverges least with a speedup of at least X"
     options.add(parser, "--preset", preset, "X")
     options.add_out(parser, "a search there continues")
+    options.add(parser, "--workers", "processes of this machine, as in longbench", "N")
+    options.add(parser, "--scheduler", "run on the workers of this Dask scheduler", "ADDRESS")
     options.add_device(parser)
 
     def run(args: argparse.Namespace) -> int:
-        from lazyllm.searching.search import search
-
-        keywords = options.keywords_of(args, "speedup", "budget", "out")
-        result = search(options.loaded(args), options.read_prompts(args), **keywords)
+        keywords = options.of_run(args, RunOptions, "speedup", "budget")
+        result = lazyllm.search(options.loaded(args), options.read_prompts(args), **keywords)
         print(f"{result.text()}\n\nwrote {result.folder}")
         if "preset" in args:
             print(f"wrote {result.preset(speedup=args.preset).save(args.out / 'preset.json')}")

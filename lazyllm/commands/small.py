@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import fields
 
+import lazyllm
 from lazyllm.commands import options
 from lazyllm.commands.options import Run
 
@@ -42,16 +44,10 @@ def generate(parser: argparse.ArgumentParser) -> Run:
     options.add(parser, "--heatmap", heatmap, "FILE", type=options.out_file)
 
     def run(args: argparse.Namespace) -> int:
-        from dataclasses import fields
-
-        from lazyllm.methods.parsing import as_method
-        from lazyllm.sampling import SamplingParams
-
+        sampling = (field.name for field in fields(lazyllm.SamplingParams))
         keywords = options.keywords_of(args, "max_new_tokens", "stop", "chat")
-        keywords["pruning"] = as_method(vars(args).get("pruning"))
-        keywords["sampling"] = SamplingParams(
-            **options.keywords_of(args, *(field.name for field in fields(SamplingParams)))
-        )
+        keywords["sampling"] = lazyllm.SamplingParams(**options.keywords_of(args, *sampling))
+        keywords["pruning"] = lazyllm.parse_method(args.pruning) if "pruning" in args else None
         from_file = "prompt_file" in args or args.prompt == "-"
         text = options.read_prompt(vars(args).get("prompt_file", "-")) if from_file else args.prompt
         stream = options.loaded(args).stream(text, trace="heatmap" in args, **keywords)

@@ -161,8 +161,10 @@ def turns_table(summary: Summary) -> Table:
 
 
 def category_of(name: str) -> str:
-    """The category of a LongBench data set or of a generated task at a length."""
-    return DATA_SETS[name].category if name in DATA_SETS else kind_of(name).category
+    """The category of a LongBench data set or of a generated task at a length; own prompts are one."""
+    if AT in name:
+        return kind_of(name).category
+    return DATA_SETS[name].category if name in DATA_SETS else name
 
 
 class Results:

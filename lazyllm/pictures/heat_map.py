@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from html import escape
 from itertools import groupby
 from pathlib import Path
-from string import Template
 
 import numpy as np
 
@@ -15,7 +14,15 @@ from lazyllm.support.files import user_path
 
 SHADES = 10  # of heat_map.css, from tokens of no layer to those of all
 STYLE = Path(__file__).with_suffix(".css").read_text("utf-8")
-PAGE = Template(Path(__file__).with_suffix(".html").read_text("utf-8"))
+PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="color-scheme" content="light dark">
+<title>{title}</title>
+<h1 style="font: 600 1.4em system-ui, sans-serif">{title}</h1>
+{body}
+</html>
+"""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -60,8 +67,7 @@ class Heatmap:
     def save(self, path: str | Path, title: str = "Layers that computed each prompt token") -> Path:
         """Writes one self-contained HTML page."""
         target = user_path(path)
-        page = PAGE.substitute(title=escape(title), body=self._html())
-        target.write_text(page, encoding="utf-8")
+        target.write_text(PAGE.format(title=escape(title), body=self._html()), encoding="utf-8")
         return target
 
     def _spans(self) -> Iterator[str]:

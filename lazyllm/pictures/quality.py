@@ -36,15 +36,12 @@ class Dot(NamedTuple):
 def plot_scores(dots: Sequence[Dot], baseline: str, file: Path, title: str) -> Path:
     """`baseline` is the label of the dense setting, which gets a horizontal line. Writes `file`."""
     measured = [dot for dot in dots if not isnan(dot.speedup)]
-    figure = new_figure(WIDTH, HEIGHT + LINE_HEIGHT * len(measured))
-    axes = figure.subplots()
+    figure, axes = axes_of(len(measured), MEASURED_AXIS, SCORE_AXIS, title)
     for place, dot in enumerate(measured):
         dense = dot.label == baseline
         draw_dot(axes, dot, dense, **({"color": "black"} if dense else series(place)), label=dot.label)
         if dense:
             axes.axhline(dot.value, color="black", linewidth=0.8, linestyle=":")
-    axes.set(xlabel=MEASURED_AXIS, ylabel=SCORE_AXIS, title=title)
-    axes.grid(alpha=0.3)
     legend_of_dots(figure, bool(measured), loc="outside lower center")
     return save(figure, file)
 
@@ -63,8 +60,7 @@ def plot_pareto(
     includes 0 and points down if it is of a divergence.
     """
     measured = [dot for dot in dots if not isnan(dot.speedup)]
-    figure = new_figure(WIDTH, HEIGHT + LINE_HEIGHT * (len(front) + 1))
-    axes = figure.subplots()
+    figure, axes = axes_of(len(front) + 1, *axis_names, title)
     for dot in measured:
         dense = dot.label == baseline
         if dot in front:
@@ -74,17 +70,23 @@ def plot_pareto(
     axes.plot([dot.speedup for dot in front], [dot.value for dot in front], color=FRONT, zorder=1)
     for number, dot in enumerate(front, 1):
         axes.plot([], [], " ", label=f"{number}  {dot.label}")
-    axes.set(xlabel=axis_names[0], ylabel=axis_names[1], title=title)
     if measured and axis_names[1] == KL_AXIS:
         smallest = min((end for dot in measured for end in (dot.low, dot.value) if end > 0), default=1.0)
         # linear below a power of ten, where the first tick beside 0 is
         axes.set_yscale("symlog", linthresh=10 ** floor(log10(smallest)), linscale=0.5)
         axes.invert_yaxis()
-    axes.grid(alpha=0.3)
     legend_of_dots(figure, bool(front), loc="outside lower left", title="on the front", alignment="left")
     figure.draw_without_rendering()  # sets the size of the axes, in which distances are measured
     number_dots(axes, front)
     return save(figure, file)
+
+
+def axes_of(legend_lines: int, x_label: str, y_label: str, title: str) -> tuple[Figure, Axes]:
+    figure = new_figure(WIDTH, HEIGHT + LINE_HEIGHT * legend_lines)
+    axes = figure.subplots()
+    axes.set(xlabel=x_label, ylabel=y_label, title=title)
+    axes.grid(alpha=0.3)
+    return figure, axes
 
 
 def number_dots(axes: Axes, front: Sequence[Dot]) -> None:

@@ -18,10 +18,11 @@ from lazyllm.methods.compression import PromptCompression
 from lazyllm.methods.rivals import CLAA, FastKV, GemFilter, RandomDrop, StaticPruning
 from lazyllm.pruning import Pruning, Scheduled
 from lazyllm.schedule import Shapes, seeing_layers
-from lazyllm.support import checked
 
+PAPER_COLUMNS = ("score", "TTFT speedup", "prompt computed", "generation speedup")
+"""Of Table 1, and of Table 2 for LazyLLM."""
 Published = Mapping[tuple[str, str], Mapping[str, str]]
-"""By category and method: the cells of Table 1, and of Table 2 for LazyLLM; empty for other models."""
+"""By category and method: the cells of PAPER_COLUMNS; empty for other models."""
 FIRST_TOKEN = ("3376", "68", "21", "23 %")
 """Figure 1, of Llama 2 7B: prompt tokens, new tokens, the first token's time in steps, its share."""
 
@@ -34,37 +35,39 @@ class PaperSetup(NamedTuple):
     is our reading: its baseline is near LongBench's own figures for Llama2-7B-chat-4k.
     """
 
-    name: str
-    max_length: int
-    speedup: float
+    max_length: int = 3500
+    speedup: float = 2.0
     wrapper: AnyWrapper = "auto"
     paper_model: str | None = None
 
     @property
     def published(self) -> Published:
         with (files("lazyllm.reproduce") / "published.csv").open(encoding="utf-8") as file:
-            rows = [row for row in DictReader(file) if row["model"] == self.paper_model]
-        return {(row["category"], row["method"]): row for row in rows}
+            rows = [row for row in DictReader(file) if row.pop("model") == self.paper_model]
+        return {
+            (row["category"], method): dict(zip(PAPER_COLUMNS, cells.split(), strict=False))
+            for row in rows
+            for method, cells in [*row.items()][1:]
+        }
 
 
-OTHER = PaperSetup("for other models", 3500, 2.0)
+OTHER = "other"
 SETUPS = {
-    setup.name: setup
-    for setup in (
-        PaperSetup("llama-2-7b-chat", 3500, 2.0, "llama-2", "Llama 2 7B"),
-        PaperSetup("xgen-7b-8k-inst", 7500, 3.0, "xgen", "XGen 7B"),
-        PaperSetup("smollm2-135m-instruct", 3500, 2.0),
-    )
+    "llama-2-7b-chat": PaperSetup(3500, 2.0, "llama-2", "Llama 2 7B"),
+    "xgen-7b-8k-inst": PaperSetup(7500, 3.0, "xgen", "XGen 7B"),
+    "smollm2-135m-instruct": PaperSetup(),
+    OTHER: PaperSetup(),
 }
 
 
-def setup_of(llm: LLM, name: str | None) -> PaperSetup:
-    """The setup of that name; None selects by the checkpoint's name, however it is spelled: llama2_7B-chat is
+def preset_of(llm: LLM) -> str:
+    """The name in SETUPS that is in the checkpoint's, however it is spelled: llama2_7B-chat is
     llama-2-7b-chat."""
-    if name is not None:
-        return SETUPS[checked.choice(name, "preset", list(SETUPS))]
-    model, *names = (re.sub("[-_ ]", "", text.lower()) for text in (model_name(llm.checkpoint.path), *SETUPS))
-    return next((setup for name, setup in zip(names, SETUPS.values(), strict=True) if name in model), OTHER)
+
+    def plain(name: str) -> str:
+        return re.sub("[-_ ]", "", name.lower())
+
+    return next((name for name in SETUPS if plain(name) in plain(model_name(llm.checkpoint.path))), OTHER)
 
 
 BASELINE, LAZY, RECOMMENDED = "Baseline", "LazyLLM", "LazyLLM, recommended"

@@ -15,10 +15,10 @@ from lazyllm.evaluation.run import completed_run, tasks_of
 from lazyllm.llm import LLM, checked_llm
 from lazyllm.method import Method
 from lazyllm.pictures.figure import new_figure
-from lazyllm.pruning import Pruning
+from lazyllm.pruning import DENSE, Pruning
 from lazyllm.reproduce import pages
 from lazyllm.reproduce.pages import LAYOUTS, Comparison, first_token
-from lazyllm.reproduce.paper import METHODS, rivals, setup_of
+from lazyllm.reproduce.paper import METHODS, SETUPS, preset_of, rivals
 from lazyllm.support import checked
 from lazyllm.support.files import user_path, write_whole
 
@@ -34,11 +34,8 @@ TARGETS = {
 }
 """Tables and figures of the paper, by the run that each needs."""
 PICTURES = {"figure5": pages.pareto, "figure6": pages.places, "figure7": pages.token_use}
-NOTES = {
-    "methods": "; methods at {speedup:g}x by counted work for {n_prompt} prompt tokens",
-    "strengths": "; speedups counted for {n_prompt} prompt tokens",
-}
-"""By run: what its tables say of its settings."""
+ABOUT = {"table2": ("lazyllm",), "figure7": ("lazyllm", "recommended")}
+"""The methods of which a target needs one."""
 # Figure 5: the speedups by counted work are 1 + strength * (the setup's speedup - 1)
 STRENGTHS = (0.5, 1.0, 1.5, 2.0)
 DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)  # Figure 6: shares of the layers
@@ -76,58 +73,60 @@ def reproduce(
     """
     wanted = list(dict.fromkeys([targets] if isinstance(targets, str) else targets))
     names = [methods] if isinstance(methods, str) else list(METHODS if methods is None else methods)
-    check(wanted, names)
+    for target in wanted:
+        checked.choice(target, "a target", [*TARGETS])
+    for name in names:
+        checked.choice(name, "a method", [*METHODS])
+    for target in wanted:
+        if target in ABOUT and not {*ABOUT[target]} & {*names}:
+            raise ValueError(
+                f"{target} is about {' and '.join(sorted(ABOUT[target]))}; methods must name one"
+            )
     checked.whole(seeds, "seeds", 1)
-    setup = setup_of(checked_llm(llm), preset)
+    preset = preset_of(checked_llm(llm)) if preset is None else preset
+    setup = SETUPS[checked.choice(preset, "preset", [*SETUPS])]
+    speedup = setup.speedup if speedup is None else speedup
     data = DataOptions.of(options, max_length=setup.max_length, wrapper=setup.wrapper)
     tasks, n_prompt, folder = tasks_of(llm, data), data.max_length, user_path(out)
-    speedup = setup.speedup if speedup is None else speedup
     model = llm.config.name or llm.checkpoint.path.name
     # errors that would come after the first run: too high a speedup, no matplotlib
     plans = {
         run: settings_of(run, llm.config, n_prompt, speedup, seeds, names)
-        for run in dict.fromkeys(TARGETS[name] for name in wanted if name != FIGURE_2)
+        for run in dict.fromkeys(TARGETS[target] for target in wanted if target != FIGURE_2)
     }
     if {FIGURE_2, *PICTURES} & {*wanted}:
         new_figure(1, 1)
     runs = {}
     for name, settings in plans.items():
-        labelled = {method.label: method for method in (Pruning(), *chain(*settings.values()))}
+        labelled = {method.label: method for method in (DENSE, *chain(*settings.values()))}
         runs[name] = completed_run(llm, [*labelled.values()], lambda *_: tasks, folder / name, data)
         if not runs[name].summary.rows:
             raise ValueError(f"every item of the run failed; {folder / name / ITEMS} has the errors")
     files, texts = [], []
-    for name in wanted:
-        if name == FIGURE_2:
-            prompts = [tasks.prompt(llm, of, items[0]).ids for of, items in tasks.items.items()]
+    for target in wanted:
+        if target == FIGURE_2:
+            prompts = [tasks.prompt(llm, name, items[0]).ids for name, items in tasks.items.items()]
             folder.mkdir(parents=True, exist_ok=True)
-            files.append(pages.attention(llm, prompts, model, folder / f"{name}.png"))
+            files.append(pages.attention(llm, prompts, model, folder / f"{target}.png"))
             continue
-        run, settings = runs[TARGETS[name]], plans[TARGETS[name]]
+        run, settings = runs[TARGETS[target]], plans[TARGETS[target]]
         labels = {place: [method.label for method in group] for place, group in settings.items()}
         comparison = Comparison(run.summary, labels, setup.published)
-        if name in PICTURES:
-            files.append(PICTURES[name](comparison, model, folder / f"{name}.png"))
-        if name in (FIGURE_1, *LAYOUTS):
-            table = first_token(run.summary) if name == FIGURE_1 else comparison.table(name)
-            note = NOTES.get(TARGETS[name], "").format(speedup=speedup, n_prompt=n_prompt)
-            conditions = f"{model}, preset {setup.name}{note}. {conditions_of(run)}"
+        if target in PICTURES:
+            files.append(PICTURES[target](comparison, model, folder / f"{target}.png"))
+        if target in (FIGURE_1, *LAYOUTS):
+            table = first_token(run.summary) if target == FIGURE_1 else comparison.table(target)
+            speedups = ", ".join(dict.fromkeys(counted for counted, _ in settings))
+            counted = (
+                f"; methods at {speedups} by counted work for {n_prompt} prompt tokens" if settings else ""
+            )
+            conditions = f"{model}, preset {preset}{counted}. {conditions_of(run)}"
             texts.append(f"{table.title}\n{conditions}\n\n{table.text()}")
             markdown = f"## {table.title}\n\n{conditions}\n\n{table.markdown()}\n"
             for suffix, content in ((".md", markdown), (".csv", table.csv()), (".tex", table.latex())):
-                files.append(folder / f"{name}{suffix}")
+                files.append(folder / f"{target}{suffix}")
                 write_whole(files[-1], content)
     return Reproduction(files, sum(len(run.summary.failed) for run in runs.values()), "\n\n".join(texts))
-
-
-def check(targets: Sequence[str], methods: Sequence[str]) -> None:
-    """Raises an error if a target or method does not exist, or one is missing that a target is about."""
-    for names, choices, what in ((targets, [*TARGETS], "a target"), (methods, [*METHODS], "a method")):
-        for name in names:
-            checked.choice(name, what, choices)
-    for target, needed in (("table2", ["lazyllm"]), ("figure7", ["lazyllm", "recommended"])):
-        if target in targets and not {*needed} & {*methods}:
-            raise ValueError(f"{target} is about {' and '.join(needed)}; methods must name one of them")
 
 
 def settings_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import numpy as np
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.pruning import Pruning, largest_keep
 from lazyllm.schedule import shape
-from lazyllm.scoring import Scoring
+from lazyllm.scoring import WIDEST, Scoring
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
@@ -21,7 +22,7 @@ LEVELS = 5  # of the speedup, so that there are several settings to compare at e
 OVERSHOOT = 1.01  # a schedule for a speedup has up to 1 % more
 SHARES, FALLS = (0.05, 0.95), (0.2, 0.95)
 OPTIONS: dict[str, tuple[float, ...]] = {
-    "smooth": (1, 5, 13, 21, 31),
+    "smooth": tuple(range(1, WIDEST + 1, 2)),
     "queries": (1, 16, 32),
     "layers": (1, 3, 5, 8),
     "memory": (0.0, 0.95),
@@ -66,20 +67,14 @@ class Space:
             return None
         return pruning if self.speedup(pruning) <= OVERSHOOT * self.high else None
 
-    def parameters(self, pruning: Pruning) -> dict[str, Any]:
-        """The nearest point of the space: the sampler learns from settings that it did not propose too."""
-        speedup = self.speedup(pruning)
-        level = min(range(LEVELS), key=lambda place: abs(self.levels[place] - speedup))
-        places = [(layer / self.config.n_layers, largest_keep(rule)) for layer, rule in pruning.stages]
-        depth = float(np.clip(places[0][0] * self.levels[level], *SHARES))
-        point: dict[str, Any] = {"speedup level": level, "stages": len(places), "depth": depth}
-        for stage, ((below, more), (above, fewer)) in enumerate(pairwise(places), 2):
-            point[f"rise {stage}"] = float(np.clip((above - below) / (1 - below), *SHARES))
-            point[f"fall {stage}"] = float(np.clip(fewer / more, *FALLS))
-        for name, values in OPTIONS.items():
-            point[name] = min(values, key=lambda value: abs(value - getattr(pruning.scoring, name)))
-        return point
-
-    def starts(self) -> list[Pruning]:
-        """`Pruning.for_speedup` at each level; an error if they do not reach one."""
-        return [Pruning.for_speedup(level, self.config, self.n_prompt) for level in self.levels]
+    def starts(self) -> Iterator[dict[str, Any]]:
+        """The parameters of `Pruning.for_speedup` at each level; an error if it does not reach one."""
+        for level, speedup in enumerate(self.levels):
+            pruning = Pruning.for_speedup(speedup, self.config, self.n_prompt)
+            places = [(layer / self.config.n_layers, largest_keep(rule)) for layer, rule in pruning.stages]
+            depth = float(np.clip(places[0][0] * speedup, *SHARES))
+            point: dict[str, Any] = {"speedup level": level, "stages": len(places), "depth": depth}
+            for stage, ((below, more), (above, fewer)) in enumerate(pairwise(places), 2):
+                point[f"rise {stage}"] = float(np.clip((above - below) / (1 - below), *SHARES))
+                point[f"fall {stage}"] = float(np.clip(fewer / more, *FALLS))
+            yield point | {name: getattr(pruning.scoring, name) for name in OPTIONS}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from math import isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -44,7 +44,7 @@ class Point:
     argmaxes. `recall`: share of the attention of dense's answer that goes to tokens kept, mean over layers.
     `ttft`: mean seconds to the first token. `ttft_speedup`: of the first token against dense, as a ratio of
     summed times; `ttft_speedup_median`: median of the ratios; times are of one environment.
-    `counted_speedup`: by counted operations. `note`: what `best` says of its choice.
+    `counted_speedup`: by counted operations.
     """
 
     setting: str
@@ -63,29 +63,28 @@ class Point:
     counted_speedup: float = nan
     computed: float = nan
     reached_top: float = nan
-    note: str = field(default="", compare=False)
 
     def __repr__(self) -> str:
-        """Its row of a table, and the note."""
-        return "\n".join([Frame([self]).table.text(), *filter(None, [self.note])])
+        """Its row of a table."""
+        return Frame([self]).table.text()
 
     @property
-    def scored(self) -> bool:
-        return not isnan(self.score.value)
+    def measure(self) -> str:
+        """The field that is the quality: score, recall or kl."""
+        measured = (name for name in ("score", "recall") if not isnan(getattr(self, name).value))
+        return next(measured, "kl")
 
     @property
     def quality(self) -> float:
         """Quality on the Pareto front, larger is better: the score, the recall, or minus the divergence."""
-        if self.scored:
-            return self.score.value
-        return -self.kl.value if isnan(self.recall.value) else self.recall.value
+        value: float = getattr(self, self.measure).value
+        return -value if self.measure == "kl" else value
 
     @property
     def share(self) -> float:
         """Quality for `best`, from 0 to 1: score / 100, the recall, or the share of equal argmaxes."""
-        if self.scored:
-            return self.score.value / 100
-        return self.agreement.value if isnan(self.recall.value) else self.recall.value
+        shares = {"score": self.score.value / 100, "recall": self.recall.value, "kl": self.agreement.value}
+        return shares[self.measure]
 
 
 def points(summary: Summary, methods: Mapping[str, Method]) -> Iterator[Point]:
@@ -131,8 +130,7 @@ def front(points: Sequence[Point], speedup: str = "ttft_speedup") -> list[Point]
 
 def plot_points(points: Sequence[Point], title: str, file: Path, speedup: str = "ttft_speedup") -> Path:
     """Draws quality against a speedup with the Pareto front; needs matplotlib."""
-    measured = (name for name in QUALITY_AXES for point in points if not isnan(getattr(point, name).value))
-    quality = next(measured, "kl")
+    quality = next((point.measure for point in points if point.measure != "kl"), "kl")
 
     def dots(points: Iterable[Point]) -> list[Dot]:
         return [Dot(point.setting, getattr(point, speedup), *getattr(point, quality)) for point in points]
@@ -204,13 +202,10 @@ class Frame:
             rows.append({**row, "pruning": point.pruning.to_json()})
         frame: pandas.DataFrame = package("pandas", "to_frame", "plots").DataFrame(rows)
         frame = frame.dropna(axis="columns", how="all")
-        may_be_left_out = {"note"}.union(*(options_of(point.pruning) for point in self))
-        for name in [*frame]:
-            if frame[name].dtype == object:
-                frame[name] = frame[name].map(str, na_action="ignore")
-            if name in may_be_left_out and frame[name].nunique() < 2:
-                del frame[name]
-        return frame
+        options = {name for point in self for name in options_of(point.pruning)}
+        for name in [name for name in frame if frame[name].dtype == object]:
+            frame[name] = frame[name].map(str, na_action="ignore")
+        return frame.drop(columns=[name for name in options & {*frame} if frame[name].nunique() < 2])
 
     def __repr__(self) -> str:
         return self.table.text()

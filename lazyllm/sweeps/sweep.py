@@ -8,9 +8,7 @@ from functools import cached_property
 from itertools import pairwise, product
 from math import isnan
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
-
-import numpy as np
+from typing import Any, Literal, Self, TypeAlias, get_args
 
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.evaluation.measures import TOKENS, Divergence, Recall, check_positions
@@ -38,8 +36,11 @@ AXES = {"layer", "keep", *SCORING, *(field.name for field in fields(Pruning))}
 Space: TypeAlias = Mapping[str, Iterable[Any]] | Settings
 
 
-class Sweep(Frame, Results):
-    """The measured settings; `folder` is None for a sweep without `out`."""
+class Measured(Frame, Results):
+    """The measured settings of a sweep or search; `folder` is None without `out`."""
+
+    speedup = "ttft_speedup"
+    """The field of a point by which the front is."""
 
     def __init__(
         self,
@@ -49,12 +50,12 @@ class Sweep(Frame, Results):
         methods: Mapping[str, Method],
     ) -> None:
         Results.__init__(self, rows, manifest, folder)
-        Frame.__init__(self, list(points(self.summary, methods)))
         self._methods = methods
+        Frame.__init__(self, self._points_of(rows))
 
     @classmethod
-    def read(cls, folder: str | Path) -> Sweep:
-        """Opens the folder of a sweep that has ended or was interrupted.
+    def read(cls, folder: str | Path) -> Self:
+        """Opens the folder of a sweep or search that has ended, was interrupted or still runs.
 
         A sweep with policies, which are code, is opened by calling `sweep` again: finished items do not run.
         """
@@ -64,46 +65,31 @@ class Sweep(Frame, Results):
             raise ValueError(f"{path} holds a run that is no sweep, but the measure {measure!r}")
         return cls(read_rows(path), manifest, path, settings_in(manifest, {}))
 
+    def _points_of(self, rows: Sequence[Row]) -> list[Point]:
+        return [*points(Summary(rows, category_of), self._methods)]
+
     @cached_property
     def compared(self) -> Frame:
         """The settings on the prompts that all of them have: those of `pareto`, `best` and `plot`. In a sweep
         that has grown unevenly, its own table has means over different prompts."""
-        return Frame(list(points(Summary(common(self.rows), category_of), self._methods)))
+        return Frame(self._points_of(common(self.rows)))
 
     def pareto(self) -> Frame:
-        """The Pareto front in quality and measured speedup, slowest setting first.
+        """The Pareto front in quality and speedup, slowest setting first: measured speedup in a sweep,
+        counted in a search.
 
-        Quality is the score, or in a sweep without scores the KL divergence or the recall. A setting is on
-        the front unless another one is equal or better in both and better in one.
+        Quality is the score, or without scores the KL divergence or the recall. A setting is on the front
+        unless another one is equal or better in both and better in one.
         """
-        return Frame(front([*self.compared]))
-
-    def best(self, max_drop: float = 0.01) -> Point:
-        """The setting with the largest measured speedup whose quality is at most `max_drop` below dense's.
-
-        Quality is a number from 0 to 1: score / 100 (a drop of 0.01 is one point), or in a sweep without
-        scores the share of equal argmaxes or the recall, which are 1 for dense. If no setting is faster, it
-        is dense itself, and its note says so.
-        """
-        drop = checked.number(max_drop, "max_drop")
-        if drop < 0:
-            raise ValueError(f"max_drop must be 0 or above, not {drop}")
-        min_share = self.compared[DENSE_LABEL].share - drop
-        fit = [point for point in self.compared if point.share >= min_share and not isnan(point.ttft_speedup)]
-        if not fit:
-            raise ValueError("the sweep has no result of dense yet, with which settings are compared")
-        best = max(fit, key=lambda point: point.ttft_speedup)
-        if best.setting != DENSE_LABEL:
-            return best
-        return replace(best, note=f"no setting is faster than dense with a drop of at most {drop:g}")
+        return Frame(front([*self.compared], self.speedup))
 
     def plot(self, file: str | Path | None = None) -> Path:
         """Draws quality against speedup with the Pareto front; needs matplotlib.
 
-        The default `file` is pareto.png in the sweep's folder, or in the working directory without one.
+        The default `file` is pareto.png in the folder, or in the working directory without one.
         """
         target = user_path(file) if file else (self.folder or Path()) / PICTURE
-        return plot_points([*self.compared], self.heading, target)
+        return plot_points([*self.compared], self.heading, target, self.speedup)
 
     @property
     def heading(self) -> str:
@@ -122,35 +108,52 @@ class Sweep(Frame, Results):
         return [self.plot()]
 
 
+class Sweep(Measured):
+    """The settings of a sweep, dense first."""
+
+    def best(self, max_drop: float = 0.01) -> Point:
+        """The setting with the largest measured speedup whose quality is at most `max_drop` below dense's.
+
+        Quality is a number from 0 to 1: score / 100 (a drop of 0.01 is one point), or in a sweep without
+        scores the share of equal argmaxes or the recall, which are 1 for dense. If no setting is faster, it
+        is dense itself.
+        """
+        drop = checked.number(max_drop, "max_drop")
+        if drop < 0:
+            raise ValueError(f"max_drop must be 0 or above, not {drop}")
+        min_share = self.compared[DENSE_LABEL].share - drop
+        fit = [point for point in self.compared if point.share >= min_share and not isnan(point.ttft_speedup)]
+        if not fit:
+            raise ValueError("the sweep has no result of dense yet, with which settings are compared")
+        return max(fit, key=lambda point: point.ttft_speedup)
+
+
 def positions_table(summary: Summary) -> Table:
     """The mean KL by the token's number in the answer; empty if no answer has more than TOKENS tokens."""
-    series = {
-        setting: [row["kl_by_token"] for row in summary.of(setting).values() if "kl_by_token" in row]
-        for setting in summary.settings
-    }
-    longest = max((len(values) for answers in series.values() for values in answers), default=0)
+    longest = max((len(row.get("kl_by_token", ())) for row in summary.rows), default=0)
     edges = [*(edge for edge in (0, 1, TOKENS, 64, 128, 256, 512) if edge < longest), longest]
-    rows = [
-        [
-            setting,
-            *(cell(mean([kl for kls in answers for kl in kls[a:b]]), ".4f") for a, b in pairwise(edges)),
-        ]
-        for setting, answers in series.items()
-    ]
     heads = ["1", *(f"{a + 1} to {b}" for a, b in pairwise(edges[1:]))]
     title = "KL from dense, nats a token, by the token's number in the answer"
-    return Table(title, ["setting", *heads], rows if longest > TOKENS else [])
+    return by_place(title, summary, "kl_by_token", edges if longest > TOKENS else [], heads, ".4f")
 
 
 def recall_table(summary: Summary) -> Table:
     """The mean recall in each layer; empty unless that is what was measured."""
+    n_layers = max((len(row.get("recall_by_layer", ())) for row in summary.rows), default=0)
+    title, heads = "Recall of the attention of dense's answer, by layer", map(str, range(n_layers))
+    return by_place(title, summary, "recall_by_layer", range(n_layers + 1), [*heads], ".3f")
+
+
+def by_place(
+    title: str, summary: Summary, field: str, edges: Sequence[int], heads: Sequence[str], form: str
+) -> Table:
+    """Means of the values between the edges of lists, whose lengths may differ; no rows without values."""
     rows = []
-    for setting in summary.settings:
-        by_layer = [row["recall_by_layer"] for row in summary.of(setting).values() if "recall" in row]
-        if by_layer:
-            rows.append([setting, *(cell(value, ".3f") for value in np.mean(by_layer, axis=0))])
-    heads = ["setting", *(str(layer) for layer in range(max((len(row) - 1 for row in rows), default=0)))]
-    return Table("Recall of the attention of dense's answer, by layer", heads, rows)
+    for setting in summary.settings if len(edges) > 1 else []:
+        lists = [row[field] for row in summary.of(setting).values() if field in row]
+        means = (mean([value for values in lists for value in values[a:b]]) for a, b in pairwise(edges))
+        rows.append([setting, *(cell(value, form) for value in means)])
+    return Table(title, ["setting", *heads], rows)
 
 
 def settings_in(manifest: Mapping[str, Any], methods: Mapping[str, Method]) -> dict[str, Method]:
@@ -241,14 +244,11 @@ def sweep(
 
 def measure_of(measure: Quality, tokens: int) -> Measure:
     """The measure of the runner. Items without answers, such as a user's own prompts, have no score."""
-    if measure == SCORE:
-        return scored_answer
-    if measure == "recall":
-        return Recall(tokens)
     divergence = Divergence(tokens)
 
     def both(llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
         row = divergence(llm, tasks, trial)
         return {**row, **scored_answer(llm, tasks, trial)} if "answers" in trial.item else row
 
-    return both if measure == "both" else divergence
+    measures: dict[Quality, Measure] = {"kl": divergence, "score": scored_answer, "both": both}
+    return measures.get(measure) or Recall(tokens)
