@@ -20,8 +20,6 @@ typedef struct pass {
     const lazy_config *config;
     lazy_schedule schedule;
     const lazy_pass *request;
-    float *head;   /* (head_rows, vocab) logits of some rows at a time, for surprisal */
-    int head_rows; /* at most row_chunk */
 
     int length;       /* tokens of the context, the new ones included */
     int first_new;    /* position of the first new token */
@@ -41,9 +39,10 @@ typedef struct pass {
     int trace_first; /* the layer since which the sets are what they are */
 } pass;
 
-static void *offset(const pass *p, void *activations, size_t elements)
+/* activations: (…, width) */
+static void *row_of(const pass *p, void *activations, int row, int width)
 {
-    return (char *)activations + elements * lazy_activation_bytes(p->session->model->backend);
+    return (char *)activations + (size_t)row * (size_t)width * lazy_activation_bytes(p->session->model->backend);
 }
 
 /* The one of two buffers that does not hold the set. */
@@ -177,7 +176,6 @@ static int run_attention_and_ffn(pass *p, const lazy_layer *w, void *x, const la
 {
     lazy_cache *cache = p->cache;
     const lazy_config *c = p->config;
-    size_t d = (size_t)c->hidden;
     int n = a->n;
     p->stream->scores_follow = scored;
     int code = p->ops->attention(p->stream, cache->attention, a, err);
@@ -187,7 +185,7 @@ static int run_attention_and_ffn(pass *p, const lazy_layer *w, void *x, const la
 
     for (int first = 0, here; first < n && !c->parallel; first += here) {
         here = even_part(n - first, p->session->model->backend->row_chunk);
-        void *part = offset(p, x, (size_t)first * d);
+        void *part = row_of(p, x, first, c->hidden);
         if (w->ffn_norm && (code = norm_rows(p, cache->normed, part, here, w->ffn_norm, false, err)))
             return lazy_fail_in(err, code, "FFN norm");
         if ((code = add_ffn(p, w, part, w->ffn_norm ? cache->normed : part, here, err))) return code;
@@ -199,7 +197,7 @@ static int run_attention_and_ffn(pass *p, const lazy_layer *w, void *x, const la
 static lazy_attending attending_of(const pass *p, int l, int skip)
 {
     const lazy_cache *cache = p->cache;
-    return (lazy_attending){ .qkv = offset(p, cache->qkv, (size_t)skip * (size_t)lazy_qkv_width(p->config)),
+    return (lazy_attending){ .qkv = row_of(p, cache->qkv, skip, lazy_qkv_width(p->config)),
                              .rows = p->computed.positions + skip,
                              .n = p->computed.n - skip,
                              .kv = cache->kv[l],
@@ -221,9 +219,7 @@ static int run_layer(pass *p, int l, lazy_error *err)
     lazy_cache *cache = p->cache;
     const lazy_config *c = p->config;
     const lazy_layer *w = &p->session->model->layers[l];
-    const int32_t *rows = p->computed.positions;
-    size_t d = (size_t)c->hidden, width = (size_t)lazy_qkv_width(c);
-    int code, n = p->computed.n;
+    int code, n = p->computed.n, d = c->hidden;
     int source = max_int(l - 1, 0); /* of the values that are normed; a damaged embedding counts as layer 0's */
     bool last = l == c->n_layers - 1, is_part = computes_part(p, l);
 
@@ -232,10 +228,10 @@ static int run_layer(pass *p, int l, lazy_error *err)
 
     for (int first = 0, here; first < n; first += here) {
         here = even_part(n - first, p->session->model->backend->row_chunk);
-        void *part = offset(p, p->x, (size_t)first * d), *qkv = offset(p, cache->qkv, (size_t)first * width);
+        void *part = row_of(p, p->x, first, d), *qkv = row_of(p, cache->qkv, first, lazy_qkv_width(c));
         /* without a norm here, another one checks the values; what it computes is not used */
         const float *norm = w->attention_norm ? w->attention_norm : w->attention_post_norm;
-        if ((code = p->ops->checked_rmsnorm(p->stream, cache->normed, part, here, c->hidden, norm, c->norm_eps, source,
+        if ((code = p->ops->checked_rmsnorm(p->stream, cache->normed, part, here, d, norm, c->norm_eps, source,
                                             cache->notes, err)))
             return lazy_fail_in(err, code, "attention norm");
         p->stream->many_rows = is_part;
@@ -245,18 +241,17 @@ static int run_layer(pass *p, int l, lazy_error *err)
         p->stream->many_rows = is_part && !last;
         int done = clamp_int(skip - first, 0, here); /* rows of this part whose outputs nobody reads */
         if (c->parallel && done < here &&
-            (code = add_ffn(p, w, offset(p, part, (size_t)done * d), offset(p, cache->normed, (size_t)done * d),
-                            here - done, err)))
+            (code = add_ffn(p, w, row_of(p, part, done, d), row_of(p, cache->normed, done, d), here - done, err)))
             return code;
     }
     int rope = c->layer_rope[l] + (p->length > c->short_context);
-    if ((code = p->ops->rotate(p->stream, cache->qkv, rows, n, cache->kv[l], cache->rope->of_q[rope],
+    if ((code = p->ops->rotate(p->stream, cache->qkv, p->computed.positions, n, cache->kv[l], cache->rope->of_q[rope],
                                cache->rope->of_k[rope], w->q_norm, w->k_norm, c->norm_eps, err)))
         return lazy_fail_in(err, code, "RoPE");
 
     p->stream->many_rows = is_part && !last;
     const lazy_attending a = attending_of(p, l, skip);
-    return run_attention_and_ffn(p, w, offset(p, p->x, (size_t)skip * d), &a,
+    return run_attention_and_ffn(p, w, row_of(p, p->x, skip, d), &a,
                                  scores_layer(p, l) && !p->session->pruning.policy.call, err);
 }
 
@@ -463,34 +458,44 @@ static int prune_and_revive(pass *p, int l, lazy_error *err)
 
 /* ---- the end ---------------------------------------------------------------------------- */
 
-/* -ln p of every new token, with the LM head on head_rows rows at a time. The first one is predicted by the last logits
- * of the pass before, if there was one. */
+/* surprisal[i + 1] = -ln p of new token i + 1 for each but the last row, with the LM head on some rows at a time. */
+static int surprise_rows(pass *p, float *surprisal, lazy_error *err)
+{
+    enum { LOGITS_AT_ONCE = 1 << 24 }; /* 64 MiB of logits */
+    const lazy_model *model = p->session->model;
+    lazy_backend *backend = model->backend;
+    const int32_t *ids = p->cache->ids;
+    void *normed = p->cache->normed, *logits = NULL;
+    int n = p->computed.n - 1, vocab = p->config->vocab,
+        most = clamp_int(min_int(backend->row_chunk, LOGITS_AT_ONCE / vocab), 1, p->computed.n);
+    int code =
+        p->ops->alloc(backend, &logits, (size_t)most * (size_t)vocab * sizeof(float), "logits of many rows", err);
+    for (int first = 0, here; first < n && !code; first += here) {
+        here = min_int(most, n - first);
+        code = norm_rows(p, normed, row_of(p, p->x, first, p->config->hidden), here, model->final_norm, false, err);
+        if (!code) code = p->ops->logits(p->stream, logits, normed, here, &model->head, err);
+        if (!code)
+            code = p->ops->surprisal(p->stream, surprisal + first + 1, logits, here, vocab, ids + first + 1, err);
+    }
+    p->ops->free(backend, logits);
+    return code;
+}
+
+/* -ln p of every new token. The first one is predicted by the last logits of the pass before, if there was one. */
 static int find_surprisal(pass *p, lazy_error *err)
 {
     lazy_cache *cache = p->cache;
-    const lazy_model *model = p->session->model;
-    float *surprisal_out = p->request->surprisal;
-    int n = p->computed.n, vocab = p->config->vocab, first_known = cache->has_logits ? 0 : 1, code = LAZY_OK;
-    float *surprisal = cache->scores[0]; /* free: no pass that prunes gets here */
-    if (cache->has_logits) {
+    float *out = p->request->surprisal, *surprisal = cache->scores[0]; /* free: no pass that prunes gets here */
+    int n = p->computed.n, vocab = p->config->vocab, first = cache->has_logits ? 0 : 1;
+    int code = surprise_rows(p, surprisal, err);
+    if (!code && !first)
         code = p->ops->copy(p->stream, cache->fresh_logits, cache->logits, (size_t)vocab * sizeof *cache->logits, err);
-        if (!code) code = p->ops->surprisal(p->stream, surprisal, cache->fresh_logits, 1, vocab, cache->ids, err);
-    }
-    for (int first = 0; first < n - 1 && !code; first += p->head_rows) {
-        int here = min_int(p->head_rows, n - 1 - first);
-        const void *x = offset(p, p->x, (size_t)first * (size_t)p->config->hidden);
-        code = norm_rows(p, cache->normed, x, here, model->final_norm, false, err);
-        if (!code) code = p->ops->logits(p->stream, p->head, cache->normed, here, &model->head, err);
-        if (!code)
-            code =
-                p->ops->surprisal(p->stream, surprisal + first + 1, p->head, here, vocab, cache->ids + first + 1, err);
-    }
-    surprisal_out[0] = NAN;
-    if (!code && first_known < n)
-        code = p->ops->download(p->stream, surprisal_out + first_known, surprisal + first_known,
-                                (size_t)(n - first_known) * sizeof *surprisal, err);
-    for (int i = first_known; i < n && !code; i++)
-        if (!isfinite(surprisal_out[i]))
+    if (!code && !first) code = p->ops->surprisal(p->stream, surprisal, cache->fresh_logits, 1, vocab, cache->ids, err);
+    out[0] = NAN;
+    if (!code && first < n)
+        code = p->ops->download(p->stream, out + first, surprisal + first, (size_t)(n - first) * sizeof *out, err);
+    for (int i = first; i < n && !code; i++)
+        if (!isfinite(out[i]))
             code =
                 lazy_fail(err, LAZY_CHECKPOINT,
                           "the surprisal of token %d is no finite number: the final norm or the LM head is damaged", i);
@@ -553,7 +558,7 @@ static int finish(pass *p, lazy_error *err)
     float *logits = p->request->logits;
     int code = p->ops->mark(p->stream, cache->depth, p->computed.positions, p->computed.n, c->n_layers, err);
     if (!code && p->request->surprisal) code = find_surprisal(p, err);
-    const void *last = offset(p, p->x, (size_t)(p->computed.n - 1) * (size_t)c->hidden);
+    const void *last = row_of(p, p->x, p->computed.n - 1, c->hidden);
     if (!code)
         code = p->ops->checked_rmsnorm(p->stream, cache->normed, last, 1, c->hidden, model->final_norm, c->norm_eps,
                                        c->n_layers - 1, cache->notes, err);
@@ -582,8 +587,6 @@ static int finish_early(pass *p, int l, lazy_error *err)
     int n = p->computed.n;
     int code = lazy_trace_add(&session->under_way, p->stream, p->trace_first, l - 1, p->in_play.positions, p->in_play.n,
                               rows, n, NULL, err);
-    for (int above = l; above < p->config->n_layers; above++)
-        session->under_way.counts[above] = (lazy_layer_count){ 0 };
     if (!code) code = p->ops->mark(p->stream, cache->depth, rows, n, l, err);
     if (!code)
         code = p->ops->regroup(p->stream, p->x_next, rows, 0, p->x, rows, n, cache->aux[l], p->config->hidden,
@@ -593,17 +596,6 @@ static int finish_early(pass *p, int l, lazy_error *err)
     commit(p);
     cache->has_logits = false;
     return LAZY_OK;
-}
-
-/* Room for surprisal's logits: (p->head_rows, vocab). */
-static int open_head(pass *p, lazy_error *err)
-{
-    enum { LOGITS_AT_ONCE = 1 << 24 }; /* 64 MiB of logits */
-    lazy_backend *backend = p->session->model->backend;
-    int vocab = p->config->vocab, most = min_int(backend->row_chunk, LOGITS_AT_ONCE / vocab);
-    p->head_rows = clamp_int(p->request->n, 1, max_int(most, 1));
-    return backend->ops->alloc(backend, (void **)&p->head, (size_t)p->head_rows * (size_t)vocab * sizeof *p->head,
-                               "logits of many rows", err);
 }
 
 static int run_layers(pass *p, lazy_error *err)
@@ -629,12 +621,11 @@ static int run_layers(pass *p, lazy_error *err)
 int lazy_forward(lazy_session *session, const lazy_pass *request, lazy_error *err)
 {
     int length = session->tokens.length;
-    lazy_backend *backend = session->model->backend;
     pass p = {
         .session = session,
         .cache = &session->cache,
         .stream = session->cache.stream,
-        .ops = backend->ops,
+        .ops = session->model->backend->ops,
         .config = &session->model->config,
         .request = request,
         .length = length,
@@ -642,10 +633,9 @@ int lazy_forward(lazy_session *session, const lazy_pass *request, lazy_error *er
         .n_free = -1,
     };
     if (!request->reads) p.schedule = lazy_rules_schedule(&session->pruning, request->generated, length);
-    lazy_trace_begin(&session->under_way, session->traces);
     lazy_cache_begin(p.cache, request->generated);
-    int code = request->surprisal ? open_head(&p, err) : LAZY_OK;
+    int code = lazy_report_open(&session->under_way, p.config->n_layers, session->traces, err);
     if (!code) code = run_layers(&p, err);
-    backend->ops->free(backend, p.head);
+    lazy_report_close(&session->under_way);
     return code;
 }

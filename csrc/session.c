@@ -14,8 +14,7 @@ int lazy_session_open(lazy_session **out, lazy_model *model, const lazy_pruning 
     s->model = model;
     code = lazy_rules_open(&s->pruning, pruning, n_layers, err);
     if (!code) code = lazy_cache_open(&s->cache, model, &s->pruning, err);
-    if (!code) code = lazy_report_open(&s->last, n_layers, err);
-    if (!code) code = lazy_report_open(&s->under_way, n_layers, err);
+    if (!code) code = lazy_report_open(&s->last, n_layers, false, err);
     if (code) lazy_session_close(s);
     else *out = s;
     return code;
@@ -24,7 +23,6 @@ int lazy_session_open(lazy_session **out, lazy_model *model, const lazy_pruning 
 void lazy_session_close(lazy_session *s)
 {
     if (!s) return;
-    lazy_report_close(&s->under_way);
     lazy_report_close(&s->last);
     lazy_cache_close(&s->cache);
     lazy_tokens_close(&s->tokens);

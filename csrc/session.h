@@ -11,7 +11,7 @@ struct lazy_session {
     lazy_pruning pruning; /* its arrays are owned */
     lazy_tokens tokens;
     lazy_cache cache;
-    lazy_report last, under_way; /* of the last pass that has ended; of the one under way */
+    lazy_report last, under_way; /* of the last pass that has ended; of the one under way, else zeroed */
     bool traces;                 /* passes to come are traced */
 };
 
@@ -23,13 +23,10 @@ int lazy_forward(lazy_session *session, const lazy_pass *request, lazy_error *er
 
 /* ---- trace.c ---------------------------------------------------------------------------- */
 
-int lazy_report_open(lazy_report *report, int n_layers, lazy_error *err);
-void lazy_report_close(lazy_report *report); /* may be zeroed */
+int lazy_report_open(lazy_report *report, int n_layers, bool traced, lazy_error *err);
+void lazy_report_close(lazy_report *report); /* may be zeroed, and is then */
 
-/* Drops the trace of an earlier pass; `traced` starts another. */
-void lazy_trace_begin(lazy_report *report, bool traced);
-
-/* Copies the sets of a run of layers from the backend; scores may be NULL. Does nothing where none is wanted. */
+/* Copies the sets of a run of layers from the backend; scores may be NULL. Does nothing unless the pass is traced. */
 int lazy_trace_add(lazy_report *report, lazy_stream *stream, int first_layer, int last_layer, const int32_t *in_play,
                    int n_in_play, const int32_t *computed, int n_computed, const float *scores, lazy_error *err);
 

@@ -1,7 +1,5 @@
-/* arguments.c — what Python hands over: typed members of a dict, lists of strings, names of parts. */
+/* arguments.c — what Python hands over: typed members of a dict, lists of strings. */
 #include "core.h"
-
-#include <string.h>
 
 static bool parse(PyObject *value, const core_field *field)
 {
@@ -37,12 +35,4 @@ int strings_parse(PyObject *list, PyObject **owner, const char ***out, int *n)
     }
     if (!good) Py_CLEAR(*owner);
     return good ? 0 : -1;
-}
-
-int string_find_part(const char *const *parts, size_t n, const char *name)
-{
-    for (size_t part = 0; part < n; part++)
-        if (strcmp(name, parts[part]) == 0) return (int)part;
-    PyErr_Format(PyExc_ValueError, "there is no part %s", name);
-    return -1;
 }

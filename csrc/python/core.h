@@ -9,9 +9,13 @@
 
 #include "../lazyllm.h"
 
+/* What the module holds. */
+#define CORE_OBJECTS(work)                                                                                             \
+    work(model_type) work(session_type) work(sampler_type) work(checkpoint_error) work(device_error)
 typedef struct core_state {
-    PyTypeObject *model_type, *session_type, *sampler_type;
-    PyObject *checkpoint_error, *device_error;
+#define MEMBER(name) PyObject *name;
+    CORE_OBJECTS(MEMBER)
+#undef MEMBER
 } core_state;
 
 typedef struct {
@@ -63,12 +67,14 @@ lazy_sampler *sampler_at_rest(const SamplerObject *self);
 
 /* Sets the Python exception for err; returns NULL. For LAZY_CANCELLED the callback has set one already. */
 PyObject *core_raise(const core_state *state, const lazy_error *err);
-/* The result of a method that has called the core: None, or NULL with that exception. */
-PyObject *core_none(const void *object, const lazy_error *err);
+/* The result of a method that has called the core: takes `result`, which may be NULL already, and gives it, or NULL
+ * with that exception. */
+PyObject *core_result(const void *object, PyObject *result, const lazy_error *err);
+PyObject *core_none(const void *object, const lazy_error *err); /* the result None */
 
 /* model_type.c, session_type.c, sampler_type.c */
 extern PyType_Spec model_spec, session_spec, sampler_spec;
-PyObject *session_create(PyTypeObject *type, ModelObject *model, PyObject *pruning);
+PyObject *session_create(ModelObject *model, PyObject *pruning);
 
 /* pruning_argument.c: fills *pruning from the dict; its arrays must be freed with pruning_release. *policy: a callable
  * (a new reference) or NULL. 0 or -1 with an exception. */
@@ -87,8 +93,6 @@ int fields_parse(PyObject *dict, const char *what, const core_field *fields, siz
 /* The strings of a list (NULL: none). They live as long as *owner, a tuple (a new reference, NULL on
  * failure); the array must be freed with PyMem_Free. 0 or -1 with an exception. */
 int strings_parse(PyObject *list, PyObject **owner, const char ***out, int *n);
-/* The index of the name among n parts; -1 with an exception. */
-int string_find_part(const char *const *parts, size_t n, const char *name);
 
 /* watcher.c: releases the GIL from begin to the last hold; meanwhile `watch`, handed to the core, runs signal handlers
  * and calls callback(layers_done, n_layers) (borrowed, or NULL), and stops the work if one of them raises. */
@@ -123,14 +127,19 @@ PyObject *core_quantize(PyObject *module, PyObject *args);
 
 /* arrays.c: NumPy arrays. */
 int arrays_import(void);
-typedef enum array_type { ARRAY_INT32, ARRAY_UINT8, ARRAY_FLOAT } array_type;
+typedef enum array_type { ARRAY_FLOAT = LAZY_F32, ARRAY_INT32 = LAZY_BF16 + 1, ARRAY_UINT8 } array_type;
+/* A part, by its name, of what a policy sees or of a session's state. type: an array_type or LAZY_F32, LAZY_F16 or
+ * LAZY_BF16, which NumPy lacks: it gets its bits as uint16. */
+typedef struct array_part {
+    const char *name;
+    int type, rank;
+    Py_ssize_t shape[3];
+} array_part;
+int array_find_part(const array_part *parts, size_t n, const char *name); /* its index; -1 with an exception */
+PyObject *array_new(const array_part *part, void **data);
+PyObject *array_new_float(Py_ssize_t n, float **data);
 /* A copy of (n,) values, or of (n, columns) unless columns is 0. */
 PyObject *array_of(array_type type, const void *from, Py_ssize_t n, int columns);
-PyObject *array_new_float(Py_ssize_t n, float **data);
-/* An array for a part of n entries of a session's state; bfloat16 as below. */
-PyObject *array_new_state(const lazy_model *model, lazy_state_part part, int n, void **data);
-/* An array for n entries of a part; bfloat16, which NumPy lacks, as uint16. */
-PyObject *array_new_part(const lazy_view *view, lazy_view_part part, int n, void **data);
 /* Token ids from a list or an integer array, as int32 in memory of PyMem_Malloc; -1 with an exception. Ids outside
  * int32 become -1, which is never valid. */
 int array_parse_ids(PyObject *object, int32_t **ids, int *n);

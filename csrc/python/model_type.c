@@ -173,11 +173,6 @@ static void model_dealloc(ModelObject *self)
     Py_DECREF((PyObject *)type);
 }
 
-static PyObject *model_session(ModelObject *self, PyObject *pruning)
-{
-    return session_create(core_state_of(self)->session_type, self, pruning);
-}
-
 #define READ(name, expression)                                                                                         \
     static PyObject *model_##name(ModelObject *self, void *closure) { return expression; }
 
@@ -199,7 +194,7 @@ static PyGetSetDef model_members[] = {
 };
 
 static PyMethodDef model_methods[] = {
-    { "session", (PyCFunction)model_session, METH_O,
+    { "session", (PyCFunction)session_create, METH_O,
       "session(pruning) -> Session: a new context; pruning is a dict or None" },
     { 0 },
 };

@@ -5,30 +5,33 @@
 
 #include "../numeric.h"
 
-static const char *const PARTS[] = {
-    [LAZY_VIEW_IN_PLAY] = "in_play",         [LAZY_VIEW_ROWS] = "rows", [LAZY_VIEW_PROTECTED] = "protected",
-    [LAZY_VIEW_PROJECTIONS] = "projections", [LAZY_VIEW_KEYS] = "keys", [LAZY_VIEW_VALUES] = "values",
-    [LAZY_VIEW_HIDDEN] = "hidden",
-};
-
 PyObject *policy_view(SessionObject *self, PyObject *args)
 {
     const char *name;
+    const lazy_view *view = self->view;
     int first, n;
     if (!PyArg_ParseTuple(args, "sii", &name, &first, &n)) return NULL;
-    if (!self->view)
-        return PyErr_Format(PyExc_RuntimeError, "%s can be read only while the session's policy runs", name);
-    int part = string_find_part(PARTS, sizeof PARTS / sizeof *PARTS, name);
-    if (part < 0) return NULL;
+    if (!view) return PyErr_Format(PyExc_RuntimeError, "%s can be read only while the session's policy runs", name);
     if (n < 0) return PyErr_Format(PyExc_ValueError, "n is %d; it must be 0 or more", n);
+    const lazy_config *c = view->config;
+    const array_part parts[] = {
+        [LAZY_VIEW_IN_PLAY] = { "in_play", ARRAY_INT32, 1, { n } },
+        [LAZY_VIEW_ROWS] = { "rows", ARRAY_INT32, 1, { n } },
+        [LAZY_VIEW_PROTECTED] = { "protected", ARRAY_UINT8, 1, { n } },
+        [LAZY_VIEW_PROJECTIONS] = { "projections",
+                                    view->activations,
+                                    3,
+                                    { n, c->n_heads + 2 * c->n_kv_heads, c->head_dim } },
+        [LAZY_VIEW_KEYS] = { "keys", view->kv, 3, { c->n_kv_heads, n, c->head_dim } },
+        [LAZY_VIEW_VALUES] = { "values", view->kv, 3, { c->n_kv_heads, n, c->head_dim } },
+        [LAZY_VIEW_HIDDEN] = { "hidden", view->activations, 2, { n, c->hidden } },
+    };
+    int part = array_find_part(parts, sizeof parts / sizeof *parts, name);
     void *data;
     lazy_error err = { 0 };
-    PyObject *array = array_new_part(self->view, (lazy_view_part)part, n, &data);
-    if (array && lazy_view_copy(self->view, (lazy_view_part)part, first, n, data, &err)) {
-        core_raise(core_state_of(self), &err);
-        Py_CLEAR(array);
-    }
-    return array;
+    PyObject *array = part < 0 ? NULL : array_new(&parts[part], &data);
+    if (array) lazy_view_copy(view, (lazy_view_part)part, first, n, data, &err);
+    return core_result(self, array, &err);
 }
 
 /* Calls policy(session, view, memo); memo is the same dict in all calls of a pass. */

@@ -43,8 +43,7 @@ static PyObject *sampler_sample(SamplerObject *self, PyObject *object)
     bool at_rest = sampler_at_rest(self);
     if (at_rest) WITHOUT_GIL(self, lazy_sampler_next(self->sampler, logits, n > INT32_MAX ? 0 : (int)n, &token, &err));
     Py_DECREF(owner);
-    if (!at_rest) return NULL;
-    return err.code ? core_raise(core_state_of(self), &err) : PyLong_FromLong(token);
+    return at_rest ? core_result(self, err.code ? NULL : PyLong_FromLong(token), &err) : NULL;
 }
 
 static PyMethodDef sampler_methods[] = {

@@ -3,8 +3,9 @@
 
 #include "../error.h"
 
-PyObject *session_create(PyTypeObject *type, ModelObject *model, PyObject *dict)
+PyObject *session_create(ModelObject *model, PyObject *dict)
 {
+    PyTypeObject *type = (PyTypeObject *)core_state_of(model)->session_type;
     lazy_pruning pruning;
     lazy_error err = { 0 };
     PyObject *policy;
@@ -58,51 +59,42 @@ static int vocab_of(const SessionObject *self) { return lazy_model_config(self->
 
 /* ---- a pass ----------------------------------------------------------------------------- */
 
-/* Takes what a pass is given. pass->ids is owned: PyMem_Free. */
-static int parse_pass(const SessionObject *self, PyObject *ids, PyObject *watch, lazy_pass *pass)
+/* sampler: draws pass.best from pass.logits, or NULL. surprisal: the array for it, made here; NULL: not wanted. */
+static int run_pass(SessionObject *self, PyObject *ids, PyObject *watch, lazy_pass pass, lazy_sampler *sampler,
+                    PyObject **surprisal)
 {
-    int32_t *owned;
+    int32_t *owned, *drawn = pass.best;
+    lazy_error err = { 0 };
+    watcher w;
     if (watch != Py_None && !PyCallable_Check(watch)) {
         PyErr_Format(PyExc_TypeError, "watch is %R; it must be callable or None", watch);
         return -1;
     }
-    if (array_parse_ids(ids, &owned, &pass->n)) return -1;
-    pass->ids = owned;
-    if (session_at_rest(self)) return 0;
-    PyMem_Free(owned);
-    return -1;
-}
-
-/* Frees the ids. sampler: draws pass->best from pass->logits, or NULL. */
-static int run_parsed(SessionObject *self, lazy_pass *pass, PyObject *watch, lazy_sampler *sampler)
-{
-    lazy_error err = { 0 };
-    watcher w;
-    int32_t *drawn = pass->best;
-    if (sampler) pass->best = NULL;
-    pass->watch = &w.watch;
+    if (array_parse_ids(ids, &owned, &pass.n)) return -1;
+    if ((surprisal && !(*surprisal = array_new_float(pass.n, &pass.surprisal))) || !session_at_rest(self)) {
+        PyMem_Free(owned);
+        return -1;
+    }
+    pass.ids = owned;
+    if (sampler) pass.best = NULL;
+    pass.watch = &w.watch;
     self->in_use = true;
     self->policy_ns = 0;
     self->watcher = &w;
     watcher_begin(&w, watch == Py_None ? NULL : watch);
-    int code = lazy_session_run(self->session, pass, &err);
+    int code = lazy_session_run(self->session, &pass, &err);
     bool ended = !code;
-    if (ended && sampler) code = lazy_sampler_next(sampler, pass->logits, vocab_of(self), drawn, &err);
+    if (ended && sampler) code = lazy_sampler_next(sampler, pass.logits, vocab_of(self), drawn, &err);
     watcher_hold(&w);
     if (ended) self->drawn = !code && drawn ? *drawn : -1;
     self->watcher = NULL;
     self->in_use = false;
-    PyMem_Free((void *)pass->ids);
+    PyMem_Free(owned);
     if (code) core_raise(core_state_of(self), &err);
     PyObject *memo = self->memo;
     self->memo = NULL;
     Py_XDECREF(memo); /* last, because it may run Python code */
     return code ? -1 : 0;
-}
-
-static int run_pass(SessionObject *self, PyObject *ids, PyObject *watch, lazy_pass pass, lazy_sampler *sampler)
-{
-    return parse_pass(self, ids, watch, &pass) ? -1 : run_parsed(self, &pass, watch, sampler);
 }
 
 static PyObject *session_forward(SessionObject *self, PyObject *args, PyObject *kwargs)
@@ -113,7 +105,7 @@ static PyObject *session_forward(SessionObject *self, PyObject *args, PyObject *
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|pO", names, &ids, &generated, &watch)) return NULL;
     float *data;
     PyObject *logits = array_new_float(vocab_of(self), &data);
-    if (logits && run_pass(self, ids, watch, (lazy_pass){ .generated = generated, .logits = data }, NULL))
+    if (logits && run_pass(self, ids, watch, (lazy_pass){ .generated = generated, .logits = data }, NULL, NULL))
         Py_CLEAR(logits);
     return logits;
 }
@@ -124,7 +116,7 @@ static PyObject *session_advance(SessionObject *self, PyObject *args, PyObject *
     PyObject *ids, *watch = Py_None;
     SamplerObject *given;
     int generated = 0, vocab = vocab_of(self);
-    core_state *state = core_state_of(self);
+    const core_state *state = core_state_of(self);
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!|pO", names, &ids, state->sampler_type, &given, &generated,
                                      &watch))
         return NULL;
@@ -137,7 +129,7 @@ static PyObject *session_advance(SessionObject *self, PyObject *args, PyObject *
     if (sampler && !(pass.logits = PyMem_Malloc((size_t)vocab * sizeof *pass.logits))) return PyErr_NoMemory();
     if (sampler && lazy_sampler_reserve(sampler, vocab, &err)) core_raise(state, &err); /* before the session changes */
     given->in_use = true; /* before the ids are read, which may run Python code */
-    int code = err.code ? -1 : run_pass(self, ids, watch, pass, sampler);
+    int code = err.code ? -1 : run_pass(self, ids, watch, pass, sampler, NULL);
     given->in_use = false;
     PyMem_Free(pass.logits);
     return code ? NULL : PyLong_FromLong(token);
@@ -146,13 +138,9 @@ static PyObject *session_advance(SessionObject *self, PyObject *args, PyObject *
 static PyObject *session_surprisal(SessionObject *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = { "ids", "watch", NULL };
-    PyObject *ids, *watch = Py_None;
-    lazy_pass pass = { 0 };
+    PyObject *ids, *watch = Py_None, *surprisal = NULL;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O", names, &ids, &watch)) return NULL;
-    if (parse_pass(self, ids, watch, &pass)) return NULL;
-    PyObject *surprisal = array_new_float(pass.n, &pass.surprisal);
-    if (!surprisal) PyMem_Free((void *)pass.ids);
-    else if (run_parsed(self, &pass, watch, NULL)) Py_CLEAR(surprisal);
+    if (run_pass(self, ids, watch, (lazy_pass){ 0 }, NULL, &surprisal)) Py_CLEAR(surprisal);
     return surprisal;
 }
 
@@ -161,7 +149,7 @@ static PyObject *session_read(SessionObject *self, PyObject *args, PyObject *kwa
     static char *names[] = { "ids", "watch", NULL };
     PyObject *ids, *watch = Py_None;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O", names, &ids, &watch)) return NULL;
-    return run_pass(self, ids, watch, (lazy_pass){ .reads = true }, NULL) ? NULL : Py_NewRef(Py_None);
+    return run_pass(self, ids, watch, (lazy_pass){ .reads = true }, NULL, NULL) ? NULL : Py_NewRef(Py_None);
 }
 
 static PyObject *session_leave_out(SessionObject *self, PyObject *argument)
@@ -217,9 +205,7 @@ static PyObject *session_fork(SessionObject *self, PyObject *none)
     fork->policy = Py_XNewRef(self->policy);
     fork->drawn = self->drawn;
     WITHOUT_GIL(self, lazy_session_fork(&fork->session, self->session, fork, &err));
-    if (!err.code) return (PyObject *)fork;
-    Py_DECREF(fork);
-    return core_raise(core_state_of(self), &err);
+    return core_result(self, (PyObject *)fork, &err);
 }
 
 static PyObject *session_bytes_for(SessionObject *self, PyObject *argument)
@@ -264,11 +250,8 @@ static PyObject *session_logits(SessionObject *self, void *closure)
     float *data;
     lazy_error err = { 0 };
     PyObject *logits = array_new_float(vocab_of(self), &data);
-    if (logits && lazy_session_logits(self->session, data, &err)) {
-        core_raise(core_state_of(self), &err);
-        Py_CLEAR(logits);
-    }
-    return logits;
+    if (logits) lazy_session_logits(self->session, data, &err);
+    return core_result(self, logits, &err);
 }
 
 static int session_set_drawn(SessionObject *self, PyObject *value, void *closure)
