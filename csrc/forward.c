@@ -3,47 +3,7 @@
 
 #include "error.h"
 #include "numeric.h"
-#include "session.h"
-
-/* A set of positions on the backend, ascending and without repeats. */
-typedef struct set {
-    const int32_t *positions; /* (n,) */
-    int n;
-} set;
-
-/* One pass, and its state between layers. */
-typedef struct pass {
-    lazy_session *session;
-    lazy_cache *cache;
-    lazy_stream *stream;
-    const lazy_ops *ops;
-    const lazy_config *config;
-    lazy_schedule schedule;
-    const lazy_pass *request;
-
-    int length;       /* tokens of the context, the new ones included */
-    int first_new;    /* position of the first new token */
-    int first_asking; /* of the first token whose row may score: the prompt's own, with what has been read of it */
-    bool is_prompt;   /* the new tokens are the user's */
-    int n_prunable, n_forced; /* of the whole context */
-    int prunable_in_play;
-    int n_newly_gone; /* tokens that this pass has dropped for good */
-    int n_free; /* prunable, unforced tokens that a policy keeps after the layer just run; -1: as many as the stage
-                   keeps */
-
-    set in_play;     /* A[l], the tokens in play; in one of cache->in_play, the other is free for A[l+1] */
-    set computed;    /* C[l], those of them that layer l computes: A[l] itself where it is all of it, else in one of
-                        cache->rows, or until tokens are dropped or revived its tail */
-    void *x;         /* (computed.n, d) their hidden states */
-    void *x_next;    /* (capacity, d) room for those of the next layer */
-    int trace_first; /* the layer since which the sets are what they are */
-} pass;
-
-/* activations: (…, width) */
-static void *row_of(const pass *p, void *activations, int row, int width)
-{
-    return (char *)activations + (size_t)row * (size_t)width * lazy_activation_bytes(p->session->model->backend);
-}
+#include "pass.h"
 
 /* The one of two buffers that does not hold the set. */
 static int32_t *room_beside(int32_t *const buffers[2], set s) { return buffers[s.positions == buffers[0]]; }
@@ -104,40 +64,6 @@ static int begin(pass *p, lazy_error *err)
     return code ? code : p->ops->embed(p->stream, p->x, cache->ids, n_computed, &session->model->embedding, err);
 }
 
-/* ---- which layers are scored --------------------------------------------------------------- */
-
-/* A stage that will keep every token needs no scores, unless a trace shows them or they are remembered. A policy may
- * keep fewer tokens than the stage, and a trace must not change that: it is asked by the stage's own number alone. */
-static bool needs_scores(const pass *p, const lazy_stage *stage)
-{
-    const lazy_pruning *pruning = &p->session->pruning;
-    return stage->by_mass || (p->session->traces && !pruning->policy.call) || pruning->memory > 0 ||
-           lazy_stage_budget(stage, p->n_prunable, p->n_forced, p->prunable_in_play, 0) < p->prunable_in_play;
-}
-
-/* True if layer l is one of the last `layers` up to a stage and sees at least as far as the stage's own layer. Policies
- * and means over layers take all of them. */
-static bool counts_for(const pass *p, int l, int stage)
-{
-    const lazy_pruning *pruning = &p->session->pruning;
-    const lazy_layer *layers = p->session->model->layers;
-    if (l <= stage - p->schedule.layers || l > stage) return false;
-    return pruning->policy.call || pruning->average || layers[l].window >= layers[stage].window;
-}
-
-/* True if a stage after layer `first` or a higher one is scored by layer l, and by others perhaps. */
-static bool scores_from(const pass *p, int l, int first)
-{
-    const lazy_schedule *schedule = &p->schedule;
-    for (int i = 0; i < schedule->n_stages; i++) {
-        const lazy_stage *stage = &schedule->stages[i];
-        if (first <= stage->layer && counts_for(p, l, stage->layer) && needs_scores(p, stage)) return true;
-    }
-    return false;
-}
-
-static bool scores_layer(const pass *p, int l) { return scores_from(p, l, l); }
-
 /* ---- one layer -------------------------------------------------------------------------- */
 
 /* y (+)= the norm of x. x, y: (n, d) */
@@ -193,19 +119,6 @@ static int run_attention_and_ffn(pass *p, const lazy_layer *w, void *x, const la
     return LAZY_OK;
 }
 
-/* The attention of the rows of layer l behind the first `skip`. */
-static lazy_attending attending_of(const pass *p, int l, int skip)
-{
-    const lazy_cache *cache = p->cache;
-    return (lazy_attending){ .qkv = row_of(p, cache->qkv, skip, lazy_qkv_width(p->config)),
-                             .rows = p->computed.positions + skip,
-                             .n = p->computed.n - skip,
-                             .kv = cache->kv[l],
-                             .in_play = p->in_play.positions,
-                             .m = p->in_play.n,
-                             .window = p->session->model->layers[l].window };
-}
-
 /* True if layer l computes a part of a prompt that is read in parts: with the sums of the whole prompt. From the first
  * stage on, the rows are those of the whole. */
 static bool computes_part(const pass *p, int l)
@@ -252,107 +165,10 @@ static int run_layer(pass *p, int l, lazy_error *err)
     p->stream->many_rows = is_part && !last;
     const lazy_attending a = attending_of(p, l, skip);
     return run_attention_and_ffn(p, w, row_of(p, p->x, skip, d), &a,
-                                 scores_layer(p, l) && !p->session->pruning.policy.call, err);
+                                 lazy_scores_layer(p, l) && !p->session->pruning.policy.call, err);
 }
 
 /* ---- between layers --------------------------------------------------------------------- */
-
-/* Scores of layer l, or where a stage is scored by several layers what layers up to l make together: the mean, or the
- * largest share. in, out: *scores: (in_play.n,), *spare: (in_play.n,) free. */
-static int pool_layers(pass *p, int l, float **scores, float **spare, lazy_error *err)
-{
-    lazy_cache *cache = p->cache;
-    int layers = p->schedule.layers, capacity = cache->capacity, m = p->in_play.n;
-    if (p->session->pruning.average) {
-        float *mean = *spare;
-        *spare = *scores;
-        *scores = mean;
-        return p->ops->average(p->stream, mean, *spare, m, l + 1, err);
-    }
-    if (layers == 1) return LAZY_OK;
-    float *share = cache->shares + (size_t)(l % layers) * (size_t)capacity;
-    int code = p->ops->share(p->stream, share, *scores, p->in_play.positions, m, cache->flags, err);
-    if (!lazy_schedule_stage(&p->schedule, l)) return code;
-    bool begun = false;
-    for (int row = 0, end; row <= l && row < layers && !code;
-         row = end) { /* a run of rows of layers that count, or of such that do not */
-        bool count = counts_for(p, l - (l - row) % layers, l);
-        for (end = row + 1; end <= l && end < layers && counts_for(p, l - (l - end) % layers, l) == count;) end++;
-        if (!count) continue;
-        const float *shares = cache->shares + (size_t)row * (size_t)capacity;
-        code = p->ops->largest(p->stream, *scores, shares, end - row, capacity, p->in_play.positions, m, begun, err);
-        begun = true;
-    }
-    return code;
-}
-
-/* Asks the policy after layer l: to observe it for a stage above, and for the scores of the stage after it. *out: as in
- * score_stage. */
-static int ask_policy(pass *p, int l, float **out, lazy_error *err)
-{
-    const lazy_session *session = p->session;
-    const lazy_policy *policy = &session->pruning.policy;
-    const lazy_stage *stage = lazy_schedule_stage(&p->schedule, l);
-    int window = session->model->layers[l].window, code = LAZY_OK;
-    const lazy_layer_state state = { p->cache, l, p->in_play.positions, p->computed.positions, p->x };
-    lazy_view view = {
-        .layer = l,
-        .is_prompt = p->is_prompt,
-        .observes = true,
-        .length = p->length,
-        .first_asking = p->first_asking,
-        .n_in_play = p->in_play.n,
-        .n_rows = p->computed.n,
-        .window = window == INT32_MAX ? 0 : window,
-        .activations = session->model->backend->activations,
-        .kv = session->model->backend->kv,
-        .config = p->config,
-        .state = &state,
-    };
-    if (scores_from(p, l, l + 1)) code = lazy_policy_ask(policy, &view, NULL, NULL, err);
-    if (code || !stage || !needs_scores(p, stage)) return code;
-    view.observes = false;
-    view.n_keep = lazy_stage_budget(stage, p->n_prunable, p->n_forced, p->prunable_in_play, 0);
-    p->n_free = -1;
-    *out = p->cache->scores[0];
-    return lazy_policy_ask(policy, &view, *out, &p->n_free, err);
-}
-
-/* Scores the tokens in play by layer l, if a stage needs that. *out: (in_play.n,) what the stage after layer l selects
- * by; NULL where there is none or it keeps everything. */
-static int score_stage(pass *p, int l, float **out, lazy_error *err)
-{
-    lazy_cache *cache = p->cache;
-    const lazy_pruning *pruning = &p->session->pruning;
-    float *scores = cache->scores[0], *spare = cache->scores[1];
-    *out = NULL;
-    if (!scores_layer(p, l)) return LAZY_OK;
-    if (pruning->policy.call) return ask_policy(p, l, out, err);
-
-    const lazy_attending a = attending_of(p, l, 0);
-    int code = p->ops->scores(p->stream, scores, &a, pruning->queries, pruning->pooling, p->first_asking, err);
-    if (!code) code = pool_layers(p, l, &scores, &spare, err);
-    if (code) return lazy_fail_in(err, code, "scores");
-    const lazy_stage *stage = lazy_schedule_stage(&p->schedule, l);
-    if (!stage || !needs_scores(p, stage)) return LAZY_OK;
-    *out = scores;
-    if (pruning->smooth > 1) {
-        *out = spare;
-        if ((code = p->ops->smooth(p->stream, spare, scores, p->in_play.n, pruning->smooth, err)))
-            return lazy_fail_in(err, code, "smoothing");
-    }
-    if (pruning->memory > 0) {
-        lazy_remembered *known = &cache->remembered[l];
-        int n_known = p->is_prompt ? 0 : known->n;
-        if (n_known)
-            code = p->ops->copy(p->stream, known->fresh, known->scores, (size_t)n_known * sizeof *known->fresh, err);
-        if (!code)
-            code = p->ops->remember(p->stream, *out, known->fresh, n_known, p->length, (float)pruning->memory,
-                                    p->in_play.positions, p->in_play.n, err);
-        known->n_fresh = p->length;
-    }
-    return lazy_fail_in(err, code, "remembered scores");
-}
 
 /* A[l+1]: the tokens in play that the stage after layer l keeps. */
 static int prune(pass *p, const lazy_stage *stage, const float *scores, lazy_error *err)
@@ -444,7 +260,7 @@ static int prune_and_revive(pass *p, int l, lazy_error *err)
     bool last = l == p->config->n_layers - 1;
     int n_waiting = !last && p->cache->aux[l + 1] ? count_depths(p, l + 1, l + 1) : 0;
     float *scores;
-    int code = score_stage(p, l, &scores, err);
+    int code = lazy_score_stage(p, l, &scores, err);
     if (code || (!stage && !n_waiting && !last)) return code;
 
     if (scores && (code = prune(p, stage, scores, err))) return code;

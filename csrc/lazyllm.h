@@ -157,18 +157,15 @@ typedef struct lazy_span {
 /* A layer that has run, as a policy sees it; lazy_view_copy hands out its arrays. Valid during the policy's call. */
 typedef struct lazy_view {
     int layer;
-    bool is_prompt;         /* a pass over prompt tokens */
-    bool observes;          /* no scores are wanted: the layer is below the stage that they are for */
-    int n_keep;             /* prompt tokens that the stage keeps, if scores are wanted */
-    int length;             /* tokens of the context, the new ones included */
-    int first_asking;       /* position of the first new token, or of the first that `read` has read of the prompt */
-    int n_in_play;          /* m */
-    int n_rows;             /* n tokens of them computed in this layer */
-    int window;             /* of this layer; 0: none */
-    lazy_dtype activations; /* type of queries and hidden states */
-    lazy_dtype kv;          /* type of keys and values */
-    const lazy_config *config;
-    const struct lazy_layer_state *state;
+    bool is_prompt;   /* a pass over prompt tokens */
+    bool observes;    /* no scores are wanted: the layer is below the stage that they are for */
+    int n_keep;       /* prompt tokens that the stage keeps, if scores are wanted */
+    int length;       /* tokens of the context, the new ones included */
+    int first_asking; /* position of the first new token, or of the first that `read` has read of the prompt */
+    int n_in_play;    /* m */
+    int n_rows;       /* n tokens of them computed in this layer */
+    int window;       /* of this layer; 0: none */
+    struct pass *pass;
 } lazy_view;
 
 typedef enum lazy_view_part {

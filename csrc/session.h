@@ -30,18 +30,4 @@ void lazy_report_close(lazy_report *report); /* may be zeroed, and is then */
 int lazy_trace_add(lazy_report *report, lazy_stream *stream, int first_layer, int last_layer, const int32_t *in_play,
                    int n_in_play, const int32_t *computed, int n_computed, const float *scores, lazy_error *err);
 
-/* ---- policy.c ------------------------------------------------------------------------------ */
-
-/* A layer that has run; on the backend. */
-typedef struct lazy_layer_state {
-    const lazy_cache *cache;
-    int layer;
-    const int32_t *in_play; /* (m,) positions */
-    const int32_t *rows;    /* (n,) positions */
-    const void *x;          /* (n, d) */
-} lazy_layer_state;
-
-/* One call of the policy. scores: (m,) on the backend; scores and n_free are NULL where it only observes. */
-int lazy_policy_ask(const lazy_policy *policy, const lazy_view *view, float *scores, int *n_free, lazy_error *err);
-
 #endif
