@@ -9,8 +9,7 @@
  *
  * Shapes: n rows being computed, d hidden, H query heads, G key-value heads, D head_dim, F ffn, m tokens in play.
  * `rows` and `in_play` hold positions in ascending order, without repeats; rows is a subset of in_play. */
-#ifndef LAZY_BACKEND_H
-#define LAZY_BACKEND_H
+#pragma once
 
 #include "lazyllm.h"
 
@@ -237,5 +236,3 @@ struct lazy_stream {
 };
 
 int lazy_cpu_open(lazy_backend **out, int threads, lazy_compute compute, lazy_dtype kv, lazy_error *err);
-
-#endif

@@ -8,8 +8,7 @@
  * there what the owner has written since: rows beyond the fork's context or above its depths, which it does not read
  * before it has written them itself. Only rows that are written a second time, after truncation or a pass that did not
  * end, would show; before those the owner leaves. */
-#ifndef LAZY_CACHE_H
-#define LAZY_CACHE_H
+#pragma once
 
 #include "model.h"
 #include "rules.h"
@@ -151,5 +150,3 @@ int lazy_cache_write_from(lazy_cache *cache, int first, int end, const int32_t *
 
 /* Bytes of the rows of `length` tokens, which a fork shares; 0 before the first fork. */
 uint64_t lazy_cache_shared_bytes(const lazy_cache *cache, int length);
-
-#endif

@@ -1,6 +1,5 @@
 /* cuda_library.h — the interface of liblazyllm_cuda, a separate library that is loaded only for a CUDA device. */
-#ifndef LAZY_CUDA_LIBRARY_H
-#define LAZY_CUDA_LIBRARY_H
+#pragma once
 
 #include "backend.h"
 
@@ -36,5 +35,3 @@ typedef struct lazy_cuda_library {
 /* The only exported symbol. */
 #define LAZY_CUDA_SYMBOL "lazy_cuda_library_get"
 typedef const lazy_cuda_library *lazy_cuda_library_getter(void);
-
-#endif

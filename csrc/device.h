@@ -1,6 +1,5 @@
 /* device.h — a backend by its name. */
-#ifndef LAZY_DEVICE_H
-#define LAZY_DEVICE_H
+#pragma once
 
 #include "backend.h"
 #include "cuda_library.h"
@@ -10,5 +9,3 @@ int lazy_device_open(lazy_backend **out, const lazy_device *device, lazy_dtype t
 
 /* Loads liblazyllm_cuda, which stays loaded. */
 int lazy_cuda_load(const lazy_cuda_library **out, lazy_error *err);
-
-#endif

@@ -3,8 +3,7 @@
  * A row of a matrix is a number of whole blocks. The quantized formats are those of GGUF files: values are integers
  * times a scale of their group, the K formats' scales are small integers times one of the block. Numbers of 16 bits are
  * f16, little-endian. */
-#ifndef LAZY_FORMAT_H
-#define LAZY_FORMAT_H
+#pragma once
 
 #include <math.h>
 #include <string.h>
@@ -134,5 +133,3 @@ static inline float lazy_widen_bf16(uint16_t half)
     memcpy(&value, &word, sizeof value);
     return value;
 }
-
-#endif

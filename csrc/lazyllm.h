@@ -5,8 +5,7 @@
  *
  * Functions that can fail return LAZY_OK (0) or a negative code, and take a lazy_error as the last parameter; the first
  * error is kept. The library never exits, aborts or prints. */
-#ifndef LAZYLLM_H
-#define LAZYLLM_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -373,5 +372,3 @@ const char *const *lazy_cpu_variants(void);
 const char *lazy_cpu_variant_used(lazy_compute compute);
 /* Describes the CUDA devices, driver and libraries. On failure the error says why CUDA is unavailable. */
 int lazy_cuda_look(char *text, size_t size, const char *const *libraries, int n_libraries, lazy_error *err);
-
-#endif

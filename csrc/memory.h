@@ -1,6 +1,5 @@
 /* memory.h — aligned, checked allocation on the host. */
-#ifndef LAZY_MEMORY_H
-#define LAZY_MEMORY_H
+#pragma once
 
 #include "lazyllm.h"
 
@@ -21,5 +20,3 @@ void lazy_free(void *memory);
 /* Makes newly allocated memory use small pages only, and none yet: what it holds is lost. For sparsely written buffers:
  * pages never written take no physical memory. */
 void lazy_use_small_pages(void *memory, size_t bytes);
-
-#endif

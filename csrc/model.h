@@ -1,6 +1,5 @@
 /* model.h — config and weights, validated when the model is opened, and bound to a backend. */
-#ifndef LAZY_MODEL_H
-#define LAZY_MODEL_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -68,5 +67,3 @@ int lazy_rope_find(const lazy_rope **out, lazy_model *model, lazy_stream *stream
 uint64_t lazy_rope_bytes(const lazy_model *model, int length);
 
 void lazy_rope_close(lazy_model *model);
-
-#endif

@@ -1,6 +1,5 @@
 /* numeric.h — small functions that several files need. */
-#ifndef LAZY_NUMERIC_H
-#define LAZY_NUMERIC_H
+#pragma once
 
 #include <stdint.h>
 #include <time.h>
@@ -24,5 +23,3 @@ static inline int64_t now_ns(void)
     clock_gettime(CLOCK_MONOTONIC, &t);
     return t.tv_sec * (int64_t)1000000000 + t.tv_nsec;
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* pass.h — one pass: its state between layers, and how a layer scores tokens. */
-#ifndef LAZY_PASS_H
-#define LAZY_PASS_H
+#pragma once
 
 #include "session.h"
 
@@ -65,5 +64,3 @@ bool lazy_scores_layer(const pass *p, int l);
 /* Scores the tokens in play by layer l, if a stage needs that. *out: (in_play.n,) what the stage after layer l selects
  * by; NULL where there is none or it keeps everything. */
 int lazy_score_stage(pass *p, int l, float **out, lazy_error *err);
-
-#endif

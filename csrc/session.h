@@ -1,6 +1,5 @@
 /* session.h — one context: its tokens, caches and pruning. */
-#ifndef LAZY_SESSION_H
-#define LAZY_SESSION_H
+#pragma once
 
 #include "cache.h"
 #include "rules.h"
@@ -29,5 +28,3 @@ void lazy_report_close(lazy_report *report); /* may be zeroed, and is then */
 /* Copies the sets of a run of layers from the backend; scores may be NULL. Does nothing unless the pass is traced. */
 int lazy_trace_add(lazy_report *report, lazy_stream *stream, int first_layer, int last_layer, const int32_t *in_play,
                    int n_in_play, const int32_t *computed, int n_computed, const float *scores, lazy_error *err);
-
-#endif

@@ -1,6 +1,5 @@
 /* tokens.h — the context on the host: id, kind, depth and gone mark of the token at each position. */
-#ifndef LAZY_TOKENS_H
-#define LAZY_TOKENS_H
+#pragma once
 
 #include "lazyllm.h"
 
@@ -39,5 +38,3 @@ void lazy_tokens_commit(lazy_tokens *tokens, const int32_t *depths, const int32_
  * prunable tokens; *in_play: those of them that are not gone; *n_forced: those in play that always stay. */
 int lazy_tokens_flag(const lazy_tokens *tokens, const lazy_pruning *pruning, uint8_t *flags, int *in_play,
                      int *n_forced);
-
-#endif

@@ -1,7 +1,6 @@
 /* cpu.h — types and functions shared by the files of the CPU backend. Activations are f32; weights are read from the
  * mapped file in their stored type. */
-#ifndef LAZY_CPU_H
-#define LAZY_CPU_H
+#pragma once
 
 #include <math.h>
 
@@ -134,5 +133,3 @@ int lazy_cpu_multiply_experts(lazy_stream *, float *y, const float *x, const laz
                               lazy_error *);
 /* rows.c */
 int lazy_cpu_refuse_range(const lazy_stream *, lazy_error *); /* a key or value is beyond the range of its type */
-
-#endif

@@ -8,8 +8,7 @@
  * values that are neighbours along the sum, the last unit filled up with zeros; a unit takes row_operands operands in
  * a row of x and panel_operands in a column of a panel. These are 1 for f32 (units of 1) and bf16 (units of 2). In
  * int8 (units of 32) the integers' scale comes with them. */
-#ifndef LAZY_KERNELS_H
-#define LAZY_KERNELS_H
+#pragma once
 
 #include "../format.h"
 #include "../lazyllm.h"
@@ -116,5 +115,3 @@ static inline size_t lazy_row_operands(const lazy_products *p, int k)
 {
     return (size_t)((k + p->unit - 1) / p->unit * p->row_operands);
 }
-
-#endif

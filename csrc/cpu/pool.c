@@ -45,8 +45,7 @@ typedef struct worker {
     pthread_t thread;
     unsigned seen;                      /* generation when it last looked for a job */
     _Atomic(lazy_pool_client *) client; /* the one it helps, or NULL; written under the lock */
-    _Atomic(lazy_pool_client *)
-        inside; /* the one whose job it may be at: it is not freed, and its job does not change */
+    _Atomic(lazy_pool_client *) inside; /* the one whose job it may be at: neither is freed nor changed meanwhile */
 } worker;
 
 struct lazy_pool {
@@ -210,10 +209,9 @@ static void *run_worker(void *argument)
 /* Signals are the program's business: the workers take none but those of their own faults. */
 static int start_worker(worker *w)
 {
+    const int faults[] = { SIGBUS, SIGSEGV, SIGFPE, SIGILL }; /* no handler sees what is blocked; see mapping.h */
     sigset_t all, before;
     sigfillset(&all);
-    const int faults[] = { SIGBUS, SIGSEGV, SIGFPE,
-                           SIGILL }; /* where they are blocked no handler sees them; see mapping.h */
     for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) sigdelset(&all, faults[i]);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int failed = pthread_create(&w->thread, NULL, run_worker, w);
@@ -248,12 +246,10 @@ int lazy_pool_open(lazy_pool **out, int threads, lazy_error *err)
     if (code) return code;
     pool->threads = threads;
     code = lazy_alloc_zeroed(&pool->workers, threads, "the thread pool", err);
-    if (code) {
-        lazy_free(pool);
-        return code;
+    if (!code) {
+        code = start_threads(pool, err);
+        atomic_store(&pool->pid, (int)getpid());
     }
-    code = start_threads(pool, err);
-    atomic_store(&pool->pid, (int)getpid());
     if (code) lazy_pool_close(pool);
     else *out = pool;
     return code;

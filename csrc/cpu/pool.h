@@ -1,6 +1,5 @@
 /* pool.h — the threads of a CPU backend, shared by all sessions that run on it. */
-#ifndef LAZY_POOL_H
-#define LAZY_POOL_H
+#pragma once
 
 #include "../lazyllm.h"
 
@@ -30,5 +29,3 @@ void lazy_pool_client_close(lazy_pool_client *client); /* NULL is fine */
  * threads; a job that was under way when its poll forked ends there as LAZY_UNUSABLE, if the poll did not ask to stop.
  */
 int lazy_pool_run(lazy_pool_client *client, lazy_task task, void *job, int n, lazy_poll poll);
-
-#endif

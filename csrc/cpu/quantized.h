@@ -16,22 +16,10 @@ INLINE words words_at(const void *p) { return *(const loose_words *)p; }
 INLINE words splat_bytes(int byte) { return (int32_t)((uint32_t)byte * 0x01010101u) - (words){ 0 }; }
 
 #ifndef BYTES_AT
-#define BYTES_AT(p)        widen_bytes(p)
-#define SIGNED_BYTES_AT(p) widen_signed_bytes(p)
-
-INLINE ints widen_bytes(const uint8_t *p)
-{
-    uint8_t v __attribute__((vector_size(LANES)));
-    memcpy(&v, p, sizeof v);
-    return __builtin_convertvector(v, ints);
-}
-
-INLINE ints widen_signed_bytes(const int8_t *p)
-{
-    int8_t v __attribute__((vector_size(LANES)));
-    memcpy(&v, p, sizeof v);
-    return __builtin_convertvector(v, ints);
-}
+typedef uint8_t loose_bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
+typedef int8_t loose_signed_bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
+#define BYTES_AT(p)        __builtin_convertvector(*(const loose_bytes *)(p), ints)
+#define SIGNED_BYTES_AT(p) __builtin_convertvector(*(const loose_signed_bytes *)(p), ints)
 #endif
 
 /* 16 bytes: the low 4 bits of each, then the high ones. */

@@ -1,8 +1,7 @@
 /* core.h — declarations shared by the files of lazyllm._core. Only this folder includes Python.h, and only the part of
  * its API that is the same in all versions from 3.11 on (setup.py defines Py_LIMITED_API), so that one wheel serves
  * them all. */
-#ifndef LAZY_CORE_H
-#define LAZY_CORE_H
+#pragma once
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -147,5 +146,3 @@ int array_parse_ids(PyObject *object, int32_t **ids, int *n);
  * the GIL. -1 with an exception. */
 int array_parse(PyObject *object, array_type type, const char *what, PyObject **owner, const void **data,
                 Py_ssize_t *n);
-
-#endif

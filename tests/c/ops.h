@@ -1,6 +1,5 @@
 /* ops.h — data, guarded memory and the two sides of every test of ops: a kernel's and the plain reference's. */
-#ifndef OPS_H
-#define OPS_H
+#pragma once
 
 #include <float.h>
 #include <math.h>
@@ -87,5 +86,3 @@ void test_kept_rows(const char *variant); /* K and V of 16 bits, written and rea
 void test_kept_attention(const char *variant);
 void test_selection(void);
 void test_narrowing(lazy_dtype dtype);
-
-#endif
