@@ -196,11 +196,11 @@ int lazy_cpu_regroup(lazy_stream *stream, void *y, const int32_t *new_rows, int 
     size_t bytes = (size_t)d * sizeof(float);
     for (int i = 0, r = 0; i < n_new || r < n;) {
         int old = r < n ? rows[r] : INT32_MAX, new = i < n_new ? new_rows[i] : INT32_MAX;
-        float *row = (float *)y + (int64_t)i * d, *waiting = (float *)aux + (int64_t)min_int(old, new) * d;
+        float *row = (float *)y + (int64_t)i * d, *waiting = aux ? (float *)aux + (int64_t)min_int(old, new) * d : NULL;
         const float *from = (const float *)x + (int64_t)r * d;
         if (old > new) memcpy(row, waiting, bytes); /* it is revived */
         else if (old == new) memcpy(row, from, bytes);
-        else if (aux) memcpy(waiting, from, bytes); /* it is dropped */
+        else if (waiting) memcpy(waiting, from, bytes); /* it is dropped */
         *n_revived += old > new;
         r += old <= new;
         i += new <= old;

@@ -3,6 +3,8 @@
 
 static bool parse(PyObject *value, const core_field *field)
 {
+    if (field->format == CORE_FLOATS) return !array_parse(value, ARRAY_FLOAT, field->key, field->out);
+    if (field->format == CORE_INTS) return !array_parse(value, ARRAY_INT32, field->key, field->out);
     if (field->format != 'p') return PyArg_Parse(value, (char[]){ field->format, '\0' }, field->out);
     *(bool *)field->out = value == Py_True;
     return PyBool_Check(value);

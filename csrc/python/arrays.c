@@ -85,15 +85,14 @@ int array_parse_ids(PyObject *object, int32_t **ids, int *n)
     return 0;
 }
 
-int array_parse(PyObject *object, array_type type, const char *what, PyObject **owner, const void **data, Py_ssize_t *n)
+int array_parse(PyObject *object, array_type type, const char *what, core_array *out)
 {
-    *owner = PyArray_FROM_OTF(object, TYPES[type], NPY_ARRAY_IN_ARRAY | NPY_ARRAY_ENSURECOPY);
-    if (!*owner) return -1;
-    *data = PyArray_DATA((PyArrayObject *)*owner);
-    *n = PyArray_SIZE((PyArrayObject *)*owner);
-    int rank = PyArray_NDIM((PyArrayObject *)*owner);
-    if (rank == 1) return 0;
-    PyErr_Format(PyExc_ValueError, "%s has %d dimensions; it must have 1", what, rank);
-    Py_CLEAR(*owner);
+    PyObject *owner = PyArray_FROM_OTF(object, TYPES[type], NPY_ARRAY_IN_ARRAY | NPY_ARRAY_ENSURECOPY);
+    if (!owner) return -1;
+    PyArrayObject *array = (PyArrayObject *)owner;
+    *out = (core_array){ owner, PyArray_DATA(array), PyArray_SIZE(array) };
+    if (PyArray_NDIM(array) == 1) return 0;
+    PyErr_Format(PyExc_ValueError, "%s has %d dimensions; it must have 1", what, PyArray_NDIM(array));
+    Py_CLEAR(out->owner);
     return -1;
 }

@@ -83,9 +83,10 @@ void pruning_release(lazy_pruning *pruning);
 /* arguments.c: typed members of a dict. 0 or -1 with an exception naming `what` and the key. */
 typedef struct core_field {
     const char *key;
-    char format; /* as of PyArg_Parse: an int, a float, a double or an object (borrowed); 'p': a bool */
+    char format; /* as of PyArg_Parse: an int, a float, a double or an object (borrowed); 'p': a bool; or an array */
     void *out;
 } core_field;
+enum { CORE_FLOATS = 'F', CORE_INTS = 'I' };
 #define FIELD(format, of, name) { #name, format, &(of)->name }
 int fields_parse(PyObject *dict, const char *what, const core_field *fields, size_t n);
 
@@ -142,7 +143,11 @@ PyObject *array_of(array_type type, const void *from, Py_ssize_t n, int columns)
 /* Token ids from a list or an integer array, as int32 in memory of PyMem_Malloc; -1 with an exception. Ids outside
  * int32 become -1, which is never valid. */
 int array_parse_ids(PyObject *object, int32_t **ids, int *n);
-/* *data = a copy of a vector, which lives as long as *owner (a new reference): no other thread can change it without
+/* A copy of a vector (n,), which lives as long as its owner (a new reference): no other thread can change it without
  * the GIL. -1 with an exception. */
-int array_parse(PyObject *object, array_type type, const char *what, PyObject **owner, const void **data,
-                Py_ssize_t *n);
+typedef struct core_array {
+    PyObject *owner;
+    const void *data;
+    Py_ssize_t n;
+} core_array;
+int array_parse(PyObject *object, array_type type, const char *what, core_array *out);

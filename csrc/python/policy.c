@@ -49,19 +49,18 @@ static PyObject *run_policy(SessionObject *self, const lazy_view *view)
 /* Takes (scores, n_free), which the policy returns unless it observes. */
 static int take_answer(PyObject *answer, int m, float *scores, int *n_free)
 {
-    PyObject *array, *owner;
-    const void *data;
-    Py_ssize_t n;
+    PyObject *object;
+    core_array array;
     if (!PyTuple_Check(answer)) {
         PyErr_Format(PyExc_TypeError, "a policy returned %R; it must return (scores, n_free)", answer);
         return -1;
     }
-    if (!PyArg_ParseTuple(answer, "Oi;a policy returns (scores, n_free)", &array, n_free)) return -1;
-    if (array_parse(array, ARRAY_FLOAT, "scores", &owner, &data, &n)) return -1;
-    if (n == m) memcpy(scores, data, (size_t)m * sizeof *scores);
-    else PyErr_Format(PyExc_ValueError, "a policy returned %zd scores for %d tokens in play", n, m);
-    Py_DECREF(owner);
-    return n == m ? 0 : -1;
+    if (!PyArg_ParseTuple(answer, "Oi;a policy returns (scores, n_free)", &object, n_free)) return -1;
+    if (array_parse(object, ARRAY_FLOAT, "scores", &array)) return -1;
+    if (array.n == m) memcpy(scores, array.data, (size_t)m * sizeof *scores);
+    else PyErr_Format(PyExc_ValueError, "a policy returned %zd scores for %d tokens in play", array.n, m);
+    Py_DECREF(array.owner);
+    return array.n == m ? 0 : -1;
 }
 
 static int call_policy(void *context, const lazy_view *view, float *scores, int *n_free)

@@ -34,15 +34,15 @@ lazy_sampler *sampler_at_rest(const SamplerObject *self)
 
 static PyObject *sampler_sample(SamplerObject *self, PyObject *object)
 {
-    PyObject *owner;
-    const void *logits;
-    Py_ssize_t n;
-    if (array_parse(object, ARRAY_FLOAT, "logits", &owner, &logits, &n)) return NULL;
+    core_array logits;
+    if (array_parse(object, ARRAY_FLOAT, "logits", &logits)) return NULL;
     int32_t token;
     lazy_error err = { 0 };
     bool at_rest = sampler_at_rest(self);
-    if (at_rest) WITHOUT_GIL(self, lazy_sampler_next(self->sampler, logits, n > INT32_MAX ? 0 : (int)n, &token, &err));
-    Py_DECREF(owner);
+    if (at_rest)
+        WITHOUT_GIL(self, lazy_sampler_next(self->sampler, logits.data, logits.n > INT32_MAX ? 0 : (int)logits.n,
+                                            &token, &err));
+    Py_DECREF(logits.owner);
     return at_rest ? core_result(self, err.code ? NULL : PyLong_FromLong(token), &err) : NULL;
 }
 
