@@ -141,8 +141,7 @@ static bool is_sorted(const binder *b, use use, int part)
     return (c->paired_rope || c->rotary_dim < c->head_dim) && (use == USE_QKV || use == USE_HEADS) && part < 2;
 }
 
-/* Concatenates vectors (the biases of q, k and v), widens them to f32, adds `plus`, multiplies by `factor` and uploads
- * them. */
+/* Uploads vectors (the biases of q, k and v) one behind the other, as f32, plus `plus` and then times `factor`. */
 static int bind_vector(binder *b, float **out, const source *from, float plus, float factor, lazy_error *err)
 {
     const lazy_config *c = &b->model->config;
@@ -231,8 +230,7 @@ static int prepare_matrix(binder *b, lazy_matrix *matrix, const source *from, la
     return LAZY_OK;
 }
 
-/* Binds n matrices of one shape: of the experts of layer l, or one. What the model has come to own for them is freed if
- * the backend has copied it. */
+/* Binds n matrices of one shape: of layer l's experts, or one. What they took is freed if the backend has copied it. */
 static int bind_matrices(binder *b, lazy_matrix *out, int n, int l, const source *from, lazy_error *err)
 {
     lazy_model *model = b->model;
@@ -282,8 +280,7 @@ static int bind_layer(binder *b, int l, lazy_error *err)
               of_q = whole_norms ? q : c->head_dim, of_k = whole_norms ? kv : c->head_dim;
     const use of_heads = c->layer_norm ? USE_HEADS : USE_QKV;
     const float plus = c->norm_plus_one;
-    /* the norm before the FFN was named after its place behind attention, until there were models with norms at both
-     * places */
+    /* named after its place behind attention before there were models with norms at both places */
     float **second_norm = post ? &layer->attention_post_norm : &layer->ffn_norm;
 #define Q_K_V(kind) { "self_attn.q_proj." kind, "self_attn.k_proj." kind, "self_attn.v_proj." kind }
     const source qkv = { USE_QKV, d, 3, Q_K_V("weight"), { q, kv, kv } },

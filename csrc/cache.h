@@ -48,25 +48,22 @@ typedef struct lazy_cache {
     lazy_shared
         *shared; /* memory of K,V and Aux with room for the model's context; NULL: their buffers grow like others */
     int written; /* positions below it may have rows, of passes that did not end too */
-    int32_t *shared_depths; /* (n_shared,) (host) of a session that is no owner: the rows up to these depths are the
-                               owner's, */
+    int32_t *shared_depths; /* (n_shared,) (host) of no owner: its rows up to these depths are the owner's, */
     int n_shared;           /*   of these first positions; all others it has written itself */
 
     const lazy_rope *rope; /* the model's, of `capacity` positions at least */
 
     /* kept from pass to pass; K,V and Aux with room for kv[l].capacity tokens, which is at least `capacity` */
     lazy_kv *kv; /* (n_layers,) */
-    void **aux;  /* (n_layers,) [l]: (capacity, d) inputs of layer l of tokens dropped before it; NULL where none is
-                    revived */
+    void **aux;  /* (n_layers,) (capacity, d) inputs of the layer, of tokens dropped before it; or NULL */
     lazy_remembered *remembered; /* (n_layers,) of the stage after each layer */
     float *logits;               /* (vocab,) of the last pass */
     bool has_logits;
 
     /* working memory of one pass */
     int32_t *gone; /* (length,) by position: 1 for tokens that this pass has dropped for good; unset if no stage does */
-    int32_t *notes; /* (lazy_n_notes,) first layer with a NaN or Inf; rows revived on entering each layer; argmax of the
-                       logits */
-    int32_t *depth; /* (length,) number of layers that hold K,V of the token */
+    int32_t *notes;      /* first layer with a NaN or Inf; rows revived on entering each layer; the logits' argmax */
+    int32_t *depth;      /* (length,) number of layers that hold K,V of the token */
     int32_t *in_play[2]; /* (length,), (capacity,) */
     int32_t *ids;        /* (n,) of the new tokens */
     uint8_t *flags;      /* (length,) behind `gone` and all between, see lazy_cache_lay_out */
@@ -141,8 +138,7 @@ int lazy_buffer_copy(const lazy_cache *cache, const lazy_buffer *b, lazy_room to
 
 /* ---- forks.c ---------------------------------------------------------------------------- */
 
-/* Gives a cache that has just been opened with the same rules the same room, and the rows of the first `length` tokens.
- * depths: (length,) (host). Waits. */
+/* Gives a cache just opened with the same rules the same room and the rows of `length` tokens. depths (host). Waits. */
 int lazy_cache_fork(lazy_cache *to, lazy_cache *from, const int32_t *depths, int length, lazy_error *err);
 
 /* Before rows of the positions `first` … end-1 are written, and others above their depths. depths: (first,) (host). */

@@ -104,8 +104,7 @@ void lazy_widen(float *y, const void *blocks, lazy_dtype dtype, int n);
 /* To nearest, ties to even. */
 uint16_t lazy_narrow_f16(float value);
 
-/* Rounds n values to LAZY_F32, LAZY_F16 or LAZY_BF16, to nearest, ties to even. False if a finite value became
- * infinite. */
+/* Rounds n values to LAZY_F32, F16 or BF16, to nearest, ties to even. False if a finite value became infinite. */
 bool lazy_narrow(void *to, const float *x, lazy_dtype dtype, int n);
 
 /* Rounds n values, whole blocks, to LAZY_Q8_0 or LAZY_Q4_1. */

@@ -72,8 +72,7 @@ static int norm_rows(pass *p, void *y, const void *x, int n, const float *weight
     return p->ops->rmsnorm(p->stream, y, x, n, p->config->hidden, weight, p->config->norm_eps, accumulate, err);
 }
 
-/* x += y W^T, or without w what the experts make of y; with a norm behind, x += the norm of that. x: (n, d), y: (n,
- * w->cols) or (n, d). */
+/* x += y W^T, without w what experts make of y; with a norm behind, the norm of that. x: (n, d), y: (n, columns) */
 static int add_product(pass *p, void *x, const void *y, int n, const lazy_matrix *w, const lazy_experts *experts,
                        const float *post_norm, lazy_error *err)
 {
@@ -83,8 +82,7 @@ static int add_product(pass *p, void *x, const void *y, int n, const lazy_matrix
     return code || !post_norm ? code : norm_rows(p, x, to, n, post_norm, true, err);
 }
 
-/* x += down(gated(y)), or what experts make of y, or the norm of either with a norm behind. x, y: (n, d), n <=
- * row_chunk. */
+/* x += down(gated(y)), or what experts make of y; or the norm of that, with one behind. x, y: (n, d), n <= row_chunk */
 static int add_ffn(pass *p, const lazy_layer *w, void *x, const void *y, int n, lazy_error *err)
 {
     void *gated = p->cache->ffn;

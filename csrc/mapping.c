@@ -15,8 +15,7 @@
 
 /* ---- reading where a file has been cut short -------------------------------------------- */
 
-/* Never freed, since a handler may look at it at any time; used again. No lock: a process may fork while another thread
- * maps a file. */
+/* Used again, never freed: a handler may look at any time. No lock: a process may fork while a thread maps a file. */
 typedef struct lazy_mapped {
     atomic_uintptr_t begin; /* 0: free; UINTPTR_MAX: taken, and not filled yet */
     size_t bytes;
@@ -28,8 +27,7 @@ static _Atomic(lazy_mapped *) all_mapped;
 static struct sigaction before;
 static uintptr_t page_bytes;
 
-/* Puts zeros at the address and behind it, if it is in a mapping. Allowed in a signal handler: mmap is a plain system
- * call. */
+/* Puts zeros from the address on, if it is in a mapping. Allowed in a signal handler: mmap is a plain system call. */
 static bool put_zeros(uintptr_t address)
 {
     for (lazy_mapped *m = atomic_load(&all_mapped); m; m = m->next) {

@@ -3,8 +3,7 @@
 
 #include "lazyllm.h"
 
-/* *out = room for `count` items of the type that it points to, aligned to 64; NULL on failure. `what` names the buffer
- * in the error. */
+/* *out = room for `count` items of its type, aligned to 64; NULL on failure. `what` names the buffer in the error. */
 #define lazy_alloc(out, count, what, err)                                                                              \
     lazy_alloc_bytes((void **)(out), (size_t)(count), sizeof **(out), NULL, what, err)
 #define lazy_alloc_zeroed(out, count, what, err)                                                                       \

@@ -12,8 +12,7 @@ static inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 /* The end of block i of n items, `size` items a block. */
 static inline int block_end(int i, int size, int n) { return min_int((i + 1) * size, n); }
 
-/* The size of the first of the fewest parts, of equal size within one, that are at most `most` each. 1025, 1024 -> 513
- */
+/* The size of the first of the fewest parts, equal within one, of at most `most` each. 1025, 1024 -> 513 */
 static inline int even_part(int n, int most) { return ceil_div(n, ceil_div(n, most)); }
 
 /* Nanoseconds of the monotonic clock. */

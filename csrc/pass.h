@@ -26,12 +26,10 @@ typedef struct pass {
     int n_prunable, n_forced; /* of the whole context */
     int prunable_in_play;
     int n_newly_gone; /* tokens that this pass has dropped for good */
-    int n_free; /* prunable, unforced tokens that a policy keeps after the layer just run; -1: as many as the stage
-                   keeps */
+    int n_free;       /* those that a policy keeps after this layer, of the free ones; -1: as the stage says */
 
     set in_play;     /* A[l], the tokens in play; in one of cache->in_play, the other is free for A[l+1] */
-    set computed;    /* C[l], those of them that layer l computes: A[l] itself where it is all of it, else in one of
-                        cache->rows, or until tokens are dropped or revived its tail */
+    set computed;    /* C[l], those that layer l computes: A[l] itself, its tail, or in one of cache->rows */
     void *x;         /* (computed.n, d) their hidden states */
     void *x_next;    /* (capacity, d) room for those of the next layer */
     int trace_first; /* the layer since which the sets are what they are */

@@ -47,8 +47,7 @@ int lazy_session_reschedule(lazy_session *s, const lazy_pruning *pruning, lazy_e
     return LAZY_OK;
 }
 
-/* Makes room for n_tokens, and for `wish` tokens if it has to grow. If the caches fail to grow, more room for kinds and
- * depths does no harm. */
+/* Makes room for n_tokens, or `wish` if it has to grow. Room for tokens alone, if the caches fail, does no harm. */
 static int reserve(lazy_session *s, int64_t n_tokens, int64_t wish, lazy_error *err)
 {
     int context = s->model->config.context;

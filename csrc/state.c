@@ -40,8 +40,7 @@ int lazy_session_state_length(const lazy_session *s, lazy_state_part part, int l
     return mark_rows(s, b, part, part == LAZY_STATE_REMEMBERED ? s->cache.remembered[layer].n : s->tokens.length, NULL);
 }
 
-/* Reads or writes rows of a buffer. data: (pieces, n, per_token) (host), the rows of the n tokens that has[0 …
- * length-1] marks. */
+/* Reads or writes a buffer's rows of the n tokens that has[0 … length-1] marks. data: (pieces, n, per_token) (host) */
 static int move_rows(lazy_cache *cache, const lazy_buffer *b, const uint8_t *has, int length, int n, char *data,
                      bool writes, lazy_error *err)
 {

@@ -286,8 +286,7 @@ static void merge_row(void *job, int row, int worker)
     }
 }
 
-/* Chooses the tasks. It depends on the shapes alone, not on the number of threads, so that sums always have the same
- * order. */
+/* Chooses the tasks by the shapes alone, not by the number of threads, so that sums always have the same order. */
 static void divide(attending *t)
 {
     int d = t->c->head_dim, cols = t->kernels->products.tile_cols, per_key = d + value_stride(t) + cols,

@@ -126,8 +126,7 @@ static void form_row(void *to, const char *row, lazy_dtype dtype, int k)
 
 #include "dots.h"
 
-/* With one byte the zero point of LAZY_Q8_0 is subtracted before sums are converted; as an offset it would cost bits,
- * since it is large beside the values. */
+/* These subtract the zero point before converting sums; as an offset, large beside values, it would cost bits. */
 INLINE bool is_exact(lazy_dtype dtype) { return dtype == LAZY_Q6_K || (DIGITS == 1 && dtype == LAZY_Q8_0); }
 
 typedef float factors[DOT_ROWS][4][16]; /* of rows of x and columns: the products of their scales, group by group */

@@ -1,6 +1,6 @@
-/* linear.c — products with weights. Rows of x are converted to operands once. Then, up to some number of rows, each
- * weight is read once, from where it is stored; for more rows, weights are packed into panels of operands that stay in
- * a core's cache. */
+/* linear.c — products with weights. Rows of x are converted to operands once. Up to some number of rows, each weight is
+ * read once, from where it is stored; for more, weights are packed into panels of operands that stay in a core's cache.
+ */
 #include <string.h>
 
 #include "../format.h"
@@ -133,8 +133,7 @@ static void fit_gates(product *p)
 
 /* ---- packed ----------------------------------------------------------------------------- */
 
-/* Rows row … row+n_rows-1, columns col … col+n_cols-1 of the output. Where gated (halves is 2), gate and up lie side by
- * side. */
+/* A block of the output. Where gated (halves is 2), gate and up lie side by side. */
 typedef struct block {
     float *out; /* first row and column of the block */
     int64_t out_stride;
@@ -212,8 +211,7 @@ static void multiply_packed(void *job, int task, int worker)
     }
 }
 
-/* Limited by memory bandwidth: long streams matter more than an even division, but no thread should be without a task.
- */
+/* Limited by bandwidth: long streams matter more than an even division, but no thread should be without a task. */
 static void divide_unpacked(product *p)
 {
     enum { BOUND_BY_READING = 4, MIN_COLS = 64, LEAST_COLS = 16 };
@@ -302,8 +300,7 @@ static int multiply_chunk(product p, lazy_error *err)
     return lazy_cpu_run(p.stream, unpacked ? multiply_unpacked : multiply_packed, &p, p.col_blocks * p.row_blocks, err);
 }
 
-/* In parts of about equal size: no remainder of few rows, whose sums would differ from those of the same rows in
- * another division. */
+/* In parts of about equal size: a remainder of few rows would have other sums than the same rows among many. */
 static int multiply(product p, lazy_error *err)
 {
     p.columns = p.gated ? p.w->rows / 2 : p.w->rows;

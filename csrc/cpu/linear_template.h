@@ -187,8 +187,7 @@ static void tile(float *c, int64_t c_stride, const void *a, int64_t a_stride, co
 
 /* ---- unpacked --------------------------------------------------------------------------- */
 
-/* Formats that are read as they are stored; others are widened into operands first. For one row that costs more than it
- * saves where weights are few bits. */
+/* Formats read as stored; others become operands first, which for one row costs more than it saves with few bits. */
 #ifdef OPERANDS_BF16
 #define FORM            LAZY_BF16
 #define AS_STORED(work) work(BF16)

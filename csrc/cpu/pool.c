@@ -52,8 +52,7 @@ struct lazy_pool {
     int threads;     /* the caller included */
     int started;     /* threads that run */
     worker *workers; /* (threads,) entry 0 is unused */
-    atomic_int pid;  /* of the process that the threads live in; the negative of a forked child's while its first caller
-                        starts them */
+    atomic_int pid;  /* of the threads' process; negative while a forked child's first caller starts its own */
 
     pthread_mutex_t lock; /* held for a few instructions only, never while a task or a poll runs */
     pthread_cond_t work;  /* workers with a client sleep here */
@@ -94,8 +93,7 @@ static void assign_workers(lazy_pool *pool)
     pthread_cond_broadcast(&pool->spare);
 }
 
-/* Takes clients off the list that are idle: for a while, or because the calling thread, which ran their last job, is
- * now at another. */
+/* Takes clients off the list that are idle for a while, or whose caller is now, in this thread, at another's job. */
 static bool drop_idle(lazy_pool *pool)
 {
     bool dropped = false;

@@ -90,8 +90,7 @@ INLINE float scale_of_block(const void *block, lazy_dtype dtype)
 }
 INLINE float offset_of_block(const void *block) { return -lazy_f16[((const uint16_t *)block)[1]]; }
 
-/* Integer scales i … i + LANES - 1 of a long block: of its 8 groups, then of their offsets; of LAZY_Q6_K's 16 half
- * groups. */
+/* Integer scales i … i + LANES - 1 of a long block: of 8 groups, then their offsets; of LAZY_Q6_K's 16 half groups. */
 INLINE vec integer_scales(const void *block, lazy_dtype dtype, int i)
 {
     if (dtype == LAZY_Q6_K)
@@ -109,8 +108,7 @@ INLINE vec integer_scales(const void *block, lazy_dtype dtype, int i)
     return __builtin_convertvector(BYTES_AT(unpacked + i), vec);
 }
 
-/* The scales of the groups of a block, then from OFFSETS on their offsets; of LAZY_Q6_K the scales of its half groups.
- */
+/* The scales of a block's groups, from OFFSETS on their offsets; of LAZY_Q6_K the scales of its half groups. */
 typedef float scales[16];
 enum { OFFSETS = 8 };
 

@@ -200,8 +200,7 @@ INLINE four_rows rows_at(const void *base, size_t row_bytes, const int32_t *slot
     return rows;
 }
 
-/* Makes the call for groups of up to DOT_ROWS heads, which share the loads of four rows, from head `h` on; their number
- * is a constant, `heads`. */
+/* Makes the call for up to DOT_ROWS heads from `h` on, a constant number `heads`; they share loads of four rows. */
 #define BY_HEADS(call)                                                                                                 \
     for (int h = 0; h < n_heads; h += DOT_ROWS) {                                                                      \
         switch (min_int(n_heads - h, DOT_ROWS)) {                                                                      \
@@ -209,8 +208,7 @@ INLINE four_rows rows_at(const void *base, size_t row_bytes, const int32_t *slot
         }                                                                                                              \
     }
 
-/* total[c] += the products of values i … d-1 of four rows. Apart, and of any type: few models' heads are no whole
- * vectors. */
+/* total[c] += products of values i … d-1 of four rows. Apart, of any type: few models' heads are no whole vectors. */
 static __attribute__((noinline)) void add_rest_of_keys(float total[4], const float *q, const four_rows *keys,
                                                        lazy_dtype dtype, int i, int d)
 {

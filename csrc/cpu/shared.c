@@ -100,8 +100,7 @@ static void after_fork_in_child(void)
 
 static void install_handlers(void) { handlers_failed = pthread_atfork(before_fork, after_fork, after_fork_in_child); }
 
-/* An unnamed file in memory of that many bytes, which takes room where it is written. Returns its descriptor, or -1 and
- * errno. */
+/* An unnamed file in memory, which takes room where it is written: its descriptor, or -1 and errno. */
 static int create_file(size_t bytes)
 {
     struct rlimit most;

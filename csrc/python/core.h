@@ -1,6 +1,5 @@
 /* core.h — declarations shared by the files of lazyllm._core. Only this folder includes Python.h, and only the part of
- * its API that is the same in all versions from 3.11 on (setup.py defines Py_LIMITED_API), so that one wheel serves
- * them all. */
+ * its API that is the same in all versions from 3.11 on (Py_LIMITED_API): one wheel serves them all. */
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -66,8 +65,7 @@ lazy_sampler *sampler_at_rest(const SamplerObject *self);
 
 /* Sets the Python exception for err; returns NULL. For LAZY_CANCELLED the callback has set one already. */
 PyObject *core_raise(const core_state *state, const lazy_error *err);
-/* The result of a method that has called the core: takes `result`, which may be NULL already, and gives it, or NULL
- * with that exception. */
+/* The result of a method that has called the core: takes `result`, NULL perhaps, and gives it or that exception. */
 PyObject *core_result(const void *object, PyObject *result, const lazy_error *err);
 PyObject *core_none(const void *object, const lazy_error *err); /* the result None */
 
@@ -110,8 +108,7 @@ void watcher_begin(watcher *w, PyObject *callback);
 void watcher_hold(watcher *w);
 void watcher_release(watcher *w);
 
-/* policy.c: the session's policy, for the core; and what it may read while it runs: session.view(part, first, n) ->
- * array. */
+/* policy.c: the session's policy, for the core; what it may read: session.view(part, first, n) -> array. */
 lazy_policy policy_of(SessionObject *self);
 PyObject *policy_view(SessionObject *self, PyObject *args);
 
@@ -143,8 +140,7 @@ PyObject *array_of(array_type type, const void *from, Py_ssize_t n, int columns)
 /* Token ids from a list or an integer array, as int32 in memory of PyMem_Malloc; -1 with an exception. Ids outside
  * int32 become -1, which is never valid. */
 int array_parse_ids(PyObject *object, int32_t **ids, int *n);
-/* A copy of a vector (n,), which lives as long as its owner (a new reference): no other thread can change it without
- * the GIL. -1 with an exception. */
+/* A copy of a vector (n,), alive as its owner (a new reference): no thread can change it. -1 with an exception */
 typedef struct core_array {
     PyObject *owner;
     const void *data;

@@ -100,8 +100,7 @@ static int parse_tensors(PyObject *entries, table *t)
     return 0;
 }
 
-/* Works on copies of all that it is given: reading a value may run Python code, and while the model opens other threads
- * run. */
+/* Works on copies: reading a value may run Python code, and while the model opens other threads run. */
 static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = { "config",    "shards",  "tensors", "device", "threads",

@@ -82,8 +82,7 @@ static PyObject *add_exception(PyObject *module, const char *name, const char *d
     return exception;
 }
 
-/* The GIL is what keeps two threads from one session. A free-threaded Python turns it on for this module, unless it is
- * told not to. */
+/* The GIL keeps two threads from one session. A free-threaded Python turns it on here, unless told not to. */
 static int require_gil(void)
 {
     PyObject *function = PySys_GetObject("_is_gil_enabled"); /* since Python 3.13 */

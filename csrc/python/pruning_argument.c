@@ -3,8 +3,7 @@
 
 static const char *const WHAT = "pruning";
 
-/* An array with an element of `size` bytes for each tuple of the sequence, or NULL with an exception; PyMem_Free. noun:
- * of an element; form: of its tuple */
+/* An array (PyMem_Free) with an element for each tuple, or NULL with an exception. noun: an element; form: its tuple */
 static void *parse_tuples(PyObject *sequence, const char *noun, const char *form, size_t size,
                           int (*parse)(PyObject *, void *), int *n)
 {

@@ -26,8 +26,7 @@ PyObject *session_create(ModelObject *model, PyObject *dict)
     return (PyObject *)self;
 }
 
-/* A policy may hold its session. There is no tp_clear: such a circle is broken at the policy, which no pass can miss
- * then. */
+/* A policy may hold its session. Without tp_clear the circle is broken at the policy, which no pass misses. */
 static int session_traverse(SessionObject *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE((PyObject *)self));
