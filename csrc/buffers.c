@@ -25,7 +25,7 @@ static void add_rows(lazy_cache *cache, void *slot, int pieces, size_t per_token
                      const char *what)
 {
     lazy_buffer *b = add(cache, slot, pieces, per_token, what);
-    b->kept = b->has_rows = true;
+    b->kept = true;
     b->sparse = sparse;
     b->least = least;
     b->most = most;
@@ -57,8 +57,10 @@ int lazy_buffers_open(lazy_cache *cache, const lazy_pruning *pruning, lazy_error
         add_rows(cache, &cache->kv[l].k, c->n_kv_heads, head, sparse, l + 1, n, "the key cache");
         add_rows(cache, &cache->kv[l].v, c->n_kv_heads, head, sparse, l + 1, n, "the value cache");
     }
-    for (int l = 0; l < n; l++) {
+    for (int l = 0; l < n; l++)
         if (lazy_rules_revive_at(pruning, l)) add_rows(cache, &cache->aux[l], 1, d, true, l, l, "the Aux cache");
+    cache->n_with_rows = cache->n_buffers;
+    for (int l = 0; l < n; l++) {
         if (pruning->memory <= 0 || !lazy_rules_stage_at(pruning, l)) continue;
         add(cache, &cache->remembered[l].scores, 1, sizeof(float), "remembered scores")->kept = true;
         add(cache, &cache->remembered[l].fresh, 1, sizeof(float), "remembered scores");
@@ -87,7 +89,8 @@ static bool holds(const lazy_buffer *b, int depth) { return b->least <= depth &&
 /* True if the buffer has the token at position i, and not because the cache shares its row with the owner. */
 static bool is_own(const lazy_cache *cache, const lazy_buffer *b, const int32_t *depths, int i)
 {
-    return holds(b, depths[i]) && !(b->has_rows && i < cache->n_shared && holds(b, cache->shared_depths[i]));
+    bool has_rows = b < cache->buffers + cache->n_with_rows;
+    return holds(b, depths[i]) && !(has_rows && i < cache->n_shared && holds(b, cache->shared_depths[i]));
 }
 
 static int copy_tokens(lazy_stream *stream, const lazy_buffer *b, lazy_room to, lazy_room from, int first, int end,

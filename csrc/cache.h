@@ -21,9 +21,8 @@ typedef struct lazy_buffer {
     size_t per_token; /* bytes of an item, or of a token in one piece */
     size_t extra;     /* bytes beside them */
     bool kept;        /* from pass to pass, thus copied when it grows */
-    bool has_rows;    /* one of K, V and Aux: has a row for a token of each depth from `least` to `most` */
     bool sparse;      /* only some tokens have rows */
-    int least, most;
+    int least, most;  /* of K, V and Aux: tokens of these depths have rows */
     const char *what;
     int capacity;         /* items, or tokens; at least the cache's */
     size_t shared_offset; /* of K, V and Aux: where the buffer lies in shared memory */
@@ -40,10 +39,10 @@ typedef struct lazy_remembered {
 typedef struct lazy_cache {
     lazy_model *model;
     lazy_stream *stream;
-    int capacity;         /* tokens */
-    lazy_buffer *buffers; /* (n_buffers,) all buffers below that are on the backend */
-    int n_buffers;
-    size_t shared_bytes; /* of K, V and Aux with room for the model's context */
+    int capacity;               /* tokens */
+    lazy_buffer *buffers;       /* (n_buffers,) all buffers below that are on the backend */
+    int n_buffers, n_with_rows; /* K, V and Aux come first */
+    size_t shared_bytes;        /* of K, V and Aux with room for the model's context */
 
     lazy_shared
         *shared; /* memory of K,V and Aux with room for the model's context; NULL: their buffers grow like others */

@@ -15,18 +15,15 @@ enum { MAX_PATH = 4096, MAX_THREADS = 1024 };
 static int library_path(char *path, lazy_error *err)
 {
     const char *wish = getenv("LAZYLLM_CUDA_LIBRARY");
-    if (wish && *wish) {
-        if (snprintf(path, MAX_PATH, "%s", wish) < MAX_PATH) return LAZY_OK;
-        return lazy_fail(err, LAZY_DEVICE, "LAZYLLM_CUDA_LIBRARY is longer than %d bytes", MAX_PATH);
-    }
-    Dl_info here;
-    if (!dladdr((void *)&lazy_device_open, &here) || !here.dli_fname)
+    Dl_info here = { 0 };
+    if (!(wish && *wish) && (!dladdr((void *)&lazy_device_open, &here) || !here.dli_fname))
         return lazy_fail(err, LAZY_DEVICE, "the core's own file is unknown");
-    const char *slash = strrchr(here.dli_fname, '/');
-    int folder = slash ? (int)(slash - here.dli_fname + 1) : 0;
-    if (snprintf(path, MAX_PATH, "%.*sliblazyllm_cuda.so", folder, here.dli_fname) >= MAX_PATH)
-        return lazy_fail(err, LAZY_DEVICE, "the core's folder has a name of more than %d bytes", MAX_PATH);
-    if (access(path, R_OK))
+    const char *slash = here.dli_fname ? strrchr(here.dli_fname, '/') : NULL;
+    int folder = slash ? (int)(slash - here.dli_fname + 1) : 0,
+        length = here.dli_fname ? snprintf(path, MAX_PATH, "%.*sliblazyllm_cuda.so", folder, here.dli_fname)
+                                : snprintf(path, MAX_PATH, "%s", wish);
+    if (length >= MAX_PATH) return lazy_fail(err, LAZY_DEVICE, "the CUDA core's path has over %d bytes", MAX_PATH);
+    if (here.dli_fname && access(path, R_OK))
         return lazy_fail(err, LAZY_DEVICE,
                          "the CUDA core is not part of this install (%s is missing): install again where nvcc is, with "
                          "LAZYLLM_CUDA=1",
