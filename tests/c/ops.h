@@ -37,6 +37,9 @@ void *guarded(size_t n);
 /* Frees the memory of the test under way. True if all guards are whole. */
 bool all_freed(void);
 
+/* The last check of a test, and that it has written nothing outside its outputs. */
+#define CHECK_FREED(good, ...) (check(good, __VA_ARGS__), check(all_freed(), "written outside: " __VA_ARGS__))
+
 /* Largest difference as a share of the largest value; NaN anywhere gives infinity. */
 double error_of(const float *got, const float *want, size_t n);
 /* Divided by min_scale where the largest is below it. */
