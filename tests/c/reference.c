@@ -42,7 +42,6 @@ static void dots(double *sums, const float *x, int n, const lazy_matrix *w, int 
 static int reference_matmul(lazy_stream *stream, void *y, const void *x, int n, const lazy_matrix *w, bool accumulate,
                             lazy_error *err)
 {
-    (void)stream, (void)err;
     double sums[ROWS_AT_ONCE];
     for (int first = 0; first < n; first += ROWS_AT_ONCE) {
         int here = min_int(ROWS_AT_ONCE, n - first);
@@ -69,7 +68,6 @@ static int reference_logits(lazy_stream *stream, float *y, const void *x, int n,
 static int reference_surprisal(lazy_stream *stream, float *surprisal, float *logits, int n, int vocab,
                                const int32_t *ids, lazy_error *err)
 {
-    (void)stream, (void)err;
     for (int r = 0; r < n; r++) {
         const float *row = logits + (int64_t)r * vocab;
         double max = -INFINITY, sum = 0;
@@ -85,7 +83,6 @@ static double gelu(double x) { return 0.5 * x * (1.0 + tanh(sqrt(2.0 / M_PI) * (
 static int reference_gated(lazy_stream *stream, void *y, const void *x, int n, const lazy_matrix *gate_up,
                            lazy_error *err)
 {
-    (void)err;
     int ffn = gate_up->rows / 2;
     double gates[ROWS_AT_ONCE], ups[ROWS_AT_ONCE];
     for (int first = 0; first < n; first += ROWS_AT_ONCE) {
@@ -156,7 +153,6 @@ static bool norm(float *y, const float *x, int d, const float *weight, float eps
 static int reference_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps,
                              bool accumulate, lazy_error *err)
 {
-    (void)err;
     for (int r = 0; r < n; r++)
         norm((float *)y + (int64_t)r * d, (const float *)x + (int64_t)r * d, d, weight, eps, accumulate,
              stream->config->layer_norm);
@@ -166,7 +162,6 @@ static int reference_rmsnorm(lazy_stream *stream, void *y, const void *x, int n,
 static int reference_checked_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight,
                                      float eps, int layer, int32_t *first_bad, lazy_error *err)
 {
-    (void)err;
     for (int r = 0; r < n; r++)
         if (!norm((float *)y + (int64_t)r * d, (const float *)x + (int64_t)r * d, d, weight, eps, false,
                   stream->config->layer_norm))
@@ -233,7 +228,6 @@ static void attend_row(lazy_stream *stream, float *p, const lazy_attending *a, i
 
 static int reference_attention(lazy_stream *stream, void *y, const lazy_attending *a, lazy_error *err)
 {
-    (void)err;
     const lazy_config *c = stream->config;
     lazy_cpu_stream *scratch = (lazy_cpu_stream *)stream;
     int d = c->head_dim;
@@ -260,7 +254,6 @@ static int reference_attention(lazy_stream *stream, void *y, const lazy_attendin
 static int reference_scores(lazy_stream *stream, float *scores, const lazy_attending *a, int queries,
                             lazy_pooling pooling, int first_asking, lazy_error *err)
 {
-    (void)err;
     const lazy_config *c = stream->config;
     lazy_cpu_stream *scratch = (lazy_cpu_stream *)stream;
     int n = a->n, m = a->m, counted = 0;
@@ -288,7 +281,6 @@ static int reference_scores(lazy_stream *stream, float *scores, const lazy_atten
 
 static int reference_smooth(lazy_stream *stream, float *out, const float *scores, int m, int width, lazy_error *err)
 {
-    (void)stream, (void)err;
     for (int j = 0; j < m; j++) {
         int first = max_int(j - width / 2, 0), last = min_int(j + width / 2, m - 1);
         double sum = 0;

@@ -30,14 +30,19 @@ typedef struct place {
     lazy_pool_client *client;
 } place;
 
+static void must(int code, const lazy_error *err)
+{
+    if (!code) return;
+    printf("%s\n", err->message);
+    exit(1);
+}
+
 static place open_place(int threads)
 {
     place p;
     lazy_error err = { 0 };
-    if (lazy_pool_open(&p.pool, threads, &err) == LAZY_OK && lazy_pool_client_open(&p.client, p.pool, &err) == LAZY_OK)
-        return p;
-    printf("%s\n", err.message);
-    exit(1);
+    must(lazy_pool_open(&p.pool, threads, &err) || lazy_pool_client_open(&p.client, p.pool, &err), &err);
+    return p;
 }
 
 static void close_place(place p)
@@ -51,11 +56,7 @@ typedef struct counting {
     int done[TASKS];
 } counting;
 
-static void count_task(void *job, int task, int worker)
-{
-    (void)worker;
-    ((counting *)job)->done[task]++;
-}
+static void count_task(void *job, int task, int worker) { ((counting *)job)->done[task]++; }
 
 static void *run_jobs(void *argument)
 {
@@ -70,23 +71,17 @@ static void *run_jobs(void *argument)
 /* A poll that waits for another thread, which runs a job of its own. */
 static int run_beside(void *context, int layers_done, int n_layers)
 {
-    (void)layers_done, (void)n_layers;
     pthread_t other;
     pthread_create(&other, NULL, run_jobs, context);
     pthread_join(other, NULL);
     return 0;
 }
 
-static int stop_at_once(void *context, int layers_done, int n_layers)
-{
-    (void)context, (void)layers_done, (void)n_layers;
-    return 1;
-}
+static int stop_at_once(void *context, int layers_done, int n_layers) { return 1; }
 
 /* Takes 2 ms and counts itself in *job. */
 static void slow_task(void *job, int task, int worker)
 {
-    (void)task, (void)worker;
     struct timespec nap = { 0, 2 * 1000 * 1000 };
     nanosleep(&nap, NULL);
     __atomic_fetch_add((int *)job, 1, __ATOMIC_RELAXED);
@@ -99,7 +94,6 @@ typedef struct long_job {
 
 static void long_task(void *job, int task, int worker)
 {
-    (void)task, (void)worker;
     __atomic_fetch_add(&((long_job *)job)->started, 1, __ATOMIC_RELAXED);
     slow_task(&((long_job *)job)->done, task, worker);
 }
@@ -184,9 +178,8 @@ static lazy_shared *joined_parts(const lazy_shared *from, const lazy_stretch *pa
 {
     lazy_shared *shared;
     lazy_error err = { 0 };
-    if (lazy_cpu_shared_join(&shared, from, parts, n, &err) == LAZY_OK) return shared;
-    printf("%s\n", err.message);
-    exit(1);
+    must(lazy_cpu_shared_join(&shared, from, parts, n, &err), &err);
+    return shared;
 }
 
 static lazy_shared *joined(const lazy_shared *from)
@@ -198,9 +191,8 @@ static lazy_shared *opened_shared(void)
 {
     lazy_shared *shared;
     lazy_error err = { 0 };
-    if (lazy_cpu_shared_open(NULL, &shared, SHARED_BYTES, &err) == LAZY_OK) return shared;
-    printf("%s\n", err.message);
-    exit(1);
+    must(lazy_cpu_shared_open(NULL, &shared, SHARED_BYTES, &err), &err);
+    return shared;
 }
 
 static void test_shared(void)
@@ -367,7 +359,6 @@ static atomic_int n_pauses;
 /* Holds a thread where it is for a moment. Not for longer: fork() waits for malloc. */
 static void pause_here(int number)
 {
-    (void)number;
     int64_t end = now_ns() + 1000 * 1000;
     atomic_fetch_add(&n_pauses, 1);
     while (now_ns() < end) continue;
