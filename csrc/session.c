@@ -38,9 +38,8 @@ int lazy_session_reschedule(lazy_session *s, const lazy_pruning *pruning, lazy_e
     if (code) return code;
     if (s->pruning.policy.call || own.policy.call || !lazy_rules_same_caches(&s->pruning, &own, n_layers)) {
         lazy_rules_close(&own);
-        return lazy_invalid(
-            err, "the session's caches are for stages after other layers, or for memory where there is none, or "
-                 "one of the settings has a policy; open another session");
+        return lazy_invalid(err, "the session's caches are for stages after other layers or for memory, or a setting "
+                                 "has a policy; open another session");
     }
     lazy_rules_close(&s->pruning);
     s->pruning = own;
@@ -134,13 +133,10 @@ static int check_kind(const lazy_session *s, const lazy_pass *pass, lazy_error *
     const lazy_pruning *pruning = &s->pruning;
     int left_out_end = s->tokens.left_out_end;
     if (pass->reads && pruning->n_stages && pruning->stages[0].for_good)
-        return lazy_invalid(
-            err,
-            "the first stage, after layer %d, drops tokens for good, so that none can wait there for a later prompt",
-            pruning->stages[0].layer);
+        return lazy_invalid(err, "the first stage, after layer %d, drops tokens for good: none can wait there",
+                            pruning->stages[0].layer);
     if (pass->surprisal && lazy_rules_prune(&s->pruning))
-        return lazy_invalid(err,
-                            "the session prunes, so that not every token has a surprisal; open one without pruning");
+        return lazy_invalid(err, "the session prunes, and not every token has a surprisal; open one without pruning");
     if (left_out_end > s->tokens.length &&
         (left_out_end >= (int64_t)s->tokens.length + pass->n || pass->generated || pass->surprisal))
         return lazy_invalid(
@@ -170,10 +166,8 @@ int lazy_session_run(lazy_session *s, const lazy_pass *pass, lazy_error *err)
     if (!code) code = lazy_cache_write_from(&s->cache, s->tokens.length, (int)length, s->tokens.depths, err);
     const lazy_tokens before = s->tokens;
     if (!code) {
-        lazy_tokens_append(&s->tokens, pass->ids, pass->n,
-                           pass->reads       ? LAZY_READ
-                           : pass->generated ? LAZY_GENERATED
-                                             : LAZY_PROMPT);
+        uint8_t kind = pass->reads ? LAZY_READ : pass->generated ? LAZY_GENERATED : LAZY_PROMPT;
+        lazy_tokens_append(&s->tokens, pass->ids, pass->n, kind);
         s->cache.stream->watch = pass->watch;
         s->cache.stream->layers_done = 0;
         code = lazy_forward(s, pass, err);

@@ -7,18 +7,10 @@ core_state *core_state_of(const void *object) { return PyType_GetModuleState(Py_
 
 PyObject *core_raise(const core_state *state, const lazy_error *err)
 {
-    PyObject *exception = PyExc_ValueError;
-    switch (err->code) {
-    case LAZY_CANCELLED: return NULL;
-    case LAZY_CHECKPOINT: exception = state->checkpoint_error; break;
-    case LAZY_MEMORY: exception = PyExc_MemoryError; break;
-    case LAZY_IO: exception = PyExc_OSError; break;
-    case LAZY_DEVICE: exception = state->device_error; break;
-    case LAZY_UNUSABLE: exception = PyExc_RuntimeError; break;
-    case LAZY_OK:
-    case LAZY_INVALID: break;
-    }
-    PyErr_SetString(exception, err->message);
+    PyObject *const exceptions[] = { [-LAZY_INVALID] = PyExc_ValueError,   [-LAZY_CHECKPOINT] = state->checkpoint_error,
+                                     [-LAZY_MEMORY] = PyExc_MemoryError,   [-LAZY_IO] = PyExc_OSError,
+                                     [-LAZY_DEVICE] = state->device_error, [-LAZY_UNUSABLE] = PyExc_RuntimeError };
+    if (err->code != LAZY_CANCELLED) PyErr_SetString(exceptions[-err->code], err->message);
     return NULL;
 }
 
