@@ -195,33 +195,6 @@ static lazy_shared *opened_shared(void)
     return shared;
 }
 
-static void test_shared(void)
-{
-    lazy_shared *owner = opened_shared();
-    put(owner, "ab ");
-    check(owner->owner && lazy_cpu_shared_leave(owner, NULL) == LAZY_OK && owner->owner,
-          "shared memory: an owner that is alone stays");
-    lazy_shared *fork_a = joined(owner), *fork_b = joined(owner);
-    check(!fork_a->owner && holds_text(fork_a, "ab?") && holds_text(fork_b, "ab?"),
-          "shared memory: a fork has what the owner wrote");
-    put(fork_a, " x1");
-    put(owner, "  c");
-    check(holds_text(owner, "abc") && holds_text(fork_a, "ax1") && holds_text(fork_b, "ab?"),
-          "shared memory: forks write for themselves");
-    lazy_shared *later = joined(fork_a);
-    check(holds_text(later, "abc"), "shared memory: a fork of a fork has what the owner wrote");
-    check(lazy_cpu_shared_leave(owner, NULL) == LAZY_OK && !owner->owner && holds_text(owner, "abc"),
-          "shared memory: an owner leaves");
-    put(owner, "zzz");
-    check(holds_text(owner, "zzz") && holds_text(fork_b, "abc") && holds_text(later, "abc"),
-          "shared memory: one that left shows nowhere");
-    lazy_cpu_shared_close(owner);
-    lazy_cpu_shared_close(fork_b);
-    check(holds_text(later, "abc") && holds_text(fork_a, "ax1"), "shared memory: it ends with the last that uses it");
-    lazy_cpu_shared_close(fork_a);
-    lazy_cpu_shared_close(later);
-}
-
 static void test_shared_in_parts(void)
 {
     enum { TOO_MANY = 1 << 15, SECOND = SHARED_BYTES / PLACES };
@@ -238,38 +211,6 @@ static void test_shared_in_parts(void)
     lazy_cpu_shared_close(fork_b);
     lazy_cpu_shared_close(fork_a);
     lazy_cpu_shared_close(owner);
-}
-
-/* A child process, which has left what its parent owns. Returns what `good` gives in the child. */
-static bool in_child(bool (*good)(lazy_shared *), lazy_shared *shared)
-{
-    pid_t child = fork();
-    if (!child) _exit(good(shared) ? 0 : 1);
-    int status;
-    return waitpid(child, &status, 0) == child && status == 0;
-}
-
-static bool writes_for_itself(lazy_shared *shared)
-{
-    if (shared->owner) return false;
-    put(shared, "xyz");
-    return holds_text(shared, "xyz");
-}
-
-static void test_shared_in_child(void)
-{
-    lazy_shared *others[] = { opened_shared(), opened_shared(), opened_shared() }, *owner = others[1];
-    lazy_cpu_shared_close(others[2]);
-    for (int round = 0; round < 2; round++) {
-        put(owner, "abc");
-        check(in_child(writes_for_itself, owner), "shared memory: a child process writes for itself");
-        check(holds_text(owner, "abc"), "shared memory: a child process shows nowhere");
-    }
-    check(lazy_cpu_shared_leave(owner, NULL) == LAZY_OK && !owner->owner,
-          "shared memory: whoever shares it with a child is not alone");
-    lazy_cpu_shared_close(owner);
-    check(in_child(writes_for_itself, others[0]), "shared memory: a child process with one owner less");
-    lazy_cpu_shared_close(others[0]);
 }
 
 static void *share_and_close(void *argument)
@@ -415,9 +356,7 @@ int main(void)
 {
     test_pool();
     test_short_jobs_beside_a_long_one();
-    test_shared();
     test_shared_in_parts();
-    test_shared_in_child();
     test_shared_by_threads();
     test_small_pages();
     test_forks_beside_a_thread();
