@@ -224,3 +224,6 @@ struct lazy_stream {
 };
 
 int lazy_cpu_open(lazy_backend **out, int threads, lazy_compute compute, lazy_dtype kv, lazy_error *err);
+
+/* Opens the backend of a device. type: the dtype of most weights; a device that has to choose one computes in it. */
+int lazy_device_open(lazy_backend **out, const lazy_device *device, lazy_dtype type, lazy_error *err);

@@ -35,3 +35,6 @@ typedef struct lazy_cuda_library {
 /* The only exported symbol. */
 #define LAZY_CUDA_SYMBOL "lazy_cuda_library_get"
 typedef const lazy_cuda_library *lazy_cuda_library_getter(void);
+
+/* Loads liblazyllm_cuda, which stays loaded. */
+int lazy_cuda_load(const lazy_cuda_library **out, lazy_error *err);

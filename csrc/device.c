@@ -1,12 +1,11 @@
 #define _GNU_SOURCE /* dladdr */
-#include "device.h"
-
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "cuda_library.h"
 #include "error.h"
 
 enum { MAX_PATH = 4096, MAX_THREADS = 1024 };

@@ -4,7 +4,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "device.h"
 #include "error.h"
 #include "memory.h"
 

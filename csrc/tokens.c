@@ -1,10 +1,8 @@
-#include "tokens.h"
-
 #include <string.h>
 
-#include "backend.h"
 #include "memory.h"
 #include "numeric.h"
+#include "session.h"
 
 int lazy_tokens_reserve(lazy_tokens *tokens, int capacity, lazy_error *err)
 {

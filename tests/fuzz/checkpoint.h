@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "../../csrc/device.h"
 #include "../../csrc/model.h"
 #include "../../csrc/format.h"
 #include "../../csrc/memory.h"
