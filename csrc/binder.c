@@ -182,9 +182,8 @@ static int choose_format(const binder *b, const char *name, use use, int cols, l
     *format = !rounds ? stored : q4 && use != USE_TABLE ? LAZY_Q4_1 : LAZY_Q8_0;
     const lazy_format *target = &lazy_formats[*format];
     if (*format != stored && lazy_is_quantized(stored))
-        return lazy_invalid(
-            err, "weights=\"%s\": tensor %s%s is stored in %s; quantized weights are used as stored, with \"auto\"",
-            b->weights, b->prefix, name, lazy_formats[stored].name);
+        return lazy_invalid(err, "weights=\"%s\": tensor %s%s is stored in %s, which is used as stored, with \"auto\"",
+                            b->weights, b->prefix, name, lazy_formats[stored].name);
     if (cols % target->values)
         return lazy_invalid(err, "weights=\"%s\": tensor %s%s has rows of %d values, and %s takes multiples of %d",
                             b->weights, b->prefix, name, cols, target->name, target->values);

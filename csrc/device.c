@@ -86,9 +86,8 @@ int lazy_device_open(lazy_backend **out, const lazy_device *device, lazy_dtype t
     if (compute != LAZY_COMPUTE_F32)
         return lazy_invalid(err, "compute is for the CPU; a GPU computes in the type of the checkpoint's weights");
     if (kv != LAZY_F32 && kv != (int)type)
-        return lazy_invalid(
-            err, "kv is \"%s\"; the CUDA core keeps K and V as %s, the type that it computes in: leave kv out",
-            types[kv], types[type]);
+        return lazy_invalid(err, "kv is \"%s\"; the CUDA core keeps K and V as %s, in which it computes: leave kv out",
+                            types[kv], types[type]);
     const lazy_cuda_library *library;
     int code = lazy_cuda_load(&library, err);
     return code ? code : library->open(out, &options, err);

@@ -18,12 +18,12 @@ static void place_rows(lazy_cache *cache)
 /* Moves K, V and Aux into shared memory as its owner, if the backend has such memory. */
 static int move_to_shared(lazy_cache *cache, const int32_t *depths, int length, lazy_error *err)
 {
-    const lazy_ops *ops = cache->model->backend->ops;
+    lazy_backend *backend = cache->model->backend;
+    const lazy_ops *ops = backend->ops;
     const lazy_buffer *end = cache->buffers + cache->n_with_rows;
     lazy_shared *shared;
-    if (cache->shared || !ops->shared_open ||
-        ops->shared_open(cache->model->backend, &shared, cache->shared_bytes, NULL))
-        return LAZY_OK;
+    if (cache->shared || !ops->shared_open) return LAZY_OK;
+    if (ops->shared_open(backend, &shared, cache->shared_bytes, NULL)) return LAZY_OK;
     int code = LAZY_OK;
     for (const lazy_buffer *b = cache->buffers; b < end && !code; b++)
         code = lazy_buffer_copy(cache, b, shared_room(cache, shared, b), lazy_room_of(b), depths, length, err);
@@ -31,7 +31,7 @@ static int move_to_shared(lazy_cache *cache, const int32_t *depths, int length, 
         ops->shared_close(shared);
         return code;
     }
-    for (const lazy_buffer *b = cache->buffers; b < end; b++) ops->free(cache->model->backend, *b->slot);
+    for (const lazy_buffer *b = cache->buffers; b < end; b++) ops->free(backend, *b->slot);
     cache->shared = shared;
     cache->written = length;
     place_rows(cache);

@@ -142,12 +142,12 @@ static int run_layer(pass *p, int l, lazy_error *err)
         void *part = row_of(p, p->x, first, d), *qkv = row_of(p, cache->qkv, first, lazy_qkv_width(c));
         /* without a norm here, another one checks the values; what it computes is not used */
         const float *norm = w->attention_norm ? w->attention_norm : w->attention_post_norm;
-        if ((code = p->ops->checked_rmsnorm(p->stream, cache->normed, part, here, d, norm, c->norm_eps, source,
-                                            cache->notes, err)))
-            return lazy_fail_in(err, code, "attention norm");
+        code = p->ops->checked_rmsnorm(p->stream, cache->normed, part, here, d, norm, c->norm_eps, source, cache->notes,
+                                       err);
+        if (code) return lazy_fail_in(err, code, "attention norm");
         p->stream->many_rows = is_part;
-        if ((code =
-                 p->ops->matmul(p->stream, qkv, w->attention_norm ? cache->normed : part, here, &w->qkv, false, err)))
+        const void *from = w->attention_norm ? cache->normed : part;
+        if ((code = p->ops->matmul(p->stream, qkv, from, here, &w->qkv, false, err)))
             return lazy_fail_in(err, code, "q, k and v projection");
         p->stream->many_rows = is_part && !last;
         int done = clamp_int(skip - first, 0, here); /* rows of this part whose outputs nobody reads */
@@ -272,6 +272,12 @@ static int prune_and_revive(pass *p, int l, lazy_error *err)
 
 /* ---- the end ---------------------------------------------------------------------------- */
 
+static int refuse_head(const char *what, int token, lazy_error *err)
+{
+    return lazy_fail(err, LAZY_CHECKPOINT,
+                     "the %s of token %d is no finite number: the final norm or the LM head is damaged", what, token);
+}
+
 /* surprisal[i + 1] = -ln p of new token i + 1 for each but the last row, with the LM head on some rows at a time. */
 static int surprise_rows(pass *p, float *surprisal, lazy_error *err)
 {
@@ -282,8 +288,8 @@ static int surprise_rows(pass *p, float *surprisal, lazy_error *err)
     void *normed = p->cache->normed, *logits = NULL;
     int n = p->computed.n - 1, vocab = p->config->vocab,
         most = clamp_int(min_int(backend->row_chunk, LOGITS_AT_ONCE / vocab), 1, p->computed.n);
-    int code =
-        p->ops->alloc(backend, &logits, (size_t)most * (size_t)vocab * sizeof(float), "logits of many rows", err);
+    size_t bytes = (size_t)most * (size_t)vocab * sizeof(float);
+    int code = p->ops->alloc(backend, &logits, bytes, "logits of many rows", err);
     for (int first = 0, here; first < n && !code; first += here) {
         here = min_int(most, n - first);
         code = norm_rows(p, normed, row_of(p, p->x, first, p->config->hidden), here, model->final_norm, false, err);
@@ -309,10 +315,7 @@ static int find_surprisal(pass *p, lazy_error *err)
     if (!code && first < n)
         code = p->ops->download(p->stream, out + first, surprisal + first, (size_t)(n - first) * sizeof *out, err);
     for (int i = first; i < n && !code; i++)
-        if (!isfinite(out[i]))
-            code =
-                lazy_fail(err, LAZY_CHECKPOINT,
-                          "the surprisal of token %d is no finite number: the final norm or the LM head is damaged", i);
+        if (!isfinite(out[i])) code = refuse_head("surprisal", i, err);
     return code;
 }
 
@@ -383,10 +386,7 @@ static int finish(pass *p, lazy_error *err)
     if (!code) code = read_back(p, err);
     if (code) return code;
     int best = ((int32_t *)staged(p, cache->notes))[1 + c->n_layers];
-    if (best < 0)
-        return lazy_fail(err, LAZY_CHECKPOINT,
-                         "the logit of token %d is no finite number: the final norm or the LM head is damaged",
-                         -1 - best);
+    if (best < 0) return refuse_head("logit", -1 - best, err);
     if (p->request->best) *p->request->best = best;
     commit(p);
     return LAZY_OK;

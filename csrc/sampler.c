@@ -113,8 +113,7 @@ int lazy_sampler_reserve(lazy_sampler *sampler, int n_vocab, lazy_error *err)
 static void fill_buckets(lazy_sampler *sampler, const float *logits, float best, float least)
 {
     double width = fmax(fmin(((double)best - least) / sampler->temperature, MAX_NATS), 1e-9) / (N_BUCKETS - 2);
-    double per_logit =
-        fmin(1.0 / (sampler->temperature * width), DBL_MAX); /* finite: the best logit's place is 0 times this */
+    double per_logit = fmin(1.0 / (sampler->temperature * width), DBL_MAX); /* finite, as it is multiplied by 0 */
     memset(sampler->count, 0, sizeof sampler->count);
     memset(sampler->weight, 0, sizeof sampler->weight);
     for (int i = 0; i < sampler->n_vocab; i++) {

@@ -68,8 +68,7 @@ static int pool_layers(pass *p, int l, float **scores, float **spare, lazy_error
 static int call_policy(pass *p, const lazy_view *view, float *scores, lazy_error *err)
 {
     const lazy_policy *policy = &p->session->pruning.policy;
-    float *staging =
-        (float *)p->cache->staging; /* room for a word of every token; nothing else uses it during the call */
+    float *staging = (float *)p->cache->staging; /* has a word for every token, and no other use during the call */
     if (policy->call(policy->context, view, staging, &p->n_free))
         return lazy_fail(err, LAZY_CANCELLED, "the policy stopped the pass");
     if (view->observes) return LAZY_OK;

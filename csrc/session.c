@@ -139,9 +139,8 @@ static int check_kind(const lazy_session *s, const lazy_pass *pass, lazy_error *
         return lazy_invalid(err, "the session prunes, and not every token has a surprisal; open one without pruning");
     if (left_out_end > s->tokens.length &&
         (left_out_end >= (int64_t)s->tokens.length + pass->n || pass->generated || pass->surprisal))
-        return lazy_invalid(
-            err, "tokens are left out up to position %d; a pass over the user's tokens beyond it must come next",
-            left_out_end - 1);
+        return lazy_invalid(err, "tokens are left out up to position %d; a pass over a prompt beyond it must come next",
+                            left_out_end - 1);
     return LAZY_OK;
 }
 

@@ -251,8 +251,7 @@ static void attend(void *job, int task, int worker)
     int end = min_int(t->first_key + (chunk + 1) * t->chunk, t->seen[first + w.rows - 1].end);
     int key = max_int(t->first_key + chunk * t->chunk, t->seen[first].begin), n_keys;
     for (key -= key % t->kernels->products.unit; key < end; key += n_keys) {
-        n_keys =
-            min_int(t->key_block - key % t->key_block, end - key); /* the same blocks whichever rows share a task */
+        n_keys = min_int(t->key_block - key % t->key_block, end - key); /* blocks depend on no rows beside these */
         if (t->by_rows) {
             sweep_rows(t, &w, key, n_keys);
             continue;

@@ -51,10 +51,9 @@ INLINE float round_group_to_digits(int32_t bytes[DIGITS][WORDS], const vec value
     return scale;
 #else
     enum { FRACTION = 23, BIAS = 127, BITS = 8 * DIGITS - 1, SMALLEST = BITS + 1, INFINITE = 0xff << FRACTION };
-    int32_t top = largest_magnitude_bits(value),
-            carry = 0x10101; /* above 0x7f7f7f 2^-23, bytes from -128 to 127 need one bit more */
-    int exponent =
-        max_int((int32_t)((uint32_t)top + (uint32_t)carry) >> FRACTION, SMALLEST) - BITS + 1; /* of a NaN anything */
+    int32_t top = largest_magnitude_bits(value);
+    uint32_t carried = (uint32_t)top + 0x10101; /* above 0x7f7f7f 2^-23, bytes from -128 to 127 need one bit more */
+    int exponent = max_int((int32_t)carried >> FRACTION, SMALLEST) - BITS + 1; /* of a NaN anything */
     float twice_inverse = float_of_bits((2 * BIAS + 1 - exponent) << FRACTION);
     ints rounded[GROUP_VECTORS];
     EACH(v, GROUP_VECTORS) rounded[v] = round_half(value[v] * twice_inverse);
@@ -149,9 +148,8 @@ INLINE void begin_stretch(factors factor, eight sum[][4], const dot_products *t,
             sum[r][c] += long_block ? offsets * splat_eight(offset_of_block(weights)) : offsets;
         }
     }
-    __asm__(
-        ""
-        : "+m"(*(float(*)[sizeof(factors) / 4]) factor)); /* broadcasts from memory cost less than from a register */
+    /* broadcasts from memory cost less than from a register */
+    __asm__("" : "+m"(*(float(*)[sizeof(factors) / 4]) factor));
 }
 
 /* Adds the products of group g of the stretch, which is group `in_block` of the blocks at t->w. */

@@ -234,8 +234,8 @@ INLINE void dots_of(dot_products t, const int rows, const int cols)
             EACH(c, cols) {
                 const char *here = block + c * t.spacing;
                 q[c] = group_at(room[c], here, t.dtype, g);
-                __builtin_prefetch(here + g * lazy_formats[t.dtype].bytes / groups +
-                                   FETCH_AHEAD / 2); /* these bytes take longer */
+                const int at = g * lazy_formats[t.dtype].bytes / groups;
+                __builtin_prefetch(here + at + FETCH_AHEAD / 2); /* these bytes take longer */
             }
 #pragma GCC unroll 8
             for (int v = 0; v < GROUP_VECTORS; v++, x += LANES) {
@@ -256,9 +256,7 @@ INLINE void dots_of(dot_products t, const int rows, const int cols)
             wide[c] = operands(row, t.dtype, kk);
             const char *here = row + kk * (t.dtype == LAZY_F32 ? 4 : 2);
             if (rows == 1) __builtin_prefetch(here + FETCH_AHEAD);
-            else
-                __builtin_prefetch(here + 2 * FETCH_AHEAD, 0,
-                                   2); /* into the L2 cache: loads are too few to keep the L1's misses going */
+            else __builtin_prefetch(here + 2 * FETCH_AHEAD, 0, 2); /* into L2: loads are too few for L1's misses */
         }
         EACH(r, rows) {
             vec v = load((const float *)x + r * t.x_stride);

@@ -146,9 +146,8 @@ INLINE const uint8_t *group_at(uint8_t *room, const void *block, lazy_dtype dtyp
     }
     words integers = integers_of(block, dtype, g);
     memcpy(room, &integers, sizeof integers);
-    __asm__(""
-            : "+m"(*(uint8_t(*)[LAZY_GROUP])
-                       room)); /* bytes in memory are widened by fewer instructions than those in a register */
+    /* bytes in memory are widened by fewer instructions than those in a register */
+    __asm__("" : "+m"(*(uint8_t(*)[LAZY_GROUP])room));
     return room;
 }
 

@@ -80,8 +80,7 @@ INLINE void online_softmax_lanes(float *s, int width, int n, const int32_t *hidd
         if (masked) store(s + j * width, x = choose((begin <= j) & (end > j), x, splat(-INFINITY)));
         m = LARGER(x, m);
     }
-    vec top = LARGER(
-        m, splat(-FLT_MAX)); /* finite for a column that has seen no key yet, so that its powers are 0 and not NaN */
+    vec top = LARGER(m, splat(-FLT_MAX)); /* finite where no key was seen, so that powers are 0 and not NaN */
     for (int j = 0; j < n; j++) {
         vec e = exp2_of(load(s + j * width) - top);
         store(s + j * width, e);

@@ -28,9 +28,8 @@ static int parse_config(PyObject *dict, lazy_config *c, core_array arrays[N_ARRA
                                          { "layer_rope", CORE_INTS, &arrays[2] },
                                          { "windows", CORE_INTS, &arrays[3] },
                                          { "expert_layers", CORE_INTS, &arrays[4] } };
-    if (fields_parse(dict, "config", numbers, sizeof numbers / sizeof *numbers) ||
-        fields_parse(dict, "config", lists, N_ARRAYS))
-        return -1;
+    if (fields_parse(dict, "config", numbers, sizeof numbers / sizeof *numbers)) return -1;
+    if (fields_parse(dict, "config", lists, N_ARRAYS)) return -1;
     c->n_ropes = arrays[0].n > LAZY_MAX_ROPES ? LAZY_MAX_ROPES + 1 : (int)arrays[0].n;
     const Py_ssize_t n_frequencies = c->n_ropes * ((Py_ssize_t)c->head_dim / 2),
                      wanted[N_ARRAYS] = { arrays[0].n, n_frequencies, c->n_layers, c->n_layers, c->n_layers };
@@ -183,19 +182,18 @@ static PyMethodDef model_methods[] = {
     { 0 },
 };
 
+static PyType_Slot model_slots[] = {
+    { Py_tp_doc, "Weights, mapped and checked" },
+    { Py_tp_new, model_new },
+    { Py_tp_dealloc, model_dealloc },
+    { Py_tp_getset, model_members },
+    { Py_tp_methods, model_methods },
+    { 0 },
+};
+
 PyType_Spec model_spec = {
     .name = "lazyllm._core.Model",
     .basicsize = sizeof(ModelObject),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots =
-        (PyType_Slot[]){
-            { Py_tp_doc, "Model(config, shards, tensors, *, device='cpu', threads=1, libraries=[], weights='auto', "
-                         "kv='f32'): weights, mapped "
-                         "and checked" },
-            { Py_tp_new, model_new },
-            { Py_tp_dealloc, model_dealloc },
-            { Py_tp_getset, model_members },
-            { Py_tp_methods, model_methods },
-            { 0 },
-        },
+    .slots = model_slots,
 };

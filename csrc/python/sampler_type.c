@@ -51,16 +51,17 @@ static PyMethodDef sampler_methods[] = {
     { 0 },
 };
 
+static PyType_Slot sampler_slots[] = {
+    { Py_tp_doc, "Sampler(temperature, top_p, top_k, seed): draws token ids from logits" },
+    { Py_tp_new, sampler_new },
+    { Py_tp_dealloc, sampler_dealloc },
+    { Py_tp_methods, sampler_methods },
+    { 0 },
+};
+
 PyType_Spec sampler_spec = {
     .name = "lazyllm._core.Sampler",
     .basicsize = sizeof(SamplerObject),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots =
-        (PyType_Slot[]){
-            { Py_tp_doc, "Sampler(temperature, top_p, top_k, seed): draws token ids from logits" },
-            { Py_tp_new, sampler_new },
-            { Py_tp_dealloc, sampler_dealloc },
-            { Py_tp_methods, sampler_methods },
-            { 0 },
-        },
+    .slots = sampler_slots,
 };

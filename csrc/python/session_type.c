@@ -347,17 +347,18 @@ static PyMethodDef session_methods[] = {
     { 0 },
 };
 
+static PyType_Slot session_slots[] = {
+    { Py_tp_doc, "One context of a model; made by Model.session" },
+    { Py_tp_dealloc, session_dealloc },
+    { Py_tp_traverse, session_traverse },
+    { Py_tp_getset, session_members },
+    { Py_tp_methods, session_methods },
+    { 0 },
+};
+
 PyType_Spec session_spec = {
     .name = "lazyllm._core.Session",
     .basicsize = sizeof(SessionObject),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_HAVE_GC,
-    .slots =
-        (PyType_Slot[]){
-            { Py_tp_doc, "One context of a model; made by Model.session" },
-            { Py_tp_dealloc, session_dealloc },
-            { Py_tp_traverse, session_traverse },
-            { Py_tp_getset, session_members },
-            { Py_tp_methods, session_methods },
-            { 0 },
-        },
+    .slots = session_slots,
 };
