@@ -73,9 +73,9 @@ PyObject *core_none(const void *object, const lazy_error *err); /* the result No
 extern PyType_Spec model_spec, session_spec, sampler_spec;
 PyObject *session_create(ModelObject *model, PyObject *pruning);
 
-/* pruning_argument.c: fills *pruning from the dict; its arrays must be freed with pruning_release. *policy: a callable
- * (a new reference) or NULL. 0 or -1 with an exception. */
-int pruning_parse(PyObject *dict, lazy_pruning *pruning, PyObject **policy);
+/* pruning_argument.c: fills *pruning from the dict; policy.context is a callable (a new reference) or NULL. 0, and it
+ * must be freed with pruning_release; or -1 with an exception. */
+int pruning_parse(PyObject *dict, lazy_pruning *pruning);
 void pruning_release(lazy_pruning *pruning);
 
 /* arguments.c: typed members of a dict. 0 or -1 with an exception naming `what` and the key. */

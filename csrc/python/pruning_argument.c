@@ -77,7 +77,7 @@ static int parse_pooling(PyObject *value, lazy_pooling *pooling)
     return -1;
 }
 
-static int parse_policy(PyObject *value, PyObject **policy)
+static int parse_policy(PyObject *value, void **policy)
 {
     if (value == Py_None) return 0;
     if (PyCallable_Check(value)) *policy = Py_NewRef(value);
@@ -85,10 +85,9 @@ static int parse_policy(PyObject *value, PyObject **policy)
     return *policy ? 0 : -1;
 }
 
-int pruning_parse(PyObject *dict, lazy_pruning *pruning, PyObject **policy)
+int pruning_parse(PyObject *dict, lazy_pruning *pruning)
 {
     *pruning = LAZY_PRUNING_DENSE;
-    *policy = NULL;
     if (dict == Py_None) return 0;
     if (!PyDict_Check(dict)) {
         PyErr_Format(PyExc_TypeError, "pruning is %R; it must be a dict or None", dict);
@@ -109,10 +108,9 @@ int pruning_parse(PyObject *dict, lazy_pruning *pruning, PyObject **policy)
     int code = 0;
     if (fields_parse(dict, "pruning", fields, sizeof fields / sizeof *fields) ||
         parse_stages(objects.stages, &pruning->stages, &pruning->n_stages) || parse_decode(objects.decode, pruning) ||
-        parse_pooling(objects.pooling, &pruning->pooling) || parse_policy(objects.policy, policy) ||
+        parse_pooling(objects.pooling, &pruning->pooling) || parse_policy(objects.policy, &pruning->policy.context) ||
         !(pruning->protect = parse_tuples(objects.protect, "span", "(begin, end)", sizeof *pruning->protect, parse_span,
                                           &pruning->n_protect))) {
-        Py_CLEAR(*policy);
         pruning_release(pruning);
         code = -1;
     }
@@ -125,5 +123,6 @@ void pruning_release(lazy_pruning *pruning)
     PyMem_Free((void *)pruning->stages);
     PyMem_Free((void *)pruning->decode_stages);
     PyMem_Free((void *)pruning->protect);
+    Py_XDECREF((PyObject *)pruning->policy.context);
     *pruning = LAZY_PRUNING_DENSE;
 }

@@ -8,22 +8,18 @@ PyObject *session_create(ModelObject *model, PyObject *dict)
     PyTypeObject *type = (PyTypeObject *)core_state_of(model)->session_type;
     lazy_pruning pruning;
     lazy_error err = { 0 };
-    PyObject *policy;
-    if (pruning_parse(dict, &pruning, &policy)) return NULL;
+    if (pruning_parse(dict, &pruning)) return NULL;
     SessionObject *self = (SessionObject *)PyType_GenericAlloc(type, 0);
     if (self) {
+        lazy_pruning own = pruning;
         self->model = (ModelObject *)Py_NewRef((PyObject *)model);
         self->drawn = -1;
-        self->policy = Py_XNewRef(policy);
-        if (policy) pruning.policy = policy_of(self);
-        if (lazy_session_open(&self->session, model->model, &pruning, &err)) {
-            core_raise(PyType_GetModuleState(type), &err);
-            Py_CLEAR(self);
-        }
+        self->policy = Py_XNewRef(pruning.policy.context);
+        if (self->policy) own.policy = policy_of(self);
+        lazy_session_open(&self->session, model->model, &own, &err);
     }
-    Py_XDECREF(policy);
     pruning_release(&pruning);
-    return (PyObject *)self;
+    return core_result(model, (PyObject *)self, &err);
 }
 
 /* A policy may hold its session. Without tp_clear the circle is broken at the policy, which no pass misses. */
@@ -176,12 +172,10 @@ static PyObject *session_reschedule(SessionObject *self, PyObject *dict)
 {
     lazy_pruning pruning;
     lazy_error err = { 0 };
-    PyObject *policy;
-    if (!session_at_rest(self) || pruning_parse(dict, &pruning, &policy)) return NULL;
-    if (policy) lazy_invalid(&err, "a session cannot take another policy");
+    if (!session_at_rest(self) || pruning_parse(dict, &pruning)) return NULL;
+    if (pruning.policy.context) lazy_invalid(&err, "a session cannot take another policy");
     else lazy_session_reschedule(self->session, &pruning, &err);
     pruning_release(&pruning);
-    Py_XDECREF(policy);
     return core_none(self, &err);
 }
 
