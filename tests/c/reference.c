@@ -139,15 +139,13 @@ static int reference_mix_experts(lazy_stream *stream, void *y, const void *x, in
     return LAZY_OK;
 }
 
-/* False if a value of x is NaN or Inf. */
-static bool norm(float *y, const float *x, int d, const float *weight, float eps, bool accumulate, bool layer_norm)
+static void norm(float *y, const float *x, int d, const float *weight, float eps, bool accumulate, bool layer_norm)
 {
     double mean = 0, sum = 0;
     for (int i = 0; i < d && layer_norm; i++) mean += (double)x[i] / d;
     for (int i = 0; i < d; i++) sum += (x[i] - mean) * (x[i] - mean);
     double factor = 1.0 / sqrt(sum / d + eps);
     for (int i = 0; i < d; i++) y[i] = (float)((accumulate ? y[i] : 0.0) + (x[i] - mean) * factor * weight[i]);
-    return isfinite(sum);
 }
 
 static int reference_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps,
@@ -156,16 +154,6 @@ static int reference_rmsnorm(lazy_stream *stream, void *y, const void *x, int n,
     for (int r = 0; r < n; r++)
         norm((float *)y + (int64_t)r * d, (const float *)x + (int64_t)r * d, d, weight, eps, accumulate,
              stream->config->layer_norm);
-    return LAZY_OK;
-}
-
-static int reference_checked_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight,
-                                     float eps, int layer, int32_t *first_bad, lazy_error *err)
-{
-    for (int r = 0; r < n; r++)
-        if (!norm((float *)y + (int64_t)r * d, (const float *)x + (int64_t)r * d, d, weight, eps, false,
-                  stream->config->layer_norm))
-            *first_bad = min_int(*first_bad, layer);
     return LAZY_OK;
 }
 
@@ -297,7 +285,6 @@ int reference_open(lazy_backend **out, lazy_dtype kv, lazy_error *err)
     if (code) return code;
     ops = *(*out)->ops;
     ops.rmsnorm = reference_rmsnorm;
-    ops.checked_rmsnorm = reference_checked_rmsnorm;
     ops.matmul = reference_matmul;
     ops.gated = reference_gated;
     ops.mix_experts = reference_mix_experts;
