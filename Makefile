@@ -177,11 +177,11 @@ aarch64: build/test_ops_aarch64 build/test_system_aarch64 ## the C tests for aar
 	qemu-aarch64 -L /usr/aarch64-linux-gnu build/test_ops_aarch64
 	qemu-aarch64 -L /usr/aarch64-linux-gnu build/test_system_aarch64
 
-# ---- fuzzing: the binder and the formats by libFuzzer, what is parsed in Python by hypothesis ----
+# ---- fuzzing: the binder and calls on sessions by libFuzzer, what is parsed in Python by hypothesis ----
 
 FUZZ_SECONDS ?= 120
 DAMAGED      := checkpoint config gguf_checkpoint hostile tokenizer
-FUZZERS      := binder format session
+FUZZERS      := binder session
 CLANG        ?= clang
 FLAGS_fuzz   := -O0 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined
 build/core_fuzz/%.o: CC := $(CLANG)

@@ -9,8 +9,7 @@
  *
  * Shapes: n rows being computed, d hidden, H query heads, G key-value heads, D head_dim, F ffn, m tokens in play.
  * `rows` and `in_play` hold positions in ascending order, without repeats; rows is a subset of in_play. */
-#ifndef LAZY_BACKEND_H
-#define LAZY_BACKEND_H
+#pragma once
 
 #include "lazyllm.h"
 
@@ -49,8 +48,7 @@ typedef struct lazy_experts {
     lazy_matrix *down;    /* (n,) of (d, F) */
 } lazy_experts;
 
-/* K,V cache of one layer. The slot of a token is its position. Tokens of one head are contiguous, because attention
- * reads one head at a time. */
+/* K,V cache of one layer; a slot is a position. Attention reads one head at a time, so its tokens lie together. */
 typedef struct lazy_kv {
     void *k; /* (G, capacity, D) rotated */
     void *v; /* (G, capacity, D) */
@@ -77,8 +75,7 @@ enum {
 /* Memory that a session shares with its forks. */
 typedef struct lazy_shared {
     char *data;
-    bool owner; /* what is written here shows in the forks' memory, wherever they have not written themselves; else it
-                   is its own */
+    bool owner; /* what is written here shows in the forks' memory, where they have not written themselves */
 } lazy_shared;
 
 /* A part of it, in bytes. */
@@ -93,14 +90,11 @@ typedef struct lazy_ops {
     /* Says that only parts of this newly allocated memory will be written, so that the rest should take no physical
      * memory. May be NULL: all of it does anyway. */
     void (*expect_sparse)(lazy_backend *, void *memory, size_t bytes);
-    /* Memory that forks share: all four or none, when a session's memory is copied. It takes physical memory where it
-     * is written. */
+    /* Memory that forks share: all four ops or none, to copy sessions. It takes physical memory where it is written. */
     int (*shared_open)(lazy_backend *, lazy_shared **out, size_t bytes, lazy_error *); /* as its owner */
-    /* For a fork: it holds what the owner has written in these parts, not what another session has. parts: (n,)
-     * ascending */
+    /* For a fork: holds what the owner, and no other session, has written in these parts. parts: (n,) ascending */
     int (*shared_join)(lazy_shared **out, const lazy_shared *from, const lazy_stretch *parts, int n, lazy_error *);
-    /* Before an owner writes anew what it had written: it ceases to be the owner, unless it is alone. In a child
-     * process no session is. */
+    /* Before an owner writes anew what it had written: it ceases to be one, unless alone (in no child process). */
     int (*shared_leave)(lazy_shared *, lazy_error *);
     void (*shared_close)(lazy_shared *);
     /* Fails, with both numbers in the message, if so many bytes cannot fit. */
@@ -109,8 +103,7 @@ typedef struct lazy_ops {
      * part's data is another address then. bias is in the backend's memory already. */
     int (*bind)(lazy_backend *, lazy_matrix *, int n, lazy_error *);
     void (*unbind)(lazy_backend *, lazy_matrix *); /* with the first one all n */
-    /* Rounds the part's values to LAZY_Q8_0 or LAZY_Q4_1; to (host): (rows, cols). NULL: the CPU backend
-     * rounds them. Waits. */
+    /* Rounds the part's values to LAZY_Q8_0 or LAZY_Q4_1; to (host): (rows, cols). NULL: the CPU does it. Waits. */
     int (*quantize)(lazy_stream *, void *to, lazy_dtype dtype, const lazy_part *, int cols, lazy_error *);
     void (*close)(lazy_backend *);
 
@@ -129,12 +122,10 @@ typedef struct lazy_ops {
     /* ---- the layer ---- */
     /* x[r,:] = embedding_scale * table[ids[r],:]; the scale is rounded to the activations' type first */
     int (*embed)(lazy_stream *, void *x, const int32_t *ids, int n, const lazy_matrix *table, lazy_error *);
-    /* y[r,:] (+)= x[r,:] / sqrt(mean(x[r,:]^2) + eps) * weight; with config->layer_norm of x[r,:] - mean(x[r,:]), and
-     * never accumulating */
+    /* y[r,:] (+)= x[r,:] / sqrt(mean(x[r,:]^2) + eps) * weight; config->layer_norm: = and of x[r,:] - mean(x[r,:]) */
     int (*rmsnorm)(lazy_stream *, void *y, const void *x, int n, int d, const float *weight, float eps, bool accumulate,
                    lazy_error *);
-    /* rmsnorm of the output of a layer, overwriting y. *first_bad = min(*first_bad, layer) if a value of x is NaN or
-     * Inf. */
+    /* rmsnorm of a layer's output, overwriting y. *first_bad = min(*first_bad, layer) if a value of x is NaN or Inf. */
     int (*checked_rmsnorm)(lazy_stream *, void *y, const void *x, int n, int d, const float *weight, float eps,
                            int layer, int32_t *first_bad, lazy_error *);
     /* y[n,rows] (+)= x[n,cols] W^T + bias; cols: d, H D or F */
@@ -161,8 +152,7 @@ typedef struct lazy_ops {
     /* surprisal[r] = -ln softmax(logits[r, :vocab])[ids[r]]; overwrites logits */
     int (*surprisal)(lazy_stream *, float *surprisal, float *logits, int n, int vocab, const int32_t *ids,
                      lazy_error *);
-    /* *id = index of the greatest of `vocab` logits, the smaller among equals; -1 - i if logit i is the first NaN or
-     * Inf */
+    /* *id = index of the greatest logit, the smaller among equals; -1 - i if logit i is the first NaN or Inf */
     int (*argmax)(lazy_stream *, int32_t *id, const float *logits, int vocab, lazy_error *);
 
     /* ---- selection ---- */
@@ -174,8 +164,7 @@ typedef struct lazy_ops {
      * tokens, and for all if there is no sum. share: (capacity,) by position. */
     int (*share)(lazy_stream *, float *share, const float *scores, const int32_t *in_play, int m, const uint8_t *flags,
                  lazy_error *);
-    /* scores[j] = the largest of shares[k, in_play[j]], k < n, and where `also` is true of scores[j]. shares: (n,
-     * capacity) */
+    /* scores[j] = the largest of shares[k, in_play[j]], k < n, and with `also` of scores[j]. shares: (n, capacity) */
     int (*largest)(lazy_stream *, float *scores, const float *shares, int n, int capacity, const int32_t *in_play,
                    int m, bool also, lazy_error *);
     /* remembered[i] *= factor for positions i < n_old, 0 for n_old … length-1; then both remembered[in_play[j]] and
@@ -198,8 +187,7 @@ typedef struct lazy_ops {
     /* ---- bookkeeping ---- */
     /* depth[rows[r]] = value */
     int (*mark)(lazy_stream *, int32_t *depth, const int32_t *rows, int n, int value, lazy_error *);
-    /* out = { p in positions : low <= depth[p] <= high }, ascending; *n_out (host), which is NULL if the caller knows
-     * it. Waits, but for NULL. */
+    /* out = { p in positions : low <= depth[p] <= high }, ascending; *n_out (host): its size. Waits, but for NULL. */
     int (*filter)(lazy_stream *, int32_t *out, int *n_out, const int32_t *positions, int n, const int32_t *depth,
                   int low, int high, lazy_error *);
     /* From x[n,d] of rows[] to y[n_new,d] of new_rows[]: rows in both are copied; those only in rows[] are stored in
@@ -230,12 +218,12 @@ struct lazy_stream {
     lazy_backend *backend;
     const lazy_config *config;
     const lazy_watch *watch; /* of the current pass, or NULL */
-    bool scores_follow; /* set before attention if scores of the same rows follow: products of q and k may be kept for
-                           them */
-    bool many_rows;     /* set before products and attention: sums of few rows in the order of many */
+    bool scores_follow;      /* set before attention: scores of these rows follow, which may use its products */
+    bool many_rows;          /* set before products and attention: sums of few rows in the order of many */
     int layers_done;
 };
 
 int lazy_cpu_open(lazy_backend **out, int threads, lazy_compute compute, lazy_dtype kv, lazy_error *err);
 
-#endif
+/* Opens the backend of a device. type: the dtype of most weights; a device that has to choose one computes in it. */
+int lazy_device_open(lazy_backend **out, const lazy_device *device, lazy_dtype type, lazy_error *err);

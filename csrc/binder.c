@@ -116,16 +116,6 @@ static int take(const binder *b, const char *name, int rows, int cols, lazy_part
     return LAZY_OK;
 }
 
-/* Memory for weights that the model owns; it may be given back by way of *slot. */
-static int own(binder *b, void ***slot, size_t bytes, lazy_error *err)
-{
-    lazy_model *model = b->model;
-    *slot = &model->owned[model->n_owned];
-    int code = lazy_alloc_bytes(*slot, bytes, 1, NULL, "weights", err);
-    if (!code) model->n_owned++;
-    return code;
-}
-
 /* The row of a stored head that is row i of the model's, in which RoPE turns i and i + head_dim / 2 together. Values
  * that are not turned come last in the file, and here behind the turned ones of each half. */
 static int stored_row(const lazy_config *c, int i)
@@ -151,8 +141,7 @@ static bool is_sorted(const binder *b, use use, int part)
     return (c->paired_rope || c->rotary_dim < c->head_dim) && (use == USE_QKV || use == USE_HEADS) && part < 2;
 }
 
-/* Concatenates vectors (the biases of q, k and v), widens them to f32, adds `plus`, multiplies by `factor` and uploads
- * them. */
+/* Uploads vectors (the biases of q, k and v) one behind the other, as f32, plus `plus` and then times `factor`. */
 static int bind_vector(binder *b, float **out, const source *from, float plus, float factor, lazy_error *err)
 {
     const lazy_config *c = &b->model->config;
@@ -193,9 +182,8 @@ static int choose_format(const binder *b, const char *name, use use, int cols, l
     *format = !rounds ? stored : q4 && use != USE_TABLE ? LAZY_Q4_1 : LAZY_Q8_0;
     const lazy_format *target = &lazy_formats[*format];
     if (*format != stored && lazy_is_quantized(stored))
-        return lazy_invalid(
-            err, "weights=\"%s\": tensor %s%s is stored in %s; quantized weights are used as stored, with \"auto\"",
-            b->weights, b->prefix, name, lazy_formats[stored].name);
+        return lazy_invalid(err, "weights=\"%s\": tensor %s%s is stored in %s, which is used as stored, with \"auto\"",
+                            b->weights, b->prefix, name, lazy_formats[stored].name);
     if (cols % target->values)
         return lazy_invalid(err, "weights=\"%s\": tensor %s%s has rows of %d values, and %s takes multiples of %d",
                             b->weights, b->prefix, name, cols, target->name, target->values);
@@ -205,24 +193,23 @@ static int choose_format(const binder *b, const char *name, use use, int cols, l
 /* Makes the part what the ops expect, in memory of the model where it is not so in the shard. */
 static int prepare_part(binder *b, lazy_part *part, int cols, lazy_dtype format, bool unsorted, lazy_error *err)
 {
-    void **sorted = NULL, **rounded;
+    lazy_model *model = b->model;
+    size_t row_bytes = lazy_row_bytes(format, cols);
+    void *rounded = NULL, *sorted = NULL;
     int code = LAZY_OK;
-    if (unsorted) {
-        size_t row_bytes = lazy_row_bytes(part->dtype, cols);
-        if ((code = own(b, &sorted, (size_t)part->rows * row_bytes, err))) return code;
-        sort_rows(*sorted, part->data, row_bytes, part->rows, &b->model->config);
-        part->data = *sorted;
+    if (format != part->dtype) {
+        code = lazy_alloc_bytes(&rounded, (size_t)part->rows, row_bytes, NULL, "weights", err);
+        if (!code) code = b->rounding->backend->ops->quantize(b->rounding, rounded, format, part, cols, err);
+        *part = (lazy_part){ .data = rounded, .rows = part->rows, .dtype = format };
     }
-    if (format == part->dtype) return LAZY_OK;
-    if (!(code = own(b, &rounded, (size_t)part->rows * lazy_row_bytes(format, cols), err)))
-        code = b->rounding->backend->ops->quantize(b->rounding, *rounded, format, part, cols, err);
-    if (code) return code;
-    *part = (lazy_part){ .data = *rounded, .rows = part->rows, .dtype = format };
-    if (sorted) {
-        lazy_free(*sorted);
-        *sorted = NULL;
+    if (!code && unsorted) {
+        code = lazy_alloc_bytes(&sorted, (size_t)part->rows, row_bytes, NULL, "weights", err);
+        if (!code) sort_rows(sorted, part->data, row_bytes, part->rows, &model->config);
+        part->data = sorted;
     }
-    return LAZY_OK;
+    if (code || unsorted) lazy_free(rounded);
+    if (!code && (rounded || sorted)) model->owned[model->n_owned++] = (void *)part->data;
+    return code;
 }
 
 /* *matrix = what `bind` takes, in the second round. */
@@ -242,13 +229,20 @@ static int prepare_matrix(binder *b, lazy_matrix *matrix, const source *from, la
     return LAZY_OK;
 }
 
-/* Binds n prepared matrices. What the model has come to own since n_owned is freed if the backend has copied it. */
-static int bind_prepared(binder *b, lazy_matrix *matrices, int n, int n_owned, lazy_error *err)
+/* Binds n matrices of one shape: of layer l's experts, or one. What they took is freed if the backend has copied it. */
+static int bind_matrices(binder *b, lazy_matrix *out, int n, int l, const source *from, lazy_error *err)
 {
     lazy_model *model = b->model;
-    const void *prepared = matrices->part[0].data;
-    int code = model->backend->ops->bind(model->backend, matrices, n, err);
-    while (!code && matrices->part[0].data != prepared && model->n_owned > n_owned)
+    lazy_matrix unused;
+    int n_owned = model->n_owned, code = LAZY_OK;
+    for (int e = 0; e < n && !code; e++) {
+        if (l >= 0) snprintf(b->prefix, sizeof b->prefix, "model.layers.%d.mlp.experts.%d.", l, e);
+        code = prepare_matrix(b, b->dry ? &unused : &out[e], from, err);
+    }
+    if (code || b->dry) return code;
+    const void *prepared = out->part[0].data;
+    code = model->backend->ops->bind(model->backend, out, n, err);
+    while (!code && out->part[0].data != prepared && model->n_owned > n_owned)
         lazy_free(model->owned[--model->n_owned]);
     return code;
 }
@@ -256,25 +250,19 @@ static int bind_prepared(binder *b, lazy_matrix *matrices, int n, int n_owned, l
 static int bind_matrix(binder *b, lazy_matrix *matrix, const source *from, lazy_error *err)
 {
     lazy_matrix bound;
-    int n_owned = b->model->n_owned, code = prepare_matrix(b, &bound, from, err);
+    int code = bind_matrices(b, &bound, 1, -1, from, err);
     if (code || b->dry) return code;
     bound.bias = matrix->bias;
-    code = bind_prepared(b, &bound, 1, n_owned, err);
-    if (!code) *matrix = bound;
-    return code;
+    *matrix = bound;
+    return LAZY_OK;
 }
 
-/* The matrices of all experts of layer l. */
 static int bind_experts(binder *b, lazy_matrix **out, int l, const source *from, lazy_error *err)
 {
-    int n = b->model->config.n_experts, n_owned = b->model->n_owned, code = LAZY_OK;
-    lazy_matrix *bound = NULL, unused;
+    int n = b->model->config.n_experts, code = LAZY_OK;
+    lazy_matrix *bound = NULL;
     if (!b->dry) code = lazy_alloc(&bound, n, "the table of experts", err);
-    for (int e = 0; e < n && !code; e++) {
-        snprintf(b->prefix, sizeof b->prefix, "model.layers.%d.mlp.experts.%d.", l, e);
-        code = prepare_matrix(b, bound ? &bound[e] : &unused, from, err);
-    }
-    if (!code && !b->dry) code = bind_prepared(b, bound, n, n_owned, err);
+    if (!code) code = bind_matrices(b, bound, n, l, from, err);
     if (code) lazy_free(bound);
     else *out = bound;
     return code;
@@ -291,9 +279,11 @@ static int bind_layer(binder *b, int l, lazy_error *err)
               of_q = whole_norms ? q : c->head_dim, of_k = whole_norms ? kv : c->head_dim;
     const use of_heads = c->layer_norm ? USE_HEADS : USE_QKV;
     const float plus = c->norm_plus_one;
-    /* the norm before the FFN was named after its place behind attention, until there were models with norms at both
-     * places */
+    /* named after its place behind attention before there were models with norms at both places */
     float **second_norm = post ? &layer->attention_post_norm : &layer->ffn_norm;
+#define Q_K_V(kind) { "self_attn.q_proj." kind, "self_attn.k_proj." kind, "self_attn.v_proj." kind }
+    const source qkv = { USE_QKV, d, 3, Q_K_V("weight"), { q, kv, kv } },
+                 qkv_bias = { USE_QKV, 0, 3, Q_K_V("bias"), { q, kv, kv } };
     const struct {
         bool present;
         float **vector, plus;
@@ -305,14 +295,7 @@ static int bind_layer(binder *b, int l, lazy_error *err)
         { post, &layer->ffn_post_norm, plus, { USE_LAYER, 0, 1, { "post_feedforward_layernorm.weight" }, { d } } },
         { c->qk_norm, &layer->q_norm, plus, { of_heads, 0, 1, { "self_attn.q_norm.weight" }, { of_q } } },
         { c->qk_norm, &layer->k_norm, plus, { of_heads, 0, 1, { "self_attn.k_norm.weight" }, { of_k } } },
-        { c->qkv_bias,
-          (float **)&layer->qkv.bias,
-          0,
-          { USE_QKV,
-            0,
-            3,
-            { "self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias" },
-            { q, kv, kv } } },
+        { c->qkv_bias, (float **)&layer->qkv.bias, 0, qkv_bias },
         { c->o_bias, (float **)&layer->o.bias, 0, { USE_LAYER, 0, 1, { "self_attn.o_proj.bias" }, { d } } },
     };
     const struct {
@@ -320,13 +303,7 @@ static int bind_layer(binder *b, int l, lazy_error *err)
         lazy_matrix *matrix;
         source from;
     } matrices[] = {
-        { true,
-          &layer->qkv,
-          { USE_QKV,
-            d,
-            3,
-            { "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight" },
-            { q, kv, kv } } },
+        { true, &layer->qkv, qkv },
         { true, &layer->o, { USE_LAYER, q, 1, { "self_attn.o_proj.weight" }, { d } } },
         { !mixes, &layer->gate_up, { USE_LAYER, d, 2, { "mlp.gate_proj.weight", "mlp.up_proj.weight" }, { f, f } } },
         { !mixes, &layer->down, { USE_LAYER, f, 1, { "mlp.down_proj.weight" }, { d } } },
@@ -387,8 +364,7 @@ int lazy_bind(lazy_model *model, const lazy_tensor *tensors, int n_tensors, cons
     b.dry = true;
     if (!code) code = bind_all(&b, watch, err);
     if (!code) code = ops->admit(model->backend, model->bytes, "the weights", err);
-    /* at most two for each tensor: sorted, and rounded */
-    if (!code) code = lazy_alloc(&model->owned, 2 * (size_t)n_tensors, "the table of weights", err);
+    if (!code) code = lazy_alloc(&model->owned, n_tensors, "the table of weights", err); /* sorted or rounded */
     if (!code) code = ops->stream_open(model->backend, &model->config, &b.stream, err);
     b.rounding = b.stream;
     if (!code && !ops->quantize && strcmp(weights, "auto") != 0) {

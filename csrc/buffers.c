@@ -25,7 +25,7 @@ static void add_rows(lazy_cache *cache, void *slot, int pieces, size_t per_token
                      const char *what)
 {
     lazy_buffer *b = add(cache, slot, pieces, per_token, what);
-    b->kept = b->has_rows = true;
+    b->kept = true;
     b->sparse = sparse;
     b->least = least;
     b->most = most;
@@ -57,16 +57,18 @@ int lazy_buffers_open(lazy_cache *cache, const lazy_pruning *pruning, lazy_error
         add_rows(cache, &cache->kv[l].k, c->n_kv_heads, head, sparse, l + 1, n, "the key cache");
         add_rows(cache, &cache->kv[l].v, c->n_kv_heads, head, sparse, l + 1, n, "the value cache");
     }
-    for (int l = 0; l < n; l++) {
+    for (int l = 0; l < n; l++)
         if (lazy_rules_revive_at(pruning, l)) add_rows(cache, &cache->aux[l], 1, d, true, l, l, "the Aux cache");
+    cache->n_with_rows = cache->n_buffers;
+    for (int l = 0; l < n; l++) {
         if (pruning->memory <= 0 || !lazy_rules_stage_at(pruning, l)) continue;
         add(cache, &cache->remembered[l].scores, 1, sizeof(float), "remembered scores")->kept = true;
         add(cache, &cache->remembered[l].fresh, 1, sizeof(float), "remembered scores");
     }
     if (pruning->layers > 1 && !pruning->policy.call)
         add(cache, &cache->shares, min_int(pruning->layers, n), sizeof(float), "shares");
-    add(cache, &cache->gone, 1, LAZY_LAID_OUT_BYTES, "the tokens' ids, depths and flags")->extra =
-        lazy_n_notes(c) * sizeof(int32_t);
+    lazy_buffer *laid_out = add(cache, &cache->gone, 1, LAZY_LAID_OUT_BYTES, "the tokens' ids, depths and flags");
+    laid_out->extra = lazy_n_notes(c) * sizeof(int32_t);
     add(cache, &cache->in_play[1], 1, sizeof(int32_t), "the tokens in play");
     for (int i = 0; i < 2; i++) {
         add(cache, &cache->rows[i], 1, sizeof(int32_t), "the rows");
@@ -87,18 +89,19 @@ static bool holds(const lazy_buffer *b, int depth) { return b->least <= depth &&
 /* True if the buffer has the token at position i, and not because the cache shares its row with the owner. */
 static bool is_own(const lazy_cache *cache, const lazy_buffer *b, const int32_t *depths, int i)
 {
-    return holds(b, depths[i]) && !(b->has_rows && i < cache->n_shared && holds(b, cache->shared_depths[i]));
+    bool has_rows = b < cache->buffers + cache->n_with_rows;
+    return holds(b, depths[i]) && !(has_rows && i < cache->n_shared && holds(b, cache->shared_depths[i]));
 }
 
 static int copy_tokens(lazy_stream *stream, const lazy_buffer *b, lazy_room to, lazy_room from, int first, int end,
                        lazy_error *err)
 {
+    size_t at = (size_t)first, bytes = (size_t)(end - first) * b->per_token;
     int code = LAZY_OK;
     for (size_t i = 0; i < (size_t)b->pieces && !code; i++)
-        code = stream->backend->ops->copy(
-            stream, (char *)to.data + (i * (size_t)to.capacity + (size_t)first) * b->per_token,
-            (char *)from.data + (i * (size_t)from.capacity + (size_t)first) * b->per_token,
-            (size_t)(end - first) * b->per_token, err);
+        code =
+            stream->backend->ops->copy(stream, (char *)to.data + (i * (size_t)to.capacity + at) * b->per_token,
+                                       (char *)from.data + (i * (size_t)from.capacity + at) * b->per_token, bytes, err);
     return code;
 }
 
@@ -133,9 +136,7 @@ static int grow(lazy_cache *cache, lazy_buffer *b, int n, int capacity, const in
     for (int i = 0; i < n && !code; i++) {
         size_t bytes = lazy_buffer_bytes(&b[i], capacity);
         code = backend->ops->alloc(backend, &larger[i].data, bytes, b[i].what, err);
-        bool sparse =
-            b[i].sparse ||
-            cache->shared; /* a fork's passes are short, as a rule: most of its working memory is never written */
+        bool sparse = b[i].sparse || cache->shared; /* a fork's passes are short: most working memory stays unwritten */
         if (!code && sparse && backend->ops->expect_sparse) backend->ops->expect_sparse(backend, larger[i].data, bytes);
         if (!code && b[i].kept)
             code = lazy_buffer_copy(cache, &b[i], larger[i], lazy_room_of(&b[i]), depths, length, err);

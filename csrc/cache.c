@@ -22,8 +22,8 @@ void lazy_cache_close(lazy_cache *cache)
 {
     if (!cache->model) return;
     lazy_backend *backend = cache->model->backend;
-    for (const lazy_buffer *b = cache->buffers; b < cache->buffers + cache->n_buffers; b++)
-        if (!(b->has_rows && cache->shared)) backend->ops->free(backend, *b->slot);
+    for (int i = cache->shared ? cache->n_with_rows : 0; i < cache->n_buffers; i++)
+        backend->ops->free(backend, *cache->buffers[i].slot);
     if (cache->shared) backend->ops->shared_close(cache->shared);
     backend->ops->stream_close(cache->stream);
     void *tables[] = { cache->shared_depths, cache->staging, cache->buffers, cache->kv, cache->remembered, cache->aux };

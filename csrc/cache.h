@@ -8,8 +8,7 @@
  * there what the owner has written since: rows beyond the fork's context or above its depths, which it does not read
  * before it has written them itself. Only rows that are written a second time, after truncation or a pass that did not
  * end, would show; before those the owner leaves. */
-#ifndef LAZY_CACHE_H
-#define LAZY_CACHE_H
+#pragma once
 
 #include "model.h"
 #include "rules.h"
@@ -22,9 +21,8 @@ typedef struct lazy_buffer {
     size_t per_token; /* bytes of an item, or of a token in one piece */
     size_t extra;     /* bytes beside them */
     bool kept;        /* from pass to pass, thus copied when it grows */
-    bool has_rows;    /* one of K, V and Aux: has a row for a token of each depth from `least` to `most` */
     bool sparse;      /* only some tokens have rows */
-    int least, most;
+    int least, most;  /* of K, V and Aux: tokens of these depths have rows */
     const char *what;
     int capacity;         /* items, or tokens; at least the cache's */
     size_t shared_offset; /* of K, V and Aux: where the buffer lies in shared memory */
@@ -41,33 +39,30 @@ typedef struct lazy_remembered {
 typedef struct lazy_cache {
     lazy_model *model;
     lazy_stream *stream;
-    int capacity;         /* tokens */
-    lazy_buffer *buffers; /* (n_buffers,) all buffers below that are on the backend */
-    int n_buffers;
-    size_t shared_bytes; /* of K, V and Aux with room for the model's context */
+    int capacity;               /* tokens */
+    lazy_buffer *buffers;       /* (n_buffers,) all buffers below that are on the backend */
+    int n_buffers, n_with_rows; /* K, V and Aux come first */
+    size_t shared_bytes;        /* of K, V and Aux with room for the model's context */
 
     lazy_shared
         *shared; /* memory of K,V and Aux with room for the model's context; NULL: their buffers grow like others */
     int written; /* positions below it may have rows, of passes that did not end too */
-    int32_t *shared_depths; /* (n_shared,) (host) of a session that is no owner: the rows up to these depths are the
-                               owner's, */
+    int32_t *shared_depths; /* (n_shared,) (host) of no owner: its rows up to these depths are the owner's, */
     int n_shared;           /*   of these first positions; all others it has written itself */
 
     const lazy_rope *rope; /* the model's, of `capacity` positions at least */
 
     /* kept from pass to pass; K,V and Aux with room for kv[l].capacity tokens, which is at least `capacity` */
     lazy_kv *kv; /* (n_layers,) */
-    void **aux;  /* (n_layers,) [l]: (capacity, d) inputs of layer l of tokens dropped before it; NULL where none is
-                    revived */
+    void **aux;  /* (n_layers,) (capacity, d) inputs of the layer, of tokens dropped before it; or NULL */
     lazy_remembered *remembered; /* (n_layers,) of the stage after each layer */
     float *logits;               /* (vocab,) of the last pass */
     bool has_logits;
 
     /* working memory of one pass */
     int32_t *gone; /* (length,) by position: 1 for tokens that this pass has dropped for good; unset if no stage does */
-    int32_t *notes; /* (lazy_n_notes,) first layer with a NaN or Inf; rows revived on entering each layer; argmax of the
-                       logits */
-    int32_t *depth; /* (length,) number of layers that hold K,V of the token */
+    int32_t *notes;      /* first layer with a NaN or Inf; rows revived on entering each layer; the logits' argmax */
+    int32_t *depth;      /* (length,) number of layers that hold K,V of the token */
     int32_t *in_play[2]; /* (length,), (capacity,) */
     int32_t *ids;        /* (n,) of the new tokens */
     uint8_t *flags;      /* (length,) behind `gone` and all between, see lazy_cache_lay_out */
@@ -142,8 +137,7 @@ int lazy_buffer_copy(const lazy_cache *cache, const lazy_buffer *b, lazy_room to
 
 /* ---- forks.c ---------------------------------------------------------------------------- */
 
-/* Gives a cache that has just been opened with the same rules the same room, and the rows of the first `length` tokens.
- * depths: (length,) (host). Waits. */
+/* Gives a cache just opened with the same rules the same room and the rows of `length` tokens. depths (host). Waits. */
 int lazy_cache_fork(lazy_cache *to, lazy_cache *from, const int32_t *depths, int length, lazy_error *err);
 
 /* Before rows of the positions `first` … end-1 are written, and others above their depths. depths: (first,) (host). */
@@ -151,5 +145,3 @@ int lazy_cache_write_from(lazy_cache *cache, int first, int end, const int32_t *
 
 /* Bytes of the rows of `length` tokens, which a fork shares; 0 before the first fork. */
 uint64_t lazy_cache_shared_bytes(const lazy_cache *cache, int length);
-
-#endif

@@ -1,6 +1,5 @@
 /* cuda_library.h — the interface of liblazyllm_cuda, a separate library that is loaded only for a CUDA device. */
-#ifndef LAZY_CUDA_LIBRARY_H
-#define LAZY_CUDA_LIBRARY_H
+#pragma once
 
 #include "backend.h"
 
@@ -37,4 +36,5 @@ typedef struct lazy_cuda_library {
 #define LAZY_CUDA_SYMBOL "lazy_cuda_library_get"
 typedef const lazy_cuda_library *lazy_cuda_library_getter(void);
 
-#endif
+/* Loads liblazyllm_cuda, which stays loaded. */
+int lazy_cuda_load(const lazy_cuda_library **out, lazy_error *err);

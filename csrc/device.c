@@ -1,12 +1,11 @@
 #define _GNU_SOURCE /* dladdr */
-#include "device.h"
-
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "cuda_library.h"
 #include "error.h"
 
 enum { MAX_PATH = 4096, MAX_THREADS = 1024 };
@@ -15,18 +14,15 @@ enum { MAX_PATH = 4096, MAX_THREADS = 1024 };
 static int library_path(char *path, lazy_error *err)
 {
     const char *wish = getenv("LAZYLLM_CUDA_LIBRARY");
-    if (wish && *wish) {
-        if (snprintf(path, MAX_PATH, "%s", wish) < MAX_PATH) return LAZY_OK;
-        return lazy_fail(err, LAZY_DEVICE, "LAZYLLM_CUDA_LIBRARY is longer than %d bytes", MAX_PATH);
-    }
-    Dl_info here;
-    if (!dladdr((void *)&lazy_device_open, &here) || !here.dli_fname)
+    Dl_info here = { 0 };
+    if (!(wish && *wish) && (!dladdr((void *)&lazy_device_open, &here) || !here.dli_fname))
         return lazy_fail(err, LAZY_DEVICE, "the core's own file is unknown");
-    const char *slash = strrchr(here.dli_fname, '/');
-    int folder = slash ? (int)(slash - here.dli_fname + 1) : 0;
-    if (snprintf(path, MAX_PATH, "%.*sliblazyllm_cuda.so", folder, here.dli_fname) >= MAX_PATH)
-        return lazy_fail(err, LAZY_DEVICE, "the core's folder has a name of more than %d bytes", MAX_PATH);
-    if (access(path, R_OK))
+    const char *slash = here.dli_fname ? strrchr(here.dli_fname, '/') : NULL;
+    int folder = slash ? (int)(slash - here.dli_fname + 1) : 0,
+        length = here.dli_fname ? snprintf(path, MAX_PATH, "%.*sliblazyllm_cuda.so", folder, here.dli_fname)
+                                : snprintf(path, MAX_PATH, "%s", wish);
+    if (length >= MAX_PATH) return lazy_fail(err, LAZY_DEVICE, "the CUDA core's path has over %d bytes", MAX_PATH);
+    if (here.dli_fname && access(path, R_OK))
         return lazy_fail(err, LAZY_DEVICE,
                          "the CUDA core is not part of this install (%s is missing): install again where nvcc is, with "
                          "LAZYLLM_CUDA=1",
@@ -90,9 +86,8 @@ int lazy_device_open(lazy_backend **out, const lazy_device *device, lazy_dtype t
     if (compute != LAZY_COMPUTE_F32)
         return lazy_invalid(err, "compute is for the CPU; a GPU computes in the type of the checkpoint's weights");
     if (kv != LAZY_F32 && kv != (int)type)
-        return lazy_invalid(
-            err, "kv is \"%s\"; the CUDA core keeps K and V as %s, the type that it computes in: leave kv out",
-            types[kv], types[type]);
+        return lazy_invalid(err, "kv is \"%s\"; the CUDA core keeps K and V as %s, in which it computes: leave kv out",
+                            types[kv], types[type]);
     const lazy_cuda_library *library;
     int code = lazy_cuda_load(&library, err);
     return code ? code : library->open(out, &options, err);

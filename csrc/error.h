@@ -1,6 +1,5 @@
 /* error.h — errors: a code and a message. The first error is kept. */
-#ifndef LAZY_ERROR_H
-#define LAZY_ERROR_H
+#pragma once
 
 #include "lazyllm.h"
 
@@ -12,5 +11,3 @@ __attribute__((format(printf, 3, 4))) int lazy_fail(lazy_error *err, lazy_code c
 
 /* Prepends a place to the message, unless err is NULL or there is no error: "layer 7: …". Returns the code. */
 __attribute__((format(printf, 3, 4))) int lazy_fail_in(lazy_error *err, int code, const char *format, ...);
-
-#endif

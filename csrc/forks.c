@@ -11,29 +11,27 @@ static lazy_room shared_room(const lazy_cache *cache, const lazy_shared *shared,
 
 static void place_rows(lazy_cache *cache)
 {
-    for (lazy_buffer *b = cache->buffers; b < cache->buffers + cache->n_buffers; b++)
-        if (b->has_rows) lazy_buffer_place(cache, b, shared_room(cache, cache->shared, b));
+    for (lazy_buffer *b = cache->buffers; b < cache->buffers + cache->n_with_rows; b++)
+        lazy_buffer_place(cache, b, shared_room(cache, cache->shared, b));
 }
 
 /* Moves K, V and Aux into shared memory as its owner, if the backend has such memory. */
 static int move_to_shared(lazy_cache *cache, const int32_t *depths, int length, lazy_error *err)
 {
-    const lazy_ops *ops = cache->model->backend->ops;
-    const lazy_buffer *end = cache->buffers + cache->n_buffers;
+    lazy_backend *backend = cache->model->backend;
+    const lazy_ops *ops = backend->ops;
+    const lazy_buffer *end = cache->buffers + cache->n_with_rows;
     lazy_shared *shared;
-    if (cache->shared || !ops->shared_open ||
-        ops->shared_open(cache->model->backend, &shared, cache->shared_bytes, NULL))
-        return LAZY_OK;
+    if (cache->shared || !ops->shared_open) return LAZY_OK;
+    if (ops->shared_open(backend, &shared, cache->shared_bytes, NULL)) return LAZY_OK;
     int code = LAZY_OK;
     for (const lazy_buffer *b = cache->buffers; b < end && !code; b++)
-        if (b->has_rows)
-            code = lazy_buffer_copy(cache, b, shared_room(cache, shared, b), lazy_room_of(b), depths, length, err);
+        code = lazy_buffer_copy(cache, b, shared_room(cache, shared, b), lazy_room_of(b), depths, length, err);
     if (code) {
         ops->shared_close(shared);
         return code;
     }
-    for (const lazy_buffer *b = cache->buffers; b < end; b++)
-        if (b->has_rows) ops->free(cache->model->backend, *b->slot);
+    for (const lazy_buffer *b = cache->buffers; b < end; b++) ops->free(backend, *b->slot);
     cache->shared = shared;
     cache->written = length;
     place_rows(cache);
@@ -51,14 +49,13 @@ static int note_shared(lazy_cache *cache, const int32_t *depths, int n, lazy_err
 /* Lists where the rows of the first `length` tokens lie in shared memory. out: *parts (*n,), of the caller */
 static int list_parts(const lazy_cache *cache, int length, lazy_stretch **parts, int *n, lazy_error *err)
 {
-    const lazy_buffer *end = cache->buffers + cache->n_buffers;
+    const lazy_buffer *end = cache->buffers + cache->n_with_rows;
     size_t n_pieces = 0, context = (size_t)cache->model->config.context;
-    for (const lazy_buffer *b = cache->buffers; b < end; b++)
-        if (b->has_rows) n_pieces += (size_t)b->pieces;
+    for (const lazy_buffer *b = cache->buffers; b < end; b++) n_pieces += (size_t)b->pieces;
     int code = lazy_alloc(parts, n_pieces, "the parts of shared memory", err);
     *n = 0;
     for (const lazy_buffer *b = cache->buffers; b < end && !code; b++)
-        for (size_t i = 0; b->has_rows && i < (size_t)b->pieces; i++) {
+        for (size_t i = 0; i < (size_t)b->pieces; i++) {
             size_t begin = b->shared_offset + i * context * b->per_token;
             (*parts)[(*n)++] = (lazy_stretch){ begin, begin + (size_t)length * b->per_token };
         }
@@ -85,21 +82,19 @@ int lazy_cache_fork(lazy_cache *to, lazy_cache *from, const int32_t *depths, int
 {
     const lazy_config *c = &to->model->config;
     const lazy_ops *ops = to->model->backend->ops;
-    int code = ops->download(from->stream, from->staging, from->logits, sizeof *from->logits,
-                             err); /* waits for uploads of its rows */
+    /* downloads wait: first for uploads of rows of `from`, in the end so that `from` may change */
+    int code = ops->download(from->stream, from->staging, from->logits, sizeof *from->logits, err);
     if (!code) code = move_to_shared(from, depths, length, err);
     if (!code) code = join_shared(to, from, depths, length, err);
     if (!code) code = lazy_cache_reserve(to, from->capacity, NULL, 0, err);
     bool all_shared = to->shared && from->shared->owner;
-    for (int i = 0; i < to->n_buffers && !code; i++) {
+    for (int i = all_shared ? to->n_with_rows : 0; i < to->n_buffers && !code; i++) {
         const lazy_buffer *b = &to->buffers[i];
-        if (b->kept && !(b->has_rows && all_shared))
+        if (b->kept)
             code = lazy_buffer_copy(to, b, lazy_room_of(b), lazy_room_of(&from->buffers[i]), depths, length, err);
     }
     if (!code) code = ops->copy(to->stream, to->logits, from->logits, (size_t)c->vocab * sizeof *to->logits, err);
-    if (!code)
-        code = ops->download(to->stream, to->staging, to->logits, sizeof *to->logits,
-                             err); /* waits: `from` may change then */
+    if (!code) code = ops->download(to->stream, to->staging, to->logits, sizeof *to->logits, err);
     for (int l = 0; l < c->n_layers; l++) to->remembered[l].n = from->remembered[l].n;
     to->has_logits = from->has_logits;
     return code;
@@ -120,7 +115,7 @@ int lazy_cache_write_from(lazy_cache *cache, int first, int end, const int32_t *
 uint64_t lazy_cache_shared_bytes(const lazy_cache *cache, int length)
 {
     uint64_t per_token = 0;
-    for (const lazy_buffer *b = cache->buffers; b < cache->buffers + cache->n_buffers; b++)
-        if (b->has_rows && cache->shared) per_token += b->per_token * (uint64_t)b->pieces;
+    for (int i = 0; cache->shared && i < cache->n_with_rows; i++)
+        per_token += cache->buffers[i].per_token * (uint64_t)cache->buffers[i].pieces;
     return per_token * (uint64_t)length;
 }

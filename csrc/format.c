@@ -76,8 +76,7 @@ bool lazy_narrow(void *to, const float *x, lazy_dtype dtype, int n)
     return n_lost == 0;
 }
 
-/* 1 / scale, or 0 where f16 has no such small scale; *spoilt: a value is NaN or Inf, so that the block must not pass
- * for a good one. */
+/* 1 / scale, or 0 where f16 has no such scale; *spoilt: a NaN or Inf, beside which the block must not seem good. */
 static float inverse_of(float scale, const float *x, bool *spoilt)
 {
     float zero = 0.0f;

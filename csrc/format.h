@@ -3,8 +3,7 @@
  * A row of a matrix is a number of whole blocks. The quantized formats are those of GGUF files: values are integers
  * times a scale of their group, the K formats' scales are small integers times one of the block. Numbers of 16 bits are
  * f16, little-endian. */
-#ifndef LAZY_FORMAT_H
-#define LAZY_FORMAT_H
+#pragma once
 
 #include <math.h>
 #include <string.h>
@@ -105,8 +104,7 @@ void lazy_widen(float *y, const void *blocks, lazy_dtype dtype, int n);
 /* To nearest, ties to even. */
 uint16_t lazy_narrow_f16(float value);
 
-/* Rounds n values to LAZY_F32, LAZY_F16 or LAZY_BF16, to nearest, ties to even. False if a finite value became
- * infinite. */
+/* Rounds n values to LAZY_F32, F16 or BF16, to nearest, ties to even. False if a finite value became infinite. */
 bool lazy_narrow(void *to, const float *x, lazy_dtype dtype, int n);
 
 /* Rounds n values, whole blocks, to LAZY_Q8_0 or LAZY_Q4_1. */
@@ -134,5 +132,3 @@ static inline float lazy_widen_bf16(uint16_t half)
     memcpy(&value, &word, sizeof value);
     return value;
 }
-
-#endif

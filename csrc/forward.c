@@ -3,48 +3,7 @@
 
 #include "error.h"
 #include "numeric.h"
-#include "session.h"
-
-/* A set of positions on the backend, ascending and without repeats. */
-typedef struct set {
-    const int32_t *positions; /* (n,) */
-    int n;
-} set;
-
-/* One pass, and its state between layers. */
-typedef struct pass {
-    lazy_session *session;
-    lazy_cache *cache;
-    lazy_stream *stream;
-    const lazy_ops *ops;
-    const lazy_config *config;
-    lazy_schedule schedule;
-    const lazy_pass *request;
-    float *head;   /* (head_rows, vocab) logits of some rows at a time, for surprisal */
-    int head_rows; /* at most row_chunk */
-
-    int length;       /* tokens of the context, the new ones included */
-    int first_new;    /* position of the first new token */
-    int first_asking; /* of the first token whose row may score: the prompt's own, with what has been read of it */
-    bool is_prompt;   /* the new tokens are the user's */
-    int n_prunable, n_forced; /* of the whole context */
-    int prunable_in_play;
-    int n_newly_gone; /* tokens that this pass has dropped for good */
-    int n_free; /* prunable, unforced tokens that a policy keeps after the layer just run; -1: as many as the stage
-                   keeps */
-
-    set in_play;     /* A[l], the tokens in play; in one of cache->in_play, the other is free for A[l+1] */
-    set computed;    /* C[l], those of them that layer l computes: A[l] itself where it is all of it, else in one of
-                        cache->rows, or until tokens are dropped or revived its tail */
-    void *x;         /* (computed.n, d) their hidden states */
-    void *x_next;    /* (capacity, d) room for those of the next layer */
-    int trace_first; /* the layer since which the sets are what they are */
-} pass;
-
-static void *offset(const pass *p, void *activations, size_t elements)
-{
-    return (char *)activations + elements * lazy_activation_bytes(p->session->model->backend);
-}
+#include "pass.h"
 
 /* The one of two buffers that does not hold the set. */
 static int32_t *room_beside(int32_t *const buffers[2], set s) { return buffers[s.positions == buffers[0]]; }
@@ -105,40 +64,6 @@ static int begin(pass *p, lazy_error *err)
     return code ? code : p->ops->embed(p->stream, p->x, cache->ids, n_computed, &session->model->embedding, err);
 }
 
-/* ---- which layers are scored --------------------------------------------------------------- */
-
-/* A stage that will keep every token needs no scores, unless a trace shows them or they are remembered. A policy may
- * keep fewer tokens than the stage, and a trace must not change that: it is asked by the stage's own number alone. */
-static bool needs_scores(const pass *p, const lazy_stage *stage)
-{
-    const lazy_pruning *pruning = &p->session->pruning;
-    return stage->by_mass || (p->session->traces && !pruning->policy.call) || pruning->memory > 0 ||
-           lazy_stage_budget(stage, p->n_prunable, p->n_forced, p->prunable_in_play, 0) < p->prunable_in_play;
-}
-
-/* True if layer l is one of the last `layers` up to a stage and sees at least as far as the stage's own layer. Policies
- * and means over layers take all of them. */
-static bool counts_for(const pass *p, int l, int stage)
-{
-    const lazy_pruning *pruning = &p->session->pruning;
-    const lazy_layer *layers = p->session->model->layers;
-    if (l <= stage - p->schedule.layers || l > stage) return false;
-    return pruning->policy.call || pruning->average || layers[l].window >= layers[stage].window;
-}
-
-/* True if a stage after layer `first` or a higher one is scored by layer l, and by others perhaps. */
-static bool scores_from(const pass *p, int l, int first)
-{
-    const lazy_schedule *schedule = &p->schedule;
-    for (int i = 0; i < schedule->n_stages; i++) {
-        const lazy_stage *stage = &schedule->stages[i];
-        if (first <= stage->layer && counts_for(p, l, stage->layer) && needs_scores(p, stage)) return true;
-    }
-    return false;
-}
-
-static bool scores_layer(const pass *p, int l) { return scores_from(p, l, l); }
-
 /* ---- one layer -------------------------------------------------------------------------- */
 
 /* y (+)= the norm of x. x, y: (n, d) */
@@ -147,8 +72,7 @@ static int norm_rows(pass *p, void *y, const void *x, int n, const float *weight
     return p->ops->rmsnorm(p->stream, y, x, n, p->config->hidden, weight, p->config->norm_eps, accumulate, err);
 }
 
-/* x += y W^T, or without w what the experts make of y; with a norm behind, x += the norm of that. x: (n, d), y: (n,
- * w->cols) or (n, d). */
+/* x += y W^T, without w what experts make of y; with a norm behind, the norm of that. x: (n, d), y: (n, columns) */
 static int add_product(pass *p, void *x, const void *y, int n, const lazy_matrix *w, const lazy_experts *experts,
                        const float *post_norm, lazy_error *err)
 {
@@ -158,8 +82,7 @@ static int add_product(pass *p, void *x, const void *y, int n, const lazy_matrix
     return code || !post_norm ? code : norm_rows(p, x, to, n, post_norm, true, err);
 }
 
-/* x += down(gated(y)), or what experts make of y, or the norm of either with a norm behind. x, y: (n, d), n <=
- * row_chunk. */
+/* x += down(gated(y)), or what experts make of y; or the norm of that, with one behind. x, y: (n, d), n <= row_chunk */
 static int add_ffn(pass *p, const lazy_layer *w, void *x, const void *y, int n, lazy_error *err)
 {
     void *gated = p->cache->ffn;
@@ -177,7 +100,6 @@ static int run_attention_and_ffn(pass *p, const lazy_layer *w, void *x, const la
 {
     lazy_cache *cache = p->cache;
     const lazy_config *c = p->config;
-    size_t d = (size_t)c->hidden;
     int n = a->n;
     p->stream->scores_follow = scored;
     int code = p->ops->attention(p->stream, cache->attention, a, err);
@@ -187,25 +109,12 @@ static int run_attention_and_ffn(pass *p, const lazy_layer *w, void *x, const la
 
     for (int first = 0, here; first < n && !c->parallel; first += here) {
         here = even_part(n - first, p->session->model->backend->row_chunk);
-        void *part = offset(p, x, (size_t)first * d);
+        void *part = row_of(p, x, first, c->hidden);
         if (w->ffn_norm && (code = norm_rows(p, cache->normed, part, here, w->ffn_norm, false, err)))
             return lazy_fail_in(err, code, "FFN norm");
         if ((code = add_ffn(p, w, part, w->ffn_norm ? cache->normed : part, here, err))) return code;
     }
     return LAZY_OK;
-}
-
-/* The attention of the rows of layer l behind the first `skip`. */
-static lazy_attending attending_of(const pass *p, int l, int skip)
-{
-    const lazy_cache *cache = p->cache;
-    return (lazy_attending){ .qkv = offset(p, cache->qkv, (size_t)skip * (size_t)lazy_qkv_width(p->config)),
-                             .rows = p->computed.positions + skip,
-                             .n = p->computed.n - skip,
-                             .kv = cache->kv[l],
-                             .in_play = p->in_play.positions,
-                             .m = p->in_play.n,
-                             .window = p->session->model->layers[l].window };
 }
 
 /* True if layer l computes a part of a prompt that is read in parts: with the sums of the whole prompt. From the first
@@ -221,9 +130,7 @@ static int run_layer(pass *p, int l, lazy_error *err)
     lazy_cache *cache = p->cache;
     const lazy_config *c = p->config;
     const lazy_layer *w = &p->session->model->layers[l];
-    const int32_t *rows = p->computed.positions;
-    size_t d = (size_t)c->hidden, width = (size_t)lazy_qkv_width(c);
-    int code, n = p->computed.n;
+    int code, n = p->computed.n, d = c->hidden;
     int source = max_int(l - 1, 0); /* of the values that are normed; a damaged embedding counts as layer 0's */
     bool last = l == c->n_layers - 1, is_part = computes_part(p, l);
 
@@ -232,132 +139,34 @@ static int run_layer(pass *p, int l, lazy_error *err)
 
     for (int first = 0, here; first < n; first += here) {
         here = even_part(n - first, p->session->model->backend->row_chunk);
-        void *part = offset(p, p->x, (size_t)first * d), *qkv = offset(p, cache->qkv, (size_t)first * width);
+        void *part = row_of(p, p->x, first, d), *qkv = row_of(p, cache->qkv, first, lazy_qkv_width(c));
         /* without a norm here, another one checks the values; what it computes is not used */
         const float *norm = w->attention_norm ? w->attention_norm : w->attention_post_norm;
-        if ((code = p->ops->checked_rmsnorm(p->stream, cache->normed, part, here, c->hidden, norm, c->norm_eps, source,
-                                            cache->notes, err)))
-            return lazy_fail_in(err, code, "attention norm");
+        code = p->ops->checked_rmsnorm(p->stream, cache->normed, part, here, d, norm, c->norm_eps, source, cache->notes,
+                                       err);
+        if (code) return lazy_fail_in(err, code, "attention norm");
         p->stream->many_rows = is_part;
-        if ((code =
-                 p->ops->matmul(p->stream, qkv, w->attention_norm ? cache->normed : part, here, &w->qkv, false, err)))
+        const void *from = w->attention_norm ? cache->normed : part;
+        if ((code = p->ops->matmul(p->stream, qkv, from, here, &w->qkv, false, err)))
             return lazy_fail_in(err, code, "q, k and v projection");
         p->stream->many_rows = is_part && !last;
         int done = clamp_int(skip - first, 0, here); /* rows of this part whose outputs nobody reads */
         if (c->parallel && done < here &&
-            (code = add_ffn(p, w, offset(p, part, (size_t)done * d), offset(p, cache->normed, (size_t)done * d),
-                            here - done, err)))
+            (code = add_ffn(p, w, row_of(p, part, done, d), row_of(p, cache->normed, done, d), here - done, err)))
             return code;
     }
     int rope = c->layer_rope[l] + (p->length > c->short_context);
-    if ((code = p->ops->rotate(p->stream, cache->qkv, rows, n, cache->kv[l], cache->rope->of_q[rope],
+    if ((code = p->ops->rotate(p->stream, cache->qkv, p->computed.positions, n, cache->kv[l], cache->rope->of_q[rope],
                                cache->rope->of_k[rope], w->q_norm, w->k_norm, c->norm_eps, err)))
         return lazy_fail_in(err, code, "RoPE");
 
     p->stream->many_rows = is_part && !last;
     const lazy_attending a = attending_of(p, l, skip);
-    return run_attention_and_ffn(p, w, offset(p, p->x, (size_t)skip * d), &a,
-                                 scores_layer(p, l) && !p->session->pruning.policy.call, err);
+    return run_attention_and_ffn(p, w, row_of(p, p->x, skip, d), &a,
+                                 lazy_scores_layer(p, l) && !p->session->pruning.policy.call, err);
 }
 
 /* ---- between layers --------------------------------------------------------------------- */
-
-/* Scores of layer l, or where a stage is scored by several layers what layers up to l make together: the mean, or the
- * largest share. in, out: *scores: (in_play.n,), *spare: (in_play.n,) free. */
-static int pool_layers(pass *p, int l, float **scores, float **spare, lazy_error *err)
-{
-    lazy_cache *cache = p->cache;
-    int layers = p->schedule.layers, capacity = cache->capacity, m = p->in_play.n;
-    if (p->session->pruning.average) {
-        float *mean = *spare;
-        *spare = *scores;
-        *scores = mean;
-        return p->ops->average(p->stream, mean, *spare, m, l + 1, err);
-    }
-    if (layers == 1) return LAZY_OK;
-    float *share = cache->shares + (size_t)(l % layers) * (size_t)capacity;
-    int code = p->ops->share(p->stream, share, *scores, p->in_play.positions, m, cache->flags, err);
-    if (!lazy_schedule_stage(&p->schedule, l)) return code;
-    bool begun = false;
-    for (int row = 0, end; row <= l && row < layers && !code;
-         row = end) { /* a run of rows of layers that count, or of such that do not */
-        bool count = counts_for(p, l - (l - row) % layers, l);
-        for (end = row + 1; end <= l && end < layers && counts_for(p, l - (l - end) % layers, l) == count;) end++;
-        if (!count) continue;
-        const float *shares = cache->shares + (size_t)row * (size_t)capacity;
-        code = p->ops->largest(p->stream, *scores, shares, end - row, capacity, p->in_play.positions, m, begun, err);
-        begun = true;
-    }
-    return code;
-}
-
-/* Asks the policy after layer l: to observe it for a stage above, and for the scores of the stage after it. *out: as in
- * score_stage. */
-static int ask_policy(pass *p, int l, float **out, lazy_error *err)
-{
-    const lazy_session *session = p->session;
-    const lazy_policy *policy = &session->pruning.policy;
-    const lazy_stage *stage = lazy_schedule_stage(&p->schedule, l);
-    int window = session->model->layers[l].window, code = LAZY_OK;
-    const lazy_layer_state state = { p->cache, l, p->in_play.positions, p->computed.positions, p->x };
-    lazy_view view = {
-        .layer = l,
-        .is_prompt = p->is_prompt,
-        .observes = true,
-        .length = p->length,
-        .first_asking = p->first_asking,
-        .n_in_play = p->in_play.n,
-        .n_rows = p->computed.n,
-        .window = window == INT32_MAX ? 0 : window,
-        .activations = session->model->backend->activations,
-        .kv = session->model->backend->kv,
-        .config = p->config,
-        .state = &state,
-    };
-    if (scores_from(p, l, l + 1)) code = lazy_policy_ask(policy, &view, NULL, NULL, err);
-    if (code || !stage || !needs_scores(p, stage)) return code;
-    view.observes = false;
-    view.n_keep = lazy_stage_budget(stage, p->n_prunable, p->n_forced, p->prunable_in_play, 0);
-    p->n_free = -1;
-    *out = p->cache->scores[0];
-    return lazy_policy_ask(policy, &view, *out, &p->n_free, err);
-}
-
-/* Scores the tokens in play by layer l, if a stage needs that. *out: (in_play.n,) what the stage after layer l selects
- * by; NULL where there is none or it keeps everything. */
-static int score_stage(pass *p, int l, float **out, lazy_error *err)
-{
-    lazy_cache *cache = p->cache;
-    const lazy_pruning *pruning = &p->session->pruning;
-    float *scores = cache->scores[0], *spare = cache->scores[1];
-    *out = NULL;
-    if (!scores_layer(p, l)) return LAZY_OK;
-    if (pruning->policy.call) return ask_policy(p, l, out, err);
-
-    const lazy_attending a = attending_of(p, l, 0);
-    int code = p->ops->scores(p->stream, scores, &a, pruning->queries, pruning->pooling, p->first_asking, err);
-    if (!code) code = pool_layers(p, l, &scores, &spare, err);
-    if (code) return lazy_fail_in(err, code, "scores");
-    const lazy_stage *stage = lazy_schedule_stage(&p->schedule, l);
-    if (!stage || !needs_scores(p, stage)) return LAZY_OK;
-    *out = scores;
-    if (pruning->smooth > 1) {
-        *out = spare;
-        if ((code = p->ops->smooth(p->stream, spare, scores, p->in_play.n, pruning->smooth, err)))
-            return lazy_fail_in(err, code, "smoothing");
-    }
-    if (pruning->memory > 0) {
-        lazy_remembered *known = &cache->remembered[l];
-        int n_known = p->is_prompt ? 0 : known->n;
-        if (n_known)
-            code = p->ops->copy(p->stream, known->fresh, known->scores, (size_t)n_known * sizeof *known->fresh, err);
-        if (!code)
-            code = p->ops->remember(p->stream, *out, known->fresh, n_known, p->length, (float)pruning->memory,
-                                    p->in_play.positions, p->in_play.n, err);
-        known->n_fresh = p->length;
-    }
-    return lazy_fail_in(err, code, "remembered scores");
-}
 
 /* A[l+1]: the tokens in play that the stage after layer l keeps. */
 static int prune(pass *p, const lazy_stage *stage, const float *scores, lazy_error *err)
@@ -449,7 +258,7 @@ static int prune_and_revive(pass *p, int l, lazy_error *err)
     bool last = l == p->config->n_layers - 1;
     int n_waiting = !last && p->cache->aux[l + 1] ? count_depths(p, l + 1, l + 1) : 0;
     float *scores;
-    int code = score_stage(p, l, &scores, err);
+    int code = lazy_score_stage(p, l, &scores, err);
     if (code || (!stage && !n_waiting && !last)) return code;
 
     if (scores && (code = prune(p, stage, scores, err))) return code;
@@ -463,37 +272,50 @@ static int prune_and_revive(pass *p, int l, lazy_error *err)
 
 /* ---- the end ---------------------------------------------------------------------------- */
 
-/* -ln p of every new token, with the LM head on head_rows rows at a time. The first one is predicted by the last logits
- * of the pass before, if there was one. */
+static int refuse_head(const char *what, int token, lazy_error *err)
+{
+    return lazy_fail(err, LAZY_CHECKPOINT,
+                     "the %s of token %d is no finite number: the final norm or the LM head is damaged", what, token);
+}
+
+/* surprisal[i + 1] = -ln p of new token i + 1 for each but the last row, with the LM head on some rows at a time. */
+static int surprise_rows(pass *p, float *surprisal, lazy_error *err)
+{
+    enum { LOGITS_AT_ONCE = 1 << 24 }; /* 64 MiB of logits */
+    const lazy_model *model = p->session->model;
+    lazy_backend *backend = model->backend;
+    const int32_t *ids = p->cache->ids;
+    void *normed = p->cache->normed, *logits = NULL;
+    int n = p->computed.n - 1, vocab = p->config->vocab,
+        most = clamp_int(min_int(backend->row_chunk, LOGITS_AT_ONCE / vocab), 1, p->computed.n);
+    size_t bytes = (size_t)most * (size_t)vocab * sizeof(float);
+    int code = p->ops->alloc(backend, &logits, bytes, "logits of many rows", err);
+    for (int first = 0, here; first < n && !code; first += here) {
+        here = min_int(most, n - first);
+        code = norm_rows(p, normed, row_of(p, p->x, first, p->config->hidden), here, model->final_norm, false, err);
+        if (!code) code = p->ops->logits(p->stream, logits, normed, here, &model->head, err);
+        if (!code)
+            code = p->ops->surprisal(p->stream, surprisal + first + 1, logits, here, vocab, ids + first + 1, err);
+    }
+    p->ops->free(backend, logits);
+    return code;
+}
+
+/* -ln p of every new token. The first one is predicted by the last logits of the pass before, if there was one. */
 static int find_surprisal(pass *p, lazy_error *err)
 {
     lazy_cache *cache = p->cache;
-    const lazy_model *model = p->session->model;
-    float *surprisal_out = p->request->surprisal;
-    int n = p->computed.n, vocab = p->config->vocab, first_known = cache->has_logits ? 0 : 1, code = LAZY_OK;
-    float *surprisal = cache->scores[0]; /* free: no pass that prunes gets here */
-    if (cache->has_logits) {
+    float *out = p->request->surprisal, *surprisal = cache->scores[0]; /* free: no pass that prunes gets here */
+    int n = p->computed.n, vocab = p->config->vocab, first = cache->has_logits ? 0 : 1;
+    int code = surprise_rows(p, surprisal, err);
+    if (!code && !first)
         code = p->ops->copy(p->stream, cache->fresh_logits, cache->logits, (size_t)vocab * sizeof *cache->logits, err);
-        if (!code) code = p->ops->surprisal(p->stream, surprisal, cache->fresh_logits, 1, vocab, cache->ids, err);
-    }
-    for (int first = 0; first < n - 1 && !code; first += p->head_rows) {
-        int here = min_int(p->head_rows, n - 1 - first);
-        const void *x = offset(p, p->x, (size_t)first * (size_t)p->config->hidden);
-        code = norm_rows(p, cache->normed, x, here, model->final_norm, false, err);
-        if (!code) code = p->ops->logits(p->stream, p->head, cache->normed, here, &model->head, err);
-        if (!code)
-            code =
-                p->ops->surprisal(p->stream, surprisal + first + 1, p->head, here, vocab, cache->ids + first + 1, err);
-    }
-    surprisal_out[0] = NAN;
-    if (!code && first_known < n)
-        code = p->ops->download(p->stream, surprisal_out + first_known, surprisal + first_known,
-                                (size_t)(n - first_known) * sizeof *surprisal, err);
-    for (int i = first_known; i < n && !code; i++)
-        if (!isfinite(surprisal_out[i]))
-            code =
-                lazy_fail(err, LAZY_CHECKPOINT,
-                          "the surprisal of token %d is no finite number: the final norm or the LM head is damaged", i);
+    if (!code && !first) code = p->ops->surprisal(p->stream, surprisal, cache->fresh_logits, 1, vocab, cache->ids, err);
+    out[0] = NAN;
+    if (!code && first < n)
+        code = p->ops->download(p->stream, out + first, surprisal + first, (size_t)(n - first) * sizeof *out, err);
+    for (int i = first; i < n && !code; i++)
+        if (!isfinite(out[i])) code = refuse_head("surprisal", i, err);
     return code;
 }
 
@@ -553,7 +375,7 @@ static int finish(pass *p, lazy_error *err)
     float *logits = p->request->logits;
     int code = p->ops->mark(p->stream, cache->depth, p->computed.positions, p->computed.n, c->n_layers, err);
     if (!code && p->request->surprisal) code = find_surprisal(p, err);
-    const void *last = offset(p, p->x, (size_t)(p->computed.n - 1) * (size_t)c->hidden);
+    const void *last = row_of(p, p->x, p->computed.n - 1, c->hidden);
     if (!code)
         code = p->ops->checked_rmsnorm(p->stream, cache->normed, last, 1, c->hidden, model->final_norm, c->norm_eps,
                                        c->n_layers - 1, cache->notes, err);
@@ -564,10 +386,7 @@ static int finish(pass *p, lazy_error *err)
     if (!code) code = read_back(p, err);
     if (code) return code;
     int best = ((int32_t *)staged(p, cache->notes))[1 + c->n_layers];
-    if (best < 0)
-        return lazy_fail(err, LAZY_CHECKPOINT,
-                         "the logit of token %d is no finite number: the final norm or the LM head is damaged",
-                         -1 - best);
+    if (best < 0) return refuse_head("logit", -1 - best, err);
     if (p->request->best) *p->request->best = best;
     commit(p);
     return LAZY_OK;
@@ -582,8 +401,6 @@ static int finish_early(pass *p, int l, lazy_error *err)
     int n = p->computed.n;
     int code = lazy_trace_add(&session->under_way, p->stream, p->trace_first, l - 1, p->in_play.positions, p->in_play.n,
                               rows, n, NULL, err);
-    for (int above = l; above < p->config->n_layers; above++)
-        session->under_way.counts[above] = (lazy_layer_count){ 0 };
     if (!code) code = p->ops->mark(p->stream, cache->depth, rows, n, l, err);
     if (!code)
         code = p->ops->regroup(p->stream, p->x_next, rows, 0, p->x, rows, n, cache->aux[l], p->config->hidden,
@@ -593,17 +410,6 @@ static int finish_early(pass *p, int l, lazy_error *err)
     commit(p);
     cache->has_logits = false;
     return LAZY_OK;
-}
-
-/* Room for surprisal's logits: (p->head_rows, vocab). */
-static int open_head(pass *p, lazy_error *err)
-{
-    enum { LOGITS_AT_ONCE = 1 << 24 }; /* 64 MiB of logits */
-    lazy_backend *backend = p->session->model->backend;
-    int vocab = p->config->vocab, most = min_int(backend->row_chunk, LOGITS_AT_ONCE / vocab);
-    p->head_rows = clamp_int(p->request->n, 1, max_int(most, 1));
-    return backend->ops->alloc(backend, (void **)&p->head, (size_t)p->head_rows * (size_t)vocab * sizeof *p->head,
-                               "logits of many rows", err);
 }
 
 static int run_layers(pass *p, lazy_error *err)
@@ -629,12 +435,11 @@ static int run_layers(pass *p, lazy_error *err)
 int lazy_forward(lazy_session *session, const lazy_pass *request, lazy_error *err)
 {
     int length = session->tokens.length;
-    lazy_backend *backend = session->model->backend;
     pass p = {
         .session = session,
         .cache = &session->cache,
         .stream = session->cache.stream,
-        .ops = backend->ops,
+        .ops = session->model->backend->ops,
         .config = &session->model->config,
         .request = request,
         .length = length,
@@ -642,10 +447,9 @@ int lazy_forward(lazy_session *session, const lazy_pass *request, lazy_error *er
         .n_free = -1,
     };
     if (!request->reads) p.schedule = lazy_rules_schedule(&session->pruning, request->generated, length);
-    lazy_trace_begin(&session->under_way, session->traces);
     lazy_cache_begin(p.cache, request->generated);
-    int code = request->surprisal ? open_head(&p, err) : LAZY_OK;
+    int code = lazy_report_open(&session->under_way, p.config->n_layers, session->traces, err);
     if (!code) code = run_layers(&p, err);
-    backend->ops->free(backend, p.head);
+    lazy_report_close(&session->under_way);
     return code;
 }

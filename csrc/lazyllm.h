@@ -5,8 +5,7 @@
  *
  * Functions that can fail return LAZY_OK (0) or a negative code, and take a lazy_error as the last parameter; the first
  * error is kept. The library never exits, aborts or prints. */
-#ifndef LAZYLLM_H
-#define LAZYLLM_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -62,16 +61,14 @@ typedef struct lazy_config {
     int n_layers, hidden, n_heads, n_kv_heads, head_dim, ffn, vocab;
     int context; /* maximum number of tokens of a session */
     float norm_eps;
-    int n_ropes;             /* at most LAZY_MAX_ROPES */
-    const float *inv_freq;   /* (n_ropes, head_dim / 2) radians per position, scaling included; copied. A pair with 0 is
-                                neither turned nor scaled */
-    const float *rope_scale; /* (n_ropes,) factors on cosine and sine: 1 unless YaRN or longrope; copied */
+    int n_ropes;               /* at most LAZY_MAX_ROPES */
+    const float *inv_freq;     /* (n_ropes, head_dim / 2) radians per position, scaled; 0: the pair stays. Copied */
+    const float *rope_scale;   /* (n_ropes,) factors on cosine and sine: 1 unless YaRN or longrope; copied */
     const int32_t *layer_rope; /* (n_layers,) the rope of each layer; copied */
     int short_context; /* in passes over longer contexts each layer turns by the rope after its own; `context`: never */
     int rotary_dim;    /* RoPE turns the first rotary_dim values of a head */
     bool paired_rope;  /* the values that it turns together are 2i and 2i + 1, not i and i + rotary_dim / 2 */
-    float query_growth; /* q at position p is multiplied by 1 + query_growth ln(1 + floor(p / query_step)); not with
-                           late_qk_norm */
+    float query_growth; /* q is multiplied by 1 + growth ln(1 + floor(p / query_step)); not with late_qk_norm */
     int query_step;
     const int32_t
         *windows;       /* (n_layers,) a token of layer l attends to the last windows[l] positions; 0: to all. Copied */
@@ -86,14 +83,12 @@ typedef struct lazy_config {
     bool wide_qk_norm;  /* over all heads of q together, and of k; with qk_norm */
     bool late_qk_norm;  /* behind RoPE; with qk_norm, not with wide_qk_norm */
     bool norm_plus_one; /* norms multiply by 1 + weight */
-    bool layer_norm;    /* norms subtract the mean first, and those of q and k have weights for each head; not with
-                           wide_qk_norm, late_qk_norm or post_norms */
+    bool layer_norm;    /* norms subtract the mean, those of q and k are by head; no other kind of norm beside */
     bool pre_norms;     /* RMS norm of the inputs of attention and FFN; these, post_norms or both */
     bool parallel;      /* attention and FFN both read the norm before attention; with pre_norms, not with post_norms */
     bool post_norms;    /* RMS norm of the outputs of attention and FFN, before they are added to the hidden state */
     bool gelu;          /* the FFN's gate is GELU in its tanh form, not SiLU */
-    const int32_t *expert_layers; /* (n_layers,) 1: n_experts FFNs, of which experts_per_token compute each row; 0: one
-                                     FFN of size ffn. Copied */
+    const int32_t *expert_layers;                 /* (n_layers,) 1: n_experts FFNs in place of one. Copied */
     int n_experts, experts_per_token, expert_ffn; /* 0 where no layer has experts */
     bool normed_experts;                          /* weights of the chosen experts are divided by their sum */
 } lazy_config;
@@ -157,18 +152,15 @@ typedef struct lazy_span {
 /* A layer that has run, as a policy sees it; lazy_view_copy hands out its arrays. Valid during the policy's call. */
 typedef struct lazy_view {
     int layer;
-    bool is_prompt;         /* a pass over prompt tokens */
-    bool observes;          /* no scores are wanted: the layer is below the stage that they are for */
-    int n_keep;             /* prompt tokens that the stage keeps, if scores are wanted */
-    int length;             /* tokens of the context, the new ones included */
-    int first_asking;       /* position of the first new token, or of the first that `read` has read of the prompt */
-    int n_in_play;          /* m */
-    int n_rows;             /* n tokens of them computed in this layer */
-    int window;             /* of this layer; 0: none */
-    lazy_dtype activations; /* type of queries and hidden states */
-    lazy_dtype kv;          /* type of keys and values */
-    const lazy_config *config;
-    const struct lazy_layer_state *state;
+    bool is_prompt;   /* a pass over prompt tokens */
+    bool observes;    /* no scores are wanted: the layer is below the stage that they are for */
+    int n_keep;       /* prompt tokens that the stage keeps, if scores are wanted */
+    int length;       /* tokens of the context, the new ones included */
+    int first_asking; /* position of the first new token, or of the first that `read` has read of the prompt */
+    int n_in_play;    /* m */
+    int n_rows;       /* n tokens of them computed in this layer */
+    int window;       /* of this layer; 0: none */
+    struct pass *pass;
 } lazy_view;
 
 typedef enum lazy_view_part {
@@ -208,17 +200,16 @@ typedef struct lazy_pruning {
     int n_protect;
     int queries;          /* query rows that score; the paper: 1 */
     lazy_pooling pooling; /* of their scores */
-    int layers;     /* the score is the largest share of the last `layers` layers; 1: the score of one layer, as in the
-                       paper */
-    int smooth;     /* odd width of the moving average over the scores; the paper: 1 */
-    double memory;  /* decode steps: a score is at least `memory` times the one remembered; the paper: 0 */
-    int min_tokens; /* passes over shorter contexts are dense */
+    int layers;           /* the score is the largest share of so many last layers; the paper: 1, and no share */
+    int smooth;           /* odd width of the moving average over the scores; the paper: 1 */
+    double memory;        /* decode steps: a score is at least `memory` times the one remembered; the paper: 0 */
+    int min_tokens;       /* passes over shorter contexts are dense */
     bool prune_generated; /* generated tokens count as prompt tokens when selecting */
     /* The score is the mean over the stage's layer and all layers below, as in static pruning. For one stage, and none
      * for decode; not with layers and memory. */
     bool average;
-    /* Scores in place of the paper's. It observes the `layers` - 1 layers below each stage. Not with queries, smooth,
-     * memory, average or stages by mass. */
+    /* Gives other scores, and observes the `layers` - 1 layers below each stage. Not with queries, smooth, memory,
+     * average or stages by mass. */
     lazy_policy policy;
 } lazy_pruning;
 
@@ -270,8 +261,7 @@ typedef struct lazy_pass {
     /* results; NULL where not wanted */
     float *logits; /* (vocab,) of the last token */
     int32_t *best; /* the id of the greatest logit, the smaller among equals */
-    /* (n,) -ln p(ids[i] | all tokens before it), NaN for the first token of the context. For prompts of sessions
-     * without pruning */
+    /* (n,) -ln p(ids[i] | all before it), NaN for the context's first token. For prompts of sessions without pruning */
     float *surprisal;
     /* These are the beginning of a prompt: they run up to the first stage, since what comes next decides which of them
      * are computed further. A prompt that is read in parts is pruned as if it had been run in one pass. No results. */
@@ -300,8 +290,7 @@ int lazy_session_get_state(lazy_session *session, lazy_state_part part, int laye
 int lazy_session_set_state(lazy_session *session, lazy_state_part part, int layer, int n, const void *data,
                            lazy_error *err);
 
-/* Makes n tokens the context of an empty session; the parts of its state must be written next. gone: (n,) 1 for tokens
- * never in play again, else 0. */
+/* Makes n tokens the context of an empty session; parts of its state come next. gone: (n,) 1: in play no more. */
 int lazy_session_set_tokens(lazy_session *session, const int32_t *ids, const uint8_t *kinds, const int32_t *depths,
                             const uint8_t *gone, int n, lazy_error *err);
 
@@ -309,8 +298,7 @@ typedef struct lazy_layer_count {
     int32_t in_play, computed, revived; /* revived: rows fetched from the Aux cache on entering this layer */
 } lazy_layer_count;
 
-/* Tokens in play and computed, of consecutive layers where they are the same. In the report of a pass that is
- * traced. */
+/* Tokens in play and computed of consecutive layers where they are the same; of a traced pass. */
 typedef struct lazy_trace_run {
     int first_layer, last_layer;
     int n_in_play, n_computed;
@@ -376,5 +364,3 @@ const char *const *lazy_cpu_variants(void);
 const char *lazy_cpu_variant_used(lazy_compute compute);
 /* Describes the CUDA devices, driver and libraries. On failure the error says why CUDA is unavailable. */
 int lazy_cuda_look(char *text, size_t size, const char *const *libraries, int n_libraries, lazy_error *err);
-
-#endif

@@ -15,8 +15,7 @@
 
 /* ---- reading where a file has been cut short -------------------------------------------- */
 
-/* Never freed, since a handler may look at it at any time; used again. No lock: a process may fork while another thread
- * maps a file. */
+/* Used again, never freed: a handler may look at any time. No lock: a process may fork while a thread maps a file. */
 typedef struct lazy_mapped {
     atomic_uintptr_t begin; /* 0: free; UINTPTR_MAX: taken, and not filled yet */
     size_t bytes;
@@ -28,8 +27,7 @@ static _Atomic(lazy_mapped *) all_mapped;
 static struct sigaction before;
 static uintptr_t page_bytes;
 
-/* Puts zeros at the address and behind it, if it is in a mapping. Allowed in a signal handler: mmap is a plain system
- * call. */
+/* Puts zeros from the address on, if it is in a mapping. Allowed in a signal handler: mmap is a plain system call. */
 static bool put_zeros(uintptr_t address)
 {
     for (lazy_mapped *m = atomic_load(&all_mapped); m; m = m->next) {
@@ -92,23 +90,18 @@ static int announce(lazy_mapping *mapping, lazy_error *err)
 
 int lazy_mapping_open(lazy_mapping *mapping, const char *path, lazy_error *err)
 {
-    int file = open(path, O_RDONLY | O_CLOEXEC);
-    if (file < 0) return lazy_fail(err, LAZY_IO, "%s: %s", path, strerror(errno));
+    int file = open(path, O_RDONLY | O_CLOEXEC), code = LAZY_OK;
     struct stat info;
-    int code = LAZY_OK;
-    if (fstat(file, &info)) code = lazy_fail(err, LAZY_IO, "%s: %s", path, strerror(errno));
+    void *data = MAP_FAILED;
+    if (file < 0 || fstat(file, &info)) code = lazy_fail(err, LAZY_IO, "%s: %s", path, strerror(errno));
     else if (info.st_size <= 0) code = lazy_fail(err, LAZY_CHECKPOINT, "%s: the file is empty", path);
-    else {
-        void *data = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, file, 0);
-        if (data == MAP_FAILED) code = lazy_fail(err, LAZY_IO, "%s: %s", path, strerror(errno));
-        else
-            *mapping =
-                (lazy_mapping){ .data = data, .bytes = (uint64_t)info.st_size, .file = file, .modified = info.st_mtim };
-    }
+    else if ((data = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, file, 0)) == MAP_FAILED)
+        code = lazy_fail(err, LAZY_IO, "%s: %s", path, strerror(errno));
     if (code) {
-        close(file);
+        if (file >= 0) close(file);
         return code;
     }
+    *mapping = (lazy_mapping){ .data = data, .bytes = (uint64_t)info.st_size, .file = file, .modified = info.st_mtim };
     code = lazy_alloc_copy(&mapping->path, path, strlen(path) + 1, "a path", err);
     if (!code) code = announce(mapping, err);
     if (code) lazy_mapping_close(mapping);
@@ -128,9 +121,10 @@ void lazy_mapping_close(lazy_mapping *mapping)
 int lazy_mapping_check(const lazy_mapping *mapping, lazy_error *err)
 {
     struct stat info;
-    bool known = !fstat(mapping->file, &info), changed = atomic_load(&mapping->mapped->lost);
-    if (known) changed |= (uint64_t)info.st_size != mapping->bytes || info.st_mtim.tv_sec != mapping->modified.tv_sec;
-    if (known) changed |= info.st_mtim.tv_nsec != mapping->modified.tv_nsec;
+    bool changed = atomic_load(&mapping->mapped->lost);
+    if (!fstat(mapping->file, &info))
+        changed |= (uint64_t)info.st_size != mapping->bytes || info.st_mtim.tv_sec != mapping->modified.tv_sec ||
+                   info.st_mtim.tv_nsec != mapping->modified.tv_nsec;
     if (!changed) return LAZY_OK;
     return lazy_fail(err, LAZY_IO, "%s was changed or could not be read while it was in use; load the model again",
                      mapping->path);

@@ -1,6 +1,5 @@
 /* mapping.h — a file of weights, mapped read-only, that other programs may change while it is in use. */
-#ifndef LAZY_MAPPING_H
-#define LAZY_MAPPING_H
+#pragma once
 
 #include <time.h>
 
@@ -24,5 +23,3 @@ void lazy_mapping_close(lazy_mapping *mapping); /* may be zeroed */
 
 /* Fails if the file has been written to or cut short since it was opened: what has been read from it may be wrong. */
 int lazy_mapping_check(const lazy_mapping *mapping, lazy_error *err);
-
-#endif

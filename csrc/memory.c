@@ -7,8 +7,7 @@
 
 #include "error.h"
 
-/* Large blocks ask for huge pages: rows of a cache lie pages apart, and a TLB miss can cost more than reading the row
- */
+/* Large blocks ask for huge pages: rows of a cache lie pages apart, and a TLB miss can cost more than reading one. */
 enum { ALIGNMENT = 64, HUGE_PAGE = 2 * 1024 * 1024 };
 
 int lazy_alloc_bytes(void **out, size_t count, size_t size, const void *from, const char *what, lazy_error *err)

@@ -1,11 +1,9 @@
 /* memory.h — aligned, checked allocation on the host. */
-#ifndef LAZY_MEMORY_H
-#define LAZY_MEMORY_H
+#pragma once
 
 #include "lazyllm.h"
 
-/* *out = room for `count` items of the type that it points to, aligned to 64; NULL on failure. `what` names the buffer
- * in the error. */
+/* *out = room for `count` items of its type, aligned to 64; NULL on failure. `what` names the buffer in the error. */
 #define lazy_alloc(out, count, what, err)                                                                              \
     lazy_alloc_bytes((void **)(out), (size_t)(count), sizeof **(out), NULL, what, err)
 #define lazy_alloc_zeroed(out, count, what, err)                                                                       \
@@ -21,5 +19,3 @@ void lazy_free(void *memory);
 /* Makes newly allocated memory use small pages only, and none yet: what it holds is lost. For sparsely written buffers:
  * pages never written take no physical memory. */
 void lazy_use_small_pages(void *memory, size_t bytes);
-
-#endif

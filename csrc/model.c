@@ -4,7 +4,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "device.h"
 #include "error.h"
 #include "memory.h"
 
@@ -136,13 +135,10 @@ static void drop_matrix(lazy_backend *backend, lazy_matrix *matrix)
     backend->ops->free(backend, (void *)matrix->bias);
 }
 
-static void drop_experts(lazy_backend *backend, lazy_experts *experts)
+static void drop_experts(lazy_backend *backend, lazy_matrix *experts)
 {
-    drop_matrix(backend, &experts->router);
-    if (experts->gate_up) backend->ops->unbind(backend, experts->gate_up);
-    if (experts->down) backend->ops->unbind(backend, experts->down);
-    lazy_free(experts->gate_up);
-    lazy_free(experts->down);
+    if (experts) backend->ops->unbind(backend, experts);
+    lazy_free(experts);
 }
 
 void lazy_model_close(lazy_model *model)
@@ -155,9 +151,10 @@ void lazy_model_close(lazy_model *model)
             float *vectors[] = { layer->attention_norm,      layer->q_norm,   layer->k_norm,
                                  layer->attention_post_norm, layer->ffn_norm, layer->ffn_post_norm };
             for (size_t i = 0; i < sizeof vectors / sizeof *vectors; i++) backend->ops->free(backend, vectors[i]);
-            lazy_matrix *matrices[] = { &layer->qkv, &layer->o, &layer->gate_up, &layer->down };
+            lazy_matrix *matrices[] = { &layer->qkv, &layer->o, &layer->gate_up, &layer->down, &layer->experts.router };
             for (size_t i = 0; i < sizeof matrices / sizeof *matrices; i++) drop_matrix(backend, matrices[i]);
-            drop_experts(backend, &layer->experts);
+            drop_experts(backend, layer->experts.gate_up);
+            drop_experts(backend, layer->experts.down);
         }
         if (!model->config.tied) drop_matrix(backend, &model->head);
         drop_matrix(backend, &model->embedding);

@@ -1,6 +1,5 @@
 /* model.h — config and weights, validated when the model is opened, and bound to a backend. */
-#ifndef LAZY_MODEL_H
-#define LAZY_MODEL_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -55,8 +54,7 @@ int lazy_model_check(const lazy_model *model, lazy_error *err);
 int lazy_bind(lazy_model *model, const lazy_tensor *tensors, int n_tensors, const char *weights, int threads,
               const lazy_watch *watch, lazy_error *err);
 
-/* The dtype of F32, F16 and BF16 that holds most of the tensors' bytes, where quantized weights count as BF16; f32 if
- * none is known. */
+/* The dtype, F32, F16 or BF16, of most of the tensors' bytes; quantized ones count as BF16. F32 if none is known. */
 lazy_dtype lazy_bind_dtype(const lazy_tensor *tensors, int n_tensors);
 
 /* ---- rope.c -------------------------------------------------------------------------------- */
@@ -68,5 +66,3 @@ int lazy_rope_find(const lazy_rope **out, lazy_model *model, lazy_stream *stream
 uint64_t lazy_rope_bytes(const lazy_model *model, int length);
 
 void lazy_rope_close(lazy_model *model);
-
-#endif

@@ -23,8 +23,6 @@ static size_t table_bytes(const lazy_config *c, int length)
     return (size_t)length * (size_t)c->head_dim * sizeof(float);
 }
 
-static int n_tables(const lazy_config *c) { return (c->query_growth != 0 ? 2 : 1) * c->n_ropes; }
-
 /* row: (D,), times `scale` in all pairs */
 static void fill_row(float *row, int position, const float *inv_freq, float rope_scale, float scale, int half)
 {
@@ -98,7 +96,8 @@ int lazy_rope_find(const lazy_rope **out, lazy_model *model, lazy_stream *stream
 uint64_t lazy_rope_bytes(const lazy_model *model, int length)
 {
     const lazy_config *c = &model->config;
-    return find(model, length) ? 0 : (uint64_t)n_tables(c) * table_bytes(c, next_length(model, length));
+    uint64_t n_tables = (uint64_t)(c->query_growth != 0 ? 2 : 1) * (uint64_t)c->n_ropes;
+    return find(model, length) ? 0 : n_tables * table_bytes(c, next_length(model, length));
 }
 
 void lazy_rope_close(lazy_model *model)

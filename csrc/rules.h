@@ -1,6 +1,5 @@
 /* rules.h — what a pruning setting says of each layer, and the number of tokens that each stage keeps. */
-#ifndef LAZY_RULES_H
-#define LAZY_RULES_H
+#pragma once
 
 #include "lazyllm.h"
 
@@ -45,5 +44,3 @@ const lazy_stage *lazy_schedule_stage(const lazy_schedule *schedule,
 /* The number of prunable tokens that the stage keeps. n_prunable: in the context; n_forced: of those, the ones that
  * always stay; in_play: prunable tokens in play; by_mass: the number that hold the stage's mass (mass stages only). */
 int lazy_stage_budget(const lazy_stage *stage, int n_prunable, int n_forced, int in_play, int by_mass);
-
-#endif

@@ -30,7 +30,7 @@ struct lazy_sampler {
     double temperature, top_p;
     int top_k;
     uint64_t state[4]; /* xoshiro256** */
-    candidate *sorted; /* (n_vocab,) */
+    candidate *sorted; /* (n_vocab,), and in the same memory: */
     uint16_t *bucket;  /* (n_vocab,) of each id */
     int n_vocab;
     int count[N_BUCKETS];     /* candidates in each bucket, descending by logit */
@@ -81,7 +81,6 @@ void lazy_sampler_close(lazy_sampler *sampler)
 {
     if (!sampler) return;
     lazy_free(sampler->sorted);
-    lazy_free(sampler->bucket);
     lazy_free(sampler);
 }
 
@@ -97,15 +96,13 @@ static int compare_likelier(const void *a, const void *b)
 int lazy_sampler_reserve(lazy_sampler *sampler, int n_vocab, lazy_error *err)
 {
     if (sampler->n_vocab == n_vocab) return LAZY_OK;
-    candidate *sorted;
-    uint16_t *bucket = NULL;
-    int code = lazy_alloc(&sorted, n_vocab, "the sampler's candidates", err);
-    if (!code) code = lazy_alloc(&bucket, n_vocab, "the sampler's candidates", err);
-    lazy_free(code ? sorted : sampler->sorted);
+    void *memory;
+    const size_t each = sizeof *sampler->sorted + sizeof *sampler->bucket;
+    int code = lazy_alloc_bytes(&memory, (size_t)n_vocab, each, NULL, "the sampler's candidates", err);
     if (code) return code;
-    lazy_free(sampler->bucket);
-    sampler->sorted = sorted;
-    sampler->bucket = bucket;
+    lazy_free(sampler->sorted);
+    sampler->sorted = memory;
+    sampler->bucket = (uint16_t *)(sampler->sorted + n_vocab);
     sampler->n_vocab = n_vocab;
     return LAZY_OK;
 }
@@ -116,8 +113,7 @@ int lazy_sampler_reserve(lazy_sampler *sampler, int n_vocab, lazy_error *err)
 static void fill_buckets(lazy_sampler *sampler, const float *logits, float best, float least)
 {
     double width = fmax(fmin(((double)best - least) / sampler->temperature, MAX_NATS), 1e-9) / (N_BUCKETS - 2);
-    double per_logit =
-        fmin(1.0 / (sampler->temperature * width), DBL_MAX); /* finite: the best logit's place is 0 times this */
+    double per_logit = fmin(1.0 / (sampler->temperature * width), DBL_MAX); /* finite, as it is multiplied by 0 */
     memset(sampler->count, 0, sizeof sampler->count);
     memset(sampler->weight, 0, sizeof sampler->weight);
     for (int i = 0; i < sampler->n_vocab; i++) {

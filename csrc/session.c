@@ -14,8 +14,7 @@ int lazy_session_open(lazy_session **out, lazy_model *model, const lazy_pruning 
     s->model = model;
     code = lazy_rules_open(&s->pruning, pruning, n_layers, err);
     if (!code) code = lazy_cache_open(&s->cache, model, &s->pruning, err);
-    if (!code) code = lazy_report_open(&s->last, n_layers, err);
-    if (!code) code = lazy_report_open(&s->under_way, n_layers, err);
+    if (!code) code = lazy_report_open(&s->last, n_layers, false, err);
     if (code) lazy_session_close(s);
     else *out = s;
     return code;
@@ -24,7 +23,6 @@ int lazy_session_open(lazy_session **out, lazy_model *model, const lazy_pruning 
 void lazy_session_close(lazy_session *s)
 {
     if (!s) return;
-    lazy_report_close(&s->under_way);
     lazy_report_close(&s->last);
     lazy_cache_close(&s->cache);
     lazy_tokens_close(&s->tokens);
@@ -40,17 +38,15 @@ int lazy_session_reschedule(lazy_session *s, const lazy_pruning *pruning, lazy_e
     if (code) return code;
     if (s->pruning.policy.call || own.policy.call || !lazy_rules_same_caches(&s->pruning, &own, n_layers)) {
         lazy_rules_close(&own);
-        return lazy_invalid(
-            err, "the session's caches are for stages after other layers, or for memory where there is none, or "
-                 "one of the settings has a policy; open another session");
+        return lazy_invalid(err, "the session's caches are for stages after other layers or for memory, or a setting "
+                                 "has a policy; open another session");
     }
     lazy_rules_close(&s->pruning);
     s->pruning = own;
     return LAZY_OK;
 }
 
-/* Makes room for n_tokens, and for `wish` tokens if it has to grow. If the caches fail to grow, more room for kinds and
- * depths does no harm. */
+/* Makes room for n_tokens, or `wish` if it has to grow. Room for tokens alone, if the caches fail, does no harm. */
 static int reserve(lazy_session *s, int64_t n_tokens, int64_t wish, lazy_error *err)
 {
     int context = s->model->config.context;
@@ -137,18 +133,14 @@ static int check_kind(const lazy_session *s, const lazy_pass *pass, lazy_error *
     const lazy_pruning *pruning = &s->pruning;
     int left_out_end = s->tokens.left_out_end;
     if (pass->reads && pruning->n_stages && pruning->stages[0].for_good)
-        return lazy_invalid(
-            err,
-            "the first stage, after layer %d, drops tokens for good, so that none can wait there for a later prompt",
-            pruning->stages[0].layer);
+        return lazy_invalid(err, "the first stage, after layer %d, drops tokens for good: none can wait there",
+                            pruning->stages[0].layer);
     if (pass->surprisal && lazy_rules_prune(&s->pruning))
-        return lazy_invalid(err,
-                            "the session prunes, so that not every token has a surprisal; open one without pruning");
+        return lazy_invalid(err, "the session prunes, and not every token has a surprisal; open one without pruning");
     if (left_out_end > s->tokens.length &&
         (left_out_end >= (int64_t)s->tokens.length + pass->n || pass->generated || pass->surprisal))
-        return lazy_invalid(
-            err, "tokens are left out up to position %d; a pass over the user's tokens beyond it must come next",
-            left_out_end - 1);
+        return lazy_invalid(err, "tokens are left out up to position %d; a pass over a prompt beyond it must come next",
+                            left_out_end - 1);
     return LAZY_OK;
 }
 
@@ -173,10 +165,8 @@ int lazy_session_run(lazy_session *s, const lazy_pass *pass, lazy_error *err)
     if (!code) code = lazy_cache_write_from(&s->cache, s->tokens.length, (int)length, s->tokens.depths, err);
     const lazy_tokens before = s->tokens;
     if (!code) {
-        lazy_tokens_append(&s->tokens, pass->ids, pass->n,
-                           pass->reads       ? LAZY_READ
-                           : pass->generated ? LAZY_GENERATED
-                                             : LAZY_PROMPT);
+        uint8_t kind = pass->reads ? LAZY_READ : pass->generated ? LAZY_GENERATED : LAZY_PROMPT;
+        lazy_tokens_append(&s->tokens, pass->ids, pass->n, kind);
         s->cache.stream->watch = pass->watch;
         s->cache.stream->layers_done = 0;
         code = lazy_forward(s, pass, err);

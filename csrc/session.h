@@ -1,19 +1,53 @@
 /* session.h — one context: its tokens, caches and pruning. */
-#ifndef LAZY_SESSION_H
-#define LAZY_SESSION_H
+#pragma once
 
 #include "cache.h"
 #include "rules.h"
-#include "tokens.h"
 
 struct lazy_session {
     lazy_model *model;
     lazy_pruning pruning; /* its arrays are owned */
     lazy_tokens tokens;
     lazy_cache cache;
-    lazy_report last, under_way; /* of the last pass that has ended; of the one under way */
+    lazy_report last, under_way; /* of the last pass that has ended; of the one under way, else zeroed */
     bool traces;                 /* passes to come are traced */
 };
+
+/* ---- tokens.c: the context on the host ------------------------------------------------------ */
+
+/* Bytes of each token. */
+enum { LAZY_TOKEN_BYTES = 2 * sizeof(int32_t) + 2 * sizeof(uint8_t) };
+
+/* Makes room for `capacity` tokens. On failure nothing has changed. */
+int lazy_tokens_reserve(lazy_tokens *tokens, int capacity, lazy_error *err);
+void lazy_tokens_close(lazy_tokens *tokens);
+
+/* Copies the context to tokens that have room for it. */
+void lazy_tokens_copy(lazy_tokens *to, const lazy_tokens *from);
+
+/* Adds n tokens. All that a pass changes before its end is in the struct itself: a copy taken before undoes it. */
+void lazy_tokens_append(lazy_tokens *tokens, const int32_t *ids, int n, uint8_t kind);
+
+/* Removes the tokens from position `length` on, and the marks of those left out there. */
+void lazy_tokens_truncate(lazy_tokens *tokens, int length);
+
+/* Marks tokens of the next prompt as gone. positions: ascending, behind the context, below the capacity */
+void lazy_tokens_leave_out(lazy_tokens *tokens, const int32_t *positions, int n);
+
+/* The position of the first token of the prompt that a pass ends whose new tokens begin at `first_new`. */
+int lazy_tokens_prompt_begin(const lazy_tokens *tokens, int first_new);
+
+/* Tokens read before `first_new` become ordinary prompt tokens: a pass has followed. */
+void lazy_tokens_end_reading(lazy_tokens *tokens, int first_new);
+
+/* The end of a pass. depths: (length,) those after it; gone: (length,) 1 for each token that this pass has dropped for
+ * good, else 0; NULL: it has dropped none. */
+void lazy_tokens_commit(lazy_tokens *tokens, const int32_t *depths, const int32_t *gone);
+
+/* flags: (length,) LAZY_PRUNABLE and LAZY_FORCED of every token; the last one is the query token. Returns the number of
+ * prunable tokens; *in_play: those of them that are not gone; *n_forced: those in play that always stay. */
+int lazy_tokens_flag(const lazy_tokens *tokens, const lazy_pruning *pruning, uint8_t *flags, int *in_play,
+                     int *n_forced);
 
 /* ---- forward.c -------------------------------------------------------------------------- */
 
@@ -23,28 +57,9 @@ int lazy_forward(lazy_session *session, const lazy_pass *request, lazy_error *er
 
 /* ---- trace.c ---------------------------------------------------------------------------- */
 
-int lazy_report_open(lazy_report *report, int n_layers, lazy_error *err);
-void lazy_report_close(lazy_report *report); /* may be zeroed */
+int lazy_report_open(lazy_report *report, int n_layers, bool traced, lazy_error *err);
+void lazy_report_close(lazy_report *report); /* may be zeroed, and is then */
 
-/* Drops the trace of an earlier pass; `traced` starts another. */
-void lazy_trace_begin(lazy_report *report, bool traced);
-
-/* Copies the sets of a run of layers from the backend; scores may be NULL. Does nothing where none is wanted. */
+/* Copies the sets of a run of layers from the backend; scores may be NULL. Does nothing unless the pass is traced. */
 int lazy_trace_add(lazy_report *report, lazy_stream *stream, int first_layer, int last_layer, const int32_t *in_play,
                    int n_in_play, const int32_t *computed, int n_computed, const float *scores, lazy_error *err);
-
-/* ---- policy.c ------------------------------------------------------------------------------ */
-
-/* A layer that has run; on the backend. */
-typedef struct lazy_layer_state {
-    const lazy_cache *cache;
-    int layer;
-    const int32_t *in_play; /* (m,) positions */
-    const int32_t *rows;    /* (n,) positions */
-    const void *x;          /* (n, d) */
-} lazy_layer_state;
-
-/* One call of the policy. scores: (m,) on the backend; scores and n_free are NULL where it only observes. */
-int lazy_policy_ask(const lazy_policy *policy, const lazy_view *view, float *scores, int *n_free, lazy_error *err);
-
-#endif

@@ -40,8 +40,7 @@ int lazy_session_state_length(const lazy_session *s, lazy_state_part part, int l
     return mark_rows(s, b, part, part == LAZY_STATE_REMEMBERED ? s->cache.remembered[layer].n : s->tokens.length, NULL);
 }
 
-/* Reads or writes rows of a buffer. data: (pieces, n, per_token) (host), the rows of the n tokens that has[0 …
- * length-1] marks. */
+/* Reads or writes a buffer's rows of the n tokens that has[0 … length-1] marks. data: (pieces, n, per_token) (host) */
 static int move_rows(lazy_cache *cache, const lazy_buffer *b, const uint8_t *has, int length, int n, char *data,
                      bool writes, lazy_error *err)
 {
@@ -89,16 +88,15 @@ int lazy_session_set_state(lazy_session *s, lazy_state_part part, int layer, int
 {
     lazy_cache *cache = &s->cache;
     int code = lazy_cache_write_from(cache, 0, s->tokens.length, s->tokens.depths, err);
-    if (!code && part == LAZY_STATE_LOGITS && !s->tokens.length)
-        code = lazy_invalid(err, "there are no tokens that the logits could be of");
-    if (!code && part == LAZY_STATE_LOGITS && n != s->model->config.vocab)
-        code = lazy_invalid(err, "%d logits; the model has a vocabulary of %d", n, s->model->config.vocab);
-    if (code) return code;
-    if (part != LAZY_STATE_LOGITS) {
+    if (!code && part != LAZY_STATE_LOGITS) {
         code = move_part(s, part, layer, n, (void *)data, true, err);
         if (!code && part == LAZY_STATE_REMEMBERED) cache->remembered[layer].n = n;
         return code;
     }
+    if (code) return code;
+    if (!s->tokens.length) return lazy_invalid(err, "there are no tokens that the logits could be of");
+    if (n != s->model->config.vocab)
+        return lazy_invalid(err, "%d logits; the model has a vocabulary of %d", n, s->model->config.vocab);
     code = s->model->backend->ops->upload(cache->stream, cache->logits, data, (size_t)n * sizeof *cache->logits, err);
     cache->has_logits = !code;
     return code;

@@ -91,3 +91,11 @@ def test_bad_compute_is_refused(folder: Path) -> None:
     ):
         with pytest.raises(error, match=message):
             lazyllm.load(folder, **arguments)
+
+
+def test_an_unknown_instruction_set_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAZYLLM_CPU", "mmx")
+    with pytest.raises(lazyllm.DeviceError, match='LAZYLLM_CPU is "mmx"'):
+        tiny.build(SHAPE, tmp_path).load()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -31,86 +33,74 @@ def session(model: _core.Model) -> _core.Session:
     return model.session(None)
 
 
-@pytest.mark.parametrize("kind", [_core.Model, _core.Session, _core.Sampler])
-def test_types_cannot_be_changed(kind: type) -> None:
-    with pytest.raises(TypeError, match="immutable type"):
-        kind.length = 1  # type: ignore[attr-defined]
+@contextmanager
+def refused(words: str) -> Iterator[None]:
+    with pytest.raises((CheckpointError, TypeError, ValueError, RuntimeError), match=re.escape(words)):
+        yield
 
 
-def test_kinds_of_numbers(made: tiny.Tiny) -> None:
-    with pytest.raises(ValueError, match='kv is "q8"; it must be f32, f16 or bf16'):
-        made.load(kv="q8")
-    with pytest.raises(ValueError, match='compute is "int3"; it must be f32, bf16 or int8'):
-        made.load(compute="int3")
-
-
-def test_sessions_are_made_by_models_alone() -> None:
-    with pytest.raises(TypeError, match="cannot create"):
+def test_types_cannot_be_changed_nor_sessions_made(model: _core.Model) -> None:
+    for kind in (_core.Model, _core.Session, _core.Sampler):
+        with refused("immutable type"):
+            kind.length = 1  # type: ignore[attr-defined]
+    with refused("cannot create"):
         _core.Session()
 
 
+def test_kinds_of_numbers(made: tiny.Tiny) -> None:
+    with refused('kv is "q8"; it must be f32, f16 or bf16'):
+        made.load(kv="q8")
+    with refused('compute is "int3"; it must be f32, bf16 or int8'):
+        made.load(compute="int3")
+
+
 def test_a_config(made: tiny.Tiny) -> None:
-    for field, value, told in (
-        ("n_layers", 2.0, "config: n_layers is 2.0, which is of another type"),
-        ("hidden", 1 << 40, "hidden is 1099511627776, which is of another type or too large"),
-        ("norm_eps", "a", "norm_eps is 'a', which is of another type"),
-        ("tied", 1, "tied is 1, which is of another type"),
-        ("ffn", 0, "ffn is 0; it must be 1 to 1048576"),
-        ("n_kv_heads", 3, "is no multiple of n_kv_heads"),
-        ("n_heads", 1 << 18, "is more than 65536"),
-        ("norm_eps", 1.5, "norm_eps is 1.5; it must be 0 to 1"),
-        ("rope_scale", [0.0], "rope_scale[0] is 0; it must be above 0"),
-        ("rope_scale", [], "inv_freq has 4 values; it must have 0"),
-        ("layer_rope", [0, 0, 1, 0], "layer 2 has rope 1 of 0 to 0"),
-        ("layer_rope", [0], "layer_rope has 1 values; it must have 4"),
-        ("short_context", 20, "layer 0 has rope 0 of 0 to -1"),
-        ("rotary_dim", 3, "rotary_dim is odd"),
-        ("rotary_dim", 10, "rotary_dim is 10; it must be 1 to 8"),
-        ("query_growth", float("nan"), "query_growth is nan; it must be 0 to"),
-        ("pre_norms", False, "neither pre_norms nor post_norms"),
-        ("query_step", 0, "query_step is 0; it must be 1 to"),
-        ("logit_scale", 0.0, "logit_scale is 0; it must be 1.1754"),
-        ("query_scalar", -1.0, "query_scalar is -1; it must be 0 to"),
-        ("attention_cap", -1.0, "attention_cap is -1; it must be 0 to"),
-        ("logit_cap", float("nan"), "logit_cap is nan; it must be 0 to"),
-        ("embedding_scale", float("inf"), "embedding_scale is inf; it must be 1.1754"),
-        ("windows", [0, 0, 0, -1], "layer 3 has rope 0 of 0 to 0, window -1"),
-        ("windows", [0], "windows has 1 values"),
-        ("expert_layers", [0], "expert_layers has 1 values"),
-        ("expert_layers", [0, 0, 2, 0], "layer 2 has rope 0 of 0 to 0, window 0 and 2 of its FFNs"),
-        ("expert_layers", [0, 1, 0, 0], "window 0 and 1 of its FFNs from 0 experts"),
-        ("n_experts", 1025, "n_experts is 1025; it must be 0 to 1024"),
-        ("experts_per_token", 1, "experts_per_token is 1; it must be 0 to 0"),
-        ("expert_ffn", -1, "expert_ffn is -1; it must be 0 to 1048576"),
-        ("normed_experts", 0, "normed_experts is 0, which is of another type"),
-    ):
-        assert field in made.config
-        with pytest.raises((CheckpointError, TypeError, ValueError), match=re.escape(told)):
-            replace(made, config={**made.config, field: value}).load()
-
-
-def test_the_frequencies_of_a_config(made: tiny.Tiny) -> None:
-    frequencies = np.asarray(made.config["inv_freq"], np.float32).copy()
-    frequencies[1] = np.nan
-    with pytest.raises(CheckpointError, match=r"config: inv_freq\[1\] is -?nan"):
-        replace(made, config={**made.config, "inv_freq": frequencies}).load()
+    frequencies = np.full(4, np.inf, np.float32)
     ropes = {"rope_scale": [1.0] * 5, "inv_freq": np.ones(5 * 4, np.float32)}
-    with pytest.raises(CheckpointError, match="n_ropes is 5; it must be 1 to 4"):
-        replace(made, config={**made.config, **ropes}).load()
-    growing = {"qk_norm": True, "late_qk_norm": True, "query_growth": 0.5}
-    with pytest.raises(CheckpointError, match="query_growth and late_qk_norm"):
-        replace(made, config={**made.config, **growing}).load()
-
-
-def test_flags_that_exclude_each_other(made: tiny.Tiny) -> None:
-    for flags, told in (
+    for fields, words in (
+        ({"n_layers": 2.0}, "config: n_layers is 2.0, which is of another type"),
+        ({"hidden": 1 << 40}, "hidden is 1099511627776, which is of another type or too large"),
+        ({"norm_eps": "a"}, "norm_eps is 'a', which is of another type"),
+        ({"tied": 1}, "tied is 1, which is of another type"),
+        ({"ffn": 0}, "ffn is 0; it must be 1 to 1048576"),
+        ({"n_kv_heads": 3}, "is no multiple of n_kv_heads"),
+        ({"n_heads": 1 << 18}, "is more than 65536"),
+        ({"norm_eps": 1.5}, "norm_eps is 1.5; it must be 0 to 1"),
+        ({"rope_scale": [0.0]}, "rope_scale[0] is 0; it must be above 0"),
+        ({"rope_scale": []}, "inv_freq has 4 values; it must have 0"),
+        ({"layer_rope": [0, 0, 1, 0]}, "layer 2 has rope 1 of 0 to 0"),
+        ({"layer_rope": [0]}, "layer_rope has 1 values; it must have 4"),
+        ({"short_context": 20}, "layer 0 has rope 0 of 0 to -1"),
+        ({"rotary_dim": 3}, "rotary_dim is odd"),
+        ({"rotary_dim": 10}, "rotary_dim is 10; it must be 1 to 8"),
+        ({"query_growth": float("nan")}, "query_growth is nan; it must be 0 to"),
+        ({"pre_norms": False}, "neither pre_norms nor post_norms"),
+        ({"query_step": 0}, "query_step is 0; it must be 1 to"),
+        ({"logit_scale": 0.0}, "logit_scale is 0; it must be 1.1754"),
+        ({"query_scalar": -1.0}, "query_scalar is -1; it must be 0 to"),
+        ({"attention_cap": -1.0}, "attention_cap is -1; it must be 0 to"),
+        ({"logit_cap": float("nan")}, "logit_cap is nan; it must be 0 to"),
+        ({"embedding_scale": float("inf")}, "embedding_scale is inf; it must be 1.1754"),
+        ({"windows": [0, 0, 0, -1]}, "layer 3 has rope 0 of 0 to 0, window -1"),
+        ({"windows": [0]}, "windows has 1 values"),
+        ({"expert_layers": [0]}, "expert_layers has 1 values"),
+        ({"expert_layers": [0, 0, 2, 0]}, "layer 2 has rope 0 of 0 to 0, window 0 and 2 of its FFNs"),
+        ({"expert_layers": [0, 1, 0, 0]}, "window 0 and 1 of its FFNs from 0 experts"),
+        ({"n_experts": 1025}, "n_experts is 1025; it must be 0 to 1024"),
+        ({"experts_per_token": 1}, "experts_per_token is 1; it must be 0 to 0"),
+        ({"expert_ffn": -1}, "expert_ffn is -1; it must be 0 to 1048576"),
+        ({"normed_experts": 0}, "normed_experts is 0, which is of another type"),
+        ({"inv_freq": frequencies}, "config: inv_freq[0] is inf"),
+        (ropes, "n_ropes is 5; it must be 1 to 4"),
+        ({"late_qk_norm": True, "query_growth": 0.5}, "query_growth and late_qk_norm"),
         ({"layer_norm": True, "wide_qk_norm": True}, "layer_norm goes with"),
         ({"layer_norm": True, "post_norms": True}, "layer_norm goes with"),
         ({"parallel": True, "pre_norms": False}, "parallel goes with"),
         ({"parallel": True, "post_norms": True}, "parallel goes with"),
     ):
-        with pytest.raises(CheckpointError, match=told):
-            replace(made, config={**made.config, **flags}).load()
+        assert fields.keys() <= made.config.keys()
+        with refused(words):
+            replace(made, config=made.config | fields).load()
 
 
 def changed(entry: Any, **values: Any) -> Any:
@@ -119,26 +109,18 @@ def changed(entry: Any, **values: Any) -> Any:
 
 
 def test_a_table_of_tensors(made: tiny.Tiny) -> None:
-    for values, told in (
-        ({"shape": (1, 2, 3, 4, 5, 6, 7, 8, 9)}, "has more than"),
-        ({"bytes": 1}, "1 bytes, but its shape and dtype make"),
-        ({"shard": 1}, "shard 1 of 1"),
-        ({"dtype": "Q4_K"}, "Q4_K stores whole blocks of 256"),
+    first, *others = made.tensors
+    assert first[0] == "model.embed_tokens.weight"
+    for tensors, words in (
+        ([changed(first, shape=(1, 2, 3, 4, 5, 6, 7, 8, 9)), *others], "has more than"),
+        ([changed(first, bytes=1), *others], "1 bytes, but its shape and dtype make"),
+        ([changed(first, shard=1), *others], "shard 1 of 1"),
+        ([changed(first, dtype="Q4_K"), *others], "Q4_K stores whole blocks of 256"),
+        ([first, *others, first], f"{first[0]}: stands in the checkpoint twice"),
+        ([list(first)], "an entry is (name, dtype, shape, shard, offset, bytes)"),
     ):
-        at = next(i for i, one in enumerate(made.tensors) if one[0] == "model.embed_tokens.weight")
-        tensors = [*made.tensors]
-        tensors[at] = changed(tensors[at], **values)
-        with pytest.raises((CheckpointError, ValueError), match=told):
+        with refused(words):
             replace(made, tensors=tensors).load()
-
-
-def test_a_table_of_tensors_with_one_twice_or_with_no_tuple(made: tiny.Tiny) -> None:
-    with pytest.raises(
-        CheckpointError, match=re.escape(f"{made.tensors[0][0]}: stands in the checkpoint twice")
-    ):
-        replace(made, tensors=[*made.tensors, made.tensors[0]]).load()
-    with pytest.raises(TypeError, match=re.escape("an entry is (name, dtype, shape, shard, offset, bytes)")):
-        replace(made, tensors=[list(made.tensors[0])]).load()  # type: ignore[list-item]
 
 
 BY_MASS = (0, (0.9, 0.1, 0.5))
@@ -151,21 +133,15 @@ def mean(*stages: tuple[Any, ...], **options: Any) -> dict[str, Any]:
 
 
 def test_a_pruning(model: _core.Model) -> None:
-    for setting, told in (
+    for setting, words in (
         (7, "pruning is 7; it must be a dict or None"),
         ({}, "pruning: stages is missing"),
         (pruning([[1, 0.5]]), "stage [1, 0.5]; it must be (layer, rule)"),
         (pruning([(1,)]), "a stage is (layer, rule) or (layer, rule, for_good)"),
         (pruning([(1, "a")]), "must be real number"),
-        (
-            pruning([(N_LAYERS - 1, 0.5)]),
-            "stage after layer 3; in a model of 4 layers it can prune after layers 0 to 2",
-        ),
+        (pruning([(N_LAYERS - 1, 0.5)]), "stage after layer 3; in a model of 4 layers it can prune after"),
         (pruning([(-1, 0.5)]), "stage after layer -1"),
-        (
-            pruning([(1, 0.5), (1, 0.4)]),
-            "stage after layer 1; in a model of 4 layers it can prune after layers 2",
-        ),
+        (pruning([(1, 0.5), (1, 0.4)]), "in a model of 4 layers it can prune after layers 2 to 2"),
         (pruning([(1, 0.5), (2, 0.6)]), "keep 0.6 after layer 2; it must be above 0 and at most 0.5"),
         (pruning([(1, 0.0)]), "keep 0 after layer 1; it must be above 0 and at most 1"),
         (pruning([(1, 1.5)]), "keep 1.5 after layer 1; it must be above 0 and at most 1"),
@@ -197,18 +173,17 @@ def test_a_pruning(model: _core.Model) -> None:
         *((mean((1, 0.5, True), decode=decode), MEAN) for decode in ("same", "frozen", [(1, 0.5)])),
         (pruning([BY_MASS], policy=print), FINAL),
         (pruning([(1, 0.5)], decode=[BY_MASS], policy=print), FINAL),
-        *(
-            (pruning([(1, 0.5)], policy=print, **o), FINAL)
-            for o in ({"queries": 2}, {"smooth": 3}, {"memory": 0.5})
-        ),
+        (pruning([(1, 0.5)], policy=print, queries=2), FINAL),
+        (pruning([(1, 0.5)], policy=print, smooth=3), FINAL),
+        (pruning([(1, 0.5)], policy=print, memory=0.5), FINAL),
         (mean((1, 0.5), policy=print), FINAL),
     ):
-        with pytest.raises((TypeError, ValueError), match=re.escape(told)):
+        with refused(words):
             model.session(setting)
 
 
 def test_ids(session: _core.Session) -> None:
-    for ids, told in (
+    for ids, words in (
         ("text", "not str; encode text with the tokenizer"),
         (b"text", "not bytes; encode text with the tokenizer"),
         ([], "no tokens were given"),
@@ -221,14 +196,20 @@ def test_ids(session: _core.Session) -> None:
         ([2**70], "ids are of type object; they must be integers"),
         *((ids, "ids go from 0 to 96") for ids in ([2**63], [2**32], [-1], np.array([2**64 - 1], np.uint64))),
     ):
-        with pytest.raises((TypeError, ValueError), match=told):
+        with refused(words):
             session.forward(ids)
         assert session.length == 0
 
 
 def test_what_a_session_is_asked_for(made: tiny.Tiny, session: _core.Session) -> None:
-    context = made.config["context"]
-    for ask, told in (
+    context, vocab = made.config["context"], made.config["vocab"]
+
+    def refuses(*calls: tuple[Callable[[], object], str]) -> None:
+        for call, words in calls:
+            with refused(words):
+                call()
+
+    refuses(
         (lambda: session.reserve(context + 1), f"{context + 1} tokens are more than the model's context of"),
         (lambda: session.logits, "there are no logits: the context is empty"),
         (lambda: session.truncate(1), "a context of 0 tokens cannot be truncated to 1; it must be 0 to 0"),
@@ -236,33 +217,27 @@ def test_what_a_session_is_asked_for(made: tiny.Tiny, session: _core.Session) ->
         (lambda: session.leave_out([]), "no tokens were given"),
         (lambda: setattr(session, "trace", 1), "trace must be True or False"),
         (lambda: session.set_tokens(bytes(4), bytes(1), bytes(8), bytes(1)), "all of the same length"),
-    ):
-        with pytest.raises((TypeError, ValueError, RuntimeError), match=re.escape(told)):
-            ask()
+    )
     session.forward([1, 2, 3])
-    vocabulary = made.config["vocab"]
-    for part, data, told in (
-        ("keys", bytes(3), "3 bytes of keys; each token has "),
-        ("logits", bytes(4), f"1 logits; the model has a vocabulary of {vocabulary}"),
-    ):
-        with pytest.raises(ValueError, match=re.escape(told)):
-            session.set_state(part, 0, data)
-    with pytest.raises(ValueError, match="position 1 at index 0; they must rise from 3"):
-        session.leave_out([1])
+    refuses(
+        (lambda: session.set_state("keys", 0, bytes(3)), "3 bytes of keys; each token has "),
+        (
+            lambda: session.set_state("logits", 0, bytes(4)),
+            f"1 logits; the model has a vocabulary of {vocab}",
+        ),
+        (lambda: session.leave_out([1]), "position 1 at index 0; they must rise from 3"),
+    )
 
 
 def test_a_sampler() -> None:
-    for values, told in (
+    for values, words in (
         ((-1.0, 1.0, 0, 0), "temperature is -1; it must be 0 or more"),
         ((float("nan"), 1.0, 0, 0), "temperature is nan"),
         ((1.0, 0.0, 0, 0), "top_p is 0"),
         ((1.0, 1.5, 0, 0), "top_p is 1.5"),
         ((1.0, 1.0, -1, 0), "top_k is -1"),
     ):
-        with pytest.raises(ValueError, match=told):
+        with refused(words):
             _core.Sampler(*values)
-
-
-def test_logits_are_one_row() -> None:
-    with pytest.raises(ValueError, match="logits has 2 dimensions; it must have 1"):
+    with refused("logits has 2 dimensions; it must have 1"):
         _core.Sampler(1.0, 1.0, 0, 0).sample(np.zeros((2, 3), np.float32))

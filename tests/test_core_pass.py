@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny
-from comparison import drive
 from conftest import Alarm
 from reference import Reference
-from tolerances import LOGITS, NEAR_TIE, error
+from tolerances import LOGITS, error
 
 POSITIONS = 250_000
 
@@ -50,15 +49,6 @@ def test_a_pass_of_another_kind_is_refused_and_leaves_them_out(tmp_path: Path) -
         session.forward([1, 2, 3, 4], generated=True)
     session.forward([1, 2, 3, 4])
     assert session.gone.tolist() == [0, 1, 1, 0]
-
-
-def test_a_stage_after_each_of_many_layers(tmp_path: Path) -> None:
-    """The trace of a pass has a run of layers for each stage; its room grows twice."""
-    made = tiny.build(tiny.Shape(seed=8, n_layers=24), tmp_path)
-    rules = tiny.pruning(stages=[(layer, 0.95 - 0.03 * layer) for layer in range(23)])
-    reference = drive(made, rules, [(90, False), (1, True), (1, True)], seed=8)
-    assert reference.margin > NEAR_TIE
-    assert len(reference.last_trace) == 24
 
 
 def test_a_watch_is_called_every_20_ms_and_at_the_end(tmp_path: Path) -> None:

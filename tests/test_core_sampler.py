@@ -112,14 +112,6 @@ def test_draws_are_those_of_a_full_sort(temperature: float) -> None:
                 assert sampler.sample(logits) == draw
 
 
-def test_a_large_vocabulary_draws_as_a_full_sort_does() -> None:
-    logits = np.random.default_rng(6).normal(0.0, 3.0, 40_000).astype(np.float32)
-    for temperature, top_p, top_k in ((1.0, 1.0, 0), (0.8, 0.95, 0), (50.0, 0.9, 0), (1.0, 1.0, 1000)):
-        sampler, numbers = _core.Sampler(temperature, top_p, top_k, 3), uniforms(3)
-        for uniform in islice(numbers, 3):
-            assert sampler.sample(logits) == plain_draw(logits, temperature, top_p, top_k, uniform)
-
-
 @pytest.mark.parametrize(("top_p", "kept"), [(0.25, 1), (0.5, 2), (0.75, 3), (0.76, 4), (1.0, 4)])
 def test_the_nucleus_ends_where_top_p_is_reached(top_p: float, kept: int) -> None:
     """Four equal weights: a share that is reached exactly needs no further candidate."""

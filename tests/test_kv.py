@@ -56,17 +56,6 @@ def test_the_method_with_rounded_keys_and_values(
     assert close < far / (2 if kv == "f16" else 10)
 
 
-@pytest.mark.parametrize("kv", KV)
-def test_every_value_is_rounded_once(kv: str, tmp_path: Path) -> None:
-    made = tiny.build(SHAPE, tmp_path)
-    session, exact = made.load(kv=kv).session(None), made.load().session(None)
-    for one in (session, exact):
-        one.forward(made.ids(60))
-    for part in ("keys", "values"):
-        got, want = session.state(part, 0), exact.state(part, 0)
-        np.testing.assert_array_equal(got, tiny.encode(want, kv.upper()))
-
-
 @pytest.mark.parametrize("compute", ["f32", *ROUNDED])
 @pytest.mark.parametrize("kv", KV)
 def test_threads_change_no_bit(kv: str, compute: str, tmp_path: Path) -> None:

@@ -134,28 +134,6 @@ def test_two_threads_of_a_forked_child_start_its_workers_once(made: tiny.Tiny) -
     np.testing.assert_array_equal(logits_of(model, made), want)
 
 
-def test_a_watch_may_wait_for_another_thread_that_uses_the_model(tmp_path: Path) -> None:
-    made = tiny.build(WIDE, tmp_path)
-    model = made.load(threads=2)
-    want = logits_of(model, made)
-    seen: list[np.ndarray] = []
-    stuck = []
-
-    def wait(layers_done: int, n_layers: int) -> None:
-        other = threading.Thread(target=lambda: seen.append(logits_of(model, made)), daemon=True)
-        other.start()
-        other.join(10)
-        stuck.append(other.is_alive())
-        if stuck[-1]:
-            raise TimeoutError
-
-    model.session(None).forward(made.ids(tiny.fewer_if_sanitized(2000)), watch=wait)
-    assert stuck
-    assert not any(stuck)
-    for got in seen:
-        np.testing.assert_array_equal(got, want)
-
-
 def test_watches_may_use_models_and_nest(tmp_path: Path) -> None:
     """A watch of one model runs another long enough to be watched too, and then the first again."""
     made = tiny.build(replace(WIDE, n_layers=4), tmp_path)

@@ -3,7 +3,7 @@
 #ifndef BENCH_H
 #define BENCH_H
 
-#include "../../csrc/device.h"
+#include "../../csrc/backend.h"
 
 typedef struct bench bench;
 

@@ -251,8 +251,7 @@ static void attend(void *job, int task, int worker)
     int end = min_int(t->first_key + (chunk + 1) * t->chunk, t->seen[first + w.rows - 1].end);
     int key = max_int(t->first_key + chunk * t->chunk, t->seen[first].begin), n_keys;
     for (key -= key % t->kernels->products.unit; key < end; key += n_keys) {
-        n_keys =
-            min_int(t->key_block - key % t->key_block, end - key); /* the same blocks whichever rows share a task */
+        n_keys = min_int(t->key_block - key % t->key_block, end - key); /* blocks depend on no rows beside these */
         if (t->by_rows) {
             sweep_rows(t, &w, key, n_keys);
             continue;
@@ -286,8 +285,7 @@ static void merge_row(void *job, int row, int worker)
     }
 }
 
-/* Chooses the tasks. It depends on the shapes alone, not on the number of threads, so that sums always have the same
- * order. */
+/* Chooses the tasks by the shapes alone, not by the number of threads, so that sums always have the same order. */
 static void divide(attending *t)
 {
     int d = t->c->head_dim, cols = t->kernels->products.tile_cols, per_key = d + value_stride(t) + cols,

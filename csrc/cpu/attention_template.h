@@ -8,8 +8,7 @@ static void convert_key(void *to, const void *key, lazy_dtype dtype, int d)
 
 /* ---- attention in columns --------------------------------------------------------------- */
 
-/* Prefetches the keys of the next strip and the values: a tile reads more rows at a time than the hardware prefetches.
- */
+/* Prefetches the next strip's keys and the values: a tile reads more rows at a time than the hardware prefetches. */
 INLINE void key_columns_of(float *s, const operand *key, const operand *q, const operand *value, int n, int d,
                            const int vectors)
 {

@@ -1,5 +1,4 @@
-/* avx512_vnni.h — what products of bytes for AVX-512 have in common, for integers.h, int8_template.h and
- * fixed_template.h. */
+/* avx512_vnni.h — products of bytes by AVX-512, for integers.h, int8_template.h and fixed_template.h. */
 #include "avx512.h"
 TARGET("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")
 

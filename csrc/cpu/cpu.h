@@ -1,7 +1,5 @@
-/* cpu.h — types and functions shared by the files of the CPU backend. Activations are f32; weights are read from the
- * mapped file in their stored type. */
-#ifndef LAZY_CPU_H
-#define LAZY_CPU_H
+/* cpu.h — what the files of the CPU backend share. Activations are f32; weights are read as the file has them. */
+#pragma once
 
 #include <math.h>
 
@@ -37,14 +35,12 @@ typedef struct lazy_cpu_stream {
     lazy_pool_client *client;
     float *scratch; /* (WORKER_SCRATCH,) of the thread that runs the ops */
 
-    int rows, tokens; /* largest pass that the buffers below have room for */
-    lazy_seen *seen;  /* (rows,) tokens in play that each row sees */
-    float *partial;  /* (min(rows, SPLIT_KEYS_ROWS), H, MAX_CHUNKS, D + 2) attention by chunks of keys: output, maximum,
-                        sum */
-    float *operands; /* of as many rows of x as are converted at a time, see operand_stride */
+    int rows, tokens;     /* largest pass that the buffers below have room for */
+    lazy_seen *seen;      /* (rows,) tokens in play that each row sees */
+    float *partial;       /* (SPLIT_KEYS_ROWS, H, MAX_CHUNKS, D + 2) output, maximum, sum by chunks of keys */
+    float *operands;      /* of as many rows of x as are converted at a time, see operand_stride */
     float *probabilities; /* (H, tokens) attention of one query row */
-    bool has_raw_scores;  /* probabilities holds the last row's scaled and capped q.k with the keys that it sees, left
-                             there by attention */
+    bool has_raw_scores;  /* attention has left the last row's scaled and capped q.k in probabilities */
     uint32_t *order;      /* (tokens,) scores as integers, for selection */
     double *block_sums;   /* (tokens,) for smoothing */
 
@@ -104,8 +100,7 @@ typedef struct lazy_sorted_rows {
     const int32_t *begin; /* (n_experts + 1,) */
     const int32_t *rows;  /* (begin[n_experts],) the row of x that each is; NULL: x is sorted */
     int n_experts;
-    int n; /* rows before they were sorted: the kernels are those for so many, so that a row's products depend on no
-              other row's experts */
+    int n; /* rows of x: they choose the kernels, so that products depend on no other row's experts */
 } lazy_sorted_rows;
 /* The cap on those products; 0: none. */
 static inline float cap_of(const lazy_config *c) { return (float)M_LOG2E * c->attention_cap; }
@@ -125,14 +120,10 @@ LAZY_CPU_OPS(DECLARE_OP)
 /* Runs tasks 0 … n-1 on the backend's threads and polls the stream's watch. */
 int lazy_cpu_run(lazy_stream *, lazy_task, void *job, int n, lazy_error *);
 /* linear.c */
-/* y = x W^T in f32, whatever the stream's arithmetic, and each sum in one order for any number of rows: which experts a
- * row has does not depend on others. */
+/* y = x W^T in f32 whatever the stream's arithmetic, in one order for any n: no row changes another's experts. */
 int lazy_cpu_multiply_router(lazy_stream *, float *y, const float *x, int n, const lazy_matrix *w, lazy_error *);
-/* y[i, :] = x[row i, :] W^T with the matrix of its expert; gate and up where w->n_parts is 2: then y = act(gate) * up.
- * w: (n_experts,). */
+/* y[i, :] = x[row i, :] W^T by its expert's matrix, w[e]; where that has two parts, gate and up: act(gate) * up. */
 int lazy_cpu_multiply_experts(lazy_stream *, float *y, const float *x, const lazy_sorted_rows *, const lazy_matrix *w,
                               lazy_error *);
 /* rows.c */
 int lazy_cpu_refuse_range(const lazy_stream *, lazy_error *); /* a key or value is beyond the range of its type */
-
-#endif

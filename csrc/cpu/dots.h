@@ -50,10 +50,8 @@ static dots_function *const one_column[LAZY_N_DTYPES] = { AS_STORED(ENTRY_OF_COL
 static void dots(float *y, int64_t y_stride, const void *x, int64_t x_stride, int n_rows, const void *w,
                  lazy_dtype dtype, int n_cols, int k, bool accumulate, void *room)
 {
-    enum {
-        BLOCK = 8,
-        ROOM = 256 * 1024
-    }; /* rows of each stream that are read from memory once, then from the L2 cache; bytes of it */
+    /* rows of each stream that are read from memory once, then from the L2 cache; bytes of it */
+    enum { BLOCK = 8, ROOM = 256 * 1024 };
     const bool stored = four_columns[dtype][n_rows == 1 ? 0 : DOT_ROWS - 1];
     const lazy_dtype form = stored ? dtype : FORM;
     const int block_values = lazy_formats[form].values;

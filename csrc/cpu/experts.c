@@ -48,8 +48,7 @@ static void route_rows(void *job, int task, int worker)
     }
 }
 
-/* Sorts the pairs of a row and one of its experts by expert, then by row: begin[e] is the first pair of expert e, and
- * places become those of the pairs. */
+/* Sorts pairs of a row and an expert by expert, then row: begin[e] is the first of expert e; places: the pairs'. */
 static void sort_by_expert(const mixture *m, int32_t begin[LAZY_MAX_EXPERTS + 1])
 {
     const lazy_cpu_stream *s = (lazy_cpu_stream *)m->stream;

@@ -51,10 +51,9 @@ INLINE float round_group_to_digits(int32_t bytes[DIGITS][WORDS], const vec value
     return scale;
 #else
     enum { FRACTION = 23, BIAS = 127, BITS = 8 * DIGITS - 1, SMALLEST = BITS + 1, INFINITE = 0xff << FRACTION };
-    int32_t top = largest_magnitude_bits(value),
-            carry = 0x10101; /* above 0x7f7f7f 2^-23, bytes from -128 to 127 need one bit more */
-    int exponent =
-        max_int((int32_t)((uint32_t)top + (uint32_t)carry) >> FRACTION, SMALLEST) - BITS + 1; /* of a NaN anything */
+    int32_t top = largest_magnitude_bits(value);
+    uint32_t carried = (uint32_t)top + 0x10101; /* above 0x7f7f7f 2^-23, bytes from -128 to 127 need one bit more */
+    int exponent = max_int((int32_t)carried >> FRACTION, SMALLEST) - BITS + 1; /* of a NaN anything */
     float twice_inverse = float_of_bits((2 * BIAS + 1 - exponent) << FRACTION);
     ints rounded[GROUP_VECTORS];
     EACH(v, GROUP_VECTORS) rounded[v] = round_half(value[v] * twice_inverse);
@@ -126,8 +125,7 @@ static void form_row(void *to, const char *row, lazy_dtype dtype, int k)
 
 #include "dots.h"
 
-/* With one byte the zero point of LAZY_Q8_0 is subtracted before sums are converted; as an offset it would cost bits,
- * since it is large beside the values. */
+/* These subtract the zero point before converting sums; as an offset, large beside values, it would cost bits. */
 INLINE bool is_exact(lazy_dtype dtype) { return dtype == LAZY_Q6_K || (DIGITS == 1 && dtype == LAZY_Q8_0); }
 
 typedef float factors[DOT_ROWS][4][16]; /* of rows of x and columns: the products of their scales, group by group */
@@ -150,9 +148,8 @@ INLINE void begin_stretch(factors factor, eight sum[][4], const dot_products *t,
             sum[r][c] += long_block ? offsets * splat_eight(offset_of_block(weights)) : offsets;
         }
     }
-    __asm__(
-        ""
-        : "+m"(*(float(*)[sizeof(factors) / 4]) factor)); /* broadcasts from memory cost less than from a register */
+    /* broadcasts from memory cost less than from a register */
+    __asm__("" : "+m"(*(float(*)[sizeof(factors) / 4]) factor));
 }
 
 /* Adds the products of group g of the stretch, which is group `in_block` of the blocks at t->w. */

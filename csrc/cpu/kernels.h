@@ -8,8 +8,7 @@
  * values that are neighbours along the sum, the last unit filled up with zeros; a unit takes row_operands operands in
  * a row of x and panel_operands in a column of a panel. These are 1 for f32 (units of 1) and bf16 (units of 2). In
  * int8 (units of 32) the integers' scale comes with them. */
-#ifndef LAZY_KERNELS_H
-#define LAZY_KERNELS_H
+#pragma once
 
 #include "../format.h"
 #include "../lazyllm.h"
@@ -18,17 +17,14 @@ typedef struct lazy_products {
     const char *name; /* of a backend that computes with them */
     int unit, row_operands, panel_operands;
     int tile_rows, tile_cols; /* size of the register tile */
-    /* Rows of x up to which dots is faster than pack and tile: weights of 16 bits, and others, which cost more to read
-     * again. */
+    /* Most rows of x for which dots is faster than pack and tile, by weights: of 16 bits, and others, read slowly. */
     int max_unpacked_halves, max_unpacked_others;
 
     /* to[:] = the k values as operands */
     void (*convert)(void *to, const float *from, int k);
-    /* panel[:, j] = the k values of row[j] as operands; j < tile_cols, columns n … tile_cols-1 are 0. Here and below,
-     * rows of weights are whole blocks. */
+    /* panel[:, j] = the k values, whole blocks as in all rows of weights, of row[j] as operands; 0 for columns n … */
     void (*pack)(void *panel, const void *const *row, int n, lazy_dtype dtype, int k);
-    /* c[r, j] (+)= sum over k values of a[r, :] * panel[:, j], packed from dtype; rows <= tile_rows, cols <= tile_cols.
-     * a_stride in operands. */
+    /* c[r, j] (+)= a[r, :] . panel[:, j], k values packed from dtype; at most a whole tile. a_stride: operands */
     void (*tile)(float *c, int64_t c_stride, const void *a, int64_t a_stride, const void *panel, lazy_dtype dtype,
                  int k, int rows, int cols, bool accumulate);
     /* y[r, j] (+)= x[r, :] . w[j, :k], x in operands and x_stride too; reads w once for every few rows of x. room: 4
@@ -54,8 +50,7 @@ typedef struct lazy_row_kernels {
      * *sum = *sum * f + sum of s, *max = m. Returns f, by which sums of earlier blocks must be scaled. n > 0; *max may
      * be -INFINITY. */
     float (*online_softmax)(float *s, int n, float *max, float *sum);
-    /* online_softmax for every column of s (n, width). Column c sees keys hidden[c] … visible[c]-1; other entries
-     * become 0. */
+    /* The same for every column of s (n, width). Column c sees keys hidden[c] … visible[c]-1; others become 0. */
     void (*online_softmax_columns)(float *s, int width, int n, const int32_t *hidden, const int32_t *visible,
                                    float *max, float *sum, float *factor);
 
@@ -78,13 +73,11 @@ typedef struct lazy_kernels {
      * queries a panel of d values, and values operands of neighbouring tokens (n / unit, stride). to[:] = the d values
      * of a key in the cache as operands */
     void (*convert_key)(void *to, const void *key, lazy_dtype dtype, int d);
-    /* to[:d] = operands of the values of two tokens; the second is NULL behind the last one, and unused where an
-     * operand is one value */
+    /* to[:d] = operands of two tokens' values; second: NULL behind the last, unused where one makes an operand. */
     void (*pair_values)(void *to, const void *first, const void *second, lazy_dtype dtype, int d);
     /* s[j, :width] = key[j, :] . q[:, :width]. Prefetches as many operands of value as there are of key. */
     void (*key_columns)(float *s, int width, const void *key, const void *q, const void *value, int n, int d);
-    /* o[c, :d] += sum over j of p[j, c] * value[j, :d] for c < cols; reads rows of value up to a multiple of lanes. May
-     * overwrite p. */
+    /* o[c, :d] += sum over j of p[j, c] * value[j, :d], c < cols; reads whole vectors of value, and may overwrite p. */
     void (*value_columns)(float *o, float *p, int width, int cols, const void *value, int64_t stride, int n, int d);
 } lazy_kernels;
 
@@ -116,5 +109,3 @@ static inline size_t lazy_row_operands(const lazy_products *p, int k)
 {
     return (size_t)((k + p->unit - 1) / p->unit * p->row_operands);
 }
-
-#endif

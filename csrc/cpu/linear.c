@@ -1,6 +1,6 @@
-/* linear.c — products with weights. Rows of x are converted to operands once. Then, up to some number of rows, each
- * weight is read once, from where it is stored; for more rows, weights are packed into panels of operands that stay in
- * a core's cache. */
+/* linear.c — products with weights. Rows of x are converted to operands once. Up to some number of rows, each weight is
+ * read once, from where it is stored; for more, weights are packed into panels of operands that stay in a core's cache.
+ */
 #include <string.h>
 
 #include "../format.h"
@@ -133,8 +133,7 @@ static void fit_gates(product *p)
 
 /* ---- packed ----------------------------------------------------------------------------- */
 
-/* Rows row … row+n_rows-1, columns col … col+n_cols-1 of the output. Where gated (halves is 2), gate and up lie side by
- * side. */
+/* A block of the output. Where gated (halves is 2), gate and up lie side by side. */
 typedef struct block {
     float *out; /* first row and column of the block */
     int64_t out_stride;
@@ -212,8 +211,7 @@ static void multiply_packed(void *job, int task, int worker)
     }
 }
 
-/* Limited by memory bandwidth: long streams matter more than an even division, but no thread should be without a task.
- */
+/* Limited by bandwidth: long streams matter more than an even division, but no thread should be without a task. */
 static void divide_unpacked(product *p)
 {
     enum { BOUND_BY_READING = 4, MIN_COLS = 64, LEAST_COLS = 16 };
@@ -302,8 +300,7 @@ static int multiply_chunk(product p, lazy_error *err)
     return lazy_cpu_run(p.stream, unpacked ? multiply_unpacked : multiply_packed, &p, p.col_blocks * p.row_blocks, err);
 }
 
-/* In parts of about equal size: no remainder of few rows, whose sums would differ from those of the same rows in
- * another division. */
+/* In parts of about equal size: a remainder of few rows would have other sums than the same rows among many. */
 static int multiply(product p, lazy_error *err)
 {
     p.columns = p.gated ? p.w->rows / 2 : p.w->rows;
@@ -422,24 +419,17 @@ int lazy_cpu_matmul(lazy_stream *stream, void *y, const void *x, int n, const la
     return multiply((product){ .stream = stream, .y = y, .x = x, .w = w, .n = n, .accumulate = accumulate }, err);
 }
 
-typedef struct capping {
-    lazy_stream *stream;
-    float *logits; /* (n, vocab) */
-    int vocab;
-} capping;
-
 static void cap_logits(void *job, int row, int worker)
 {
-    const capping *t = job;
-    kernels_of(t->stream)->rows->cap_row(t->logits + (int64_t)row * t->vocab, t->vocab, t->stream->config->logit_cap);
+    const product *p = job;
+    kernels_of(p->stream)->rows->cap_row(p->y + (int64_t)row * p->w->rows, p->w->rows, p->stream->config->logit_cap);
 }
 
 int lazy_cpu_logits(lazy_stream *stream, float *y, const void *x, int n, const lazy_matrix *w, lazy_error *err)
 {
-    int code = multiply((product){ .stream = stream, .y = y, .x = x, .w = w, .n = n }, err);
-    if (code || !stream->config->logit_cap) return code;
-    capping t = { stream, y, w->rows };
-    return lazy_cpu_run(stream, cap_logits, &t, n, err);
+    product p = { .stream = stream, .y = y, .x = x, .w = w, .n = n };
+    int code = multiply(p, err);
+    return code || !stream->config->logit_cap ? code : lazy_cpu_run(stream, cap_logits, &p, n, err);
 }
 
 int lazy_cpu_gated(lazy_stream *stream, void *y, const void *x, int n, const lazy_matrix *gate_up, lazy_error *err)
@@ -460,8 +450,6 @@ int lazy_cpu_embed(lazy_stream *stream, void *x, const int32_t *ids, int n, cons
 
 /* ---- rounding weights ------------------------------------------------------------------- */
 
-enum { ROUNDED_ROWS = 16 }; /* of one task */
-
 typedef struct rounding {
     lazy_stream *stream;
     char *to;
@@ -474,7 +462,7 @@ static void quantize_rows(void *job, int task, int worker)
 {
     const rounding *r = job;
     float *wide = scratch_of(r->stream, worker);
-    for (int row = task * ROUNDED_ROWS; row < block_end(task, ROUNDED_ROWS, r->from->rows); row++) {
+    for (int row = task * ROWS_PER_TASK; row < block_end(task, ROWS_PER_TASK, r->from->rows); row++) {
         for (int col = 0; col < r->cols; col += WORKER_SCRATCH) {
             int n = min_int(WORKER_SCRATCH, r->cols - col);
             char *to = r->to + (size_t)row * lazy_row_bytes(r->dtype, r->cols) + lazy_row_bytes(r->dtype, col);
@@ -488,5 +476,5 @@ static void quantize_rows(void *job, int task, int worker)
 int lazy_cpu_quantize(lazy_stream *stream, void *to, lazy_dtype dtype, const lazy_part *from, int cols, lazy_error *err)
 {
     rounding r = { .stream = stream, .to = to, .dtype = dtype, .from = from, .cols = cols };
-    return lazy_cpu_run(stream, quantize_rows, &r, ceil_div(from->rows, ROUNDED_ROWS), err);
+    return lazy_cpu_run(stream, quantize_rows, &r, ceil_div(from->rows, ROWS_PER_TASK), err);
 }

@@ -187,8 +187,7 @@ static void tile(float *c, int64_t c_stride, const void *a, int64_t a_stride, co
 
 /* ---- unpacked --------------------------------------------------------------------------- */
 
-/* Formats that are read as they are stored; others are widened into operands first. For one row that costs more than it
- * saves where weights are few bits. */
+/* Formats read as stored; others become operands first, which for one row costs more than it saves with few bits. */
 #ifdef OPERANDS_BF16
 #define FORM            LAZY_BF16
 #define AS_STORED(work) work(BF16)
@@ -235,8 +234,8 @@ INLINE void dots_of(dot_products t, const int rows, const int cols)
             EACH(c, cols) {
                 const char *here = block + c * t.spacing;
                 q[c] = group_at(room[c], here, t.dtype, g);
-                __builtin_prefetch(here + g * lazy_formats[t.dtype].bytes / groups +
-                                   FETCH_AHEAD / 2); /* these bytes take longer */
+                const int at = g * lazy_formats[t.dtype].bytes / groups;
+                __builtin_prefetch(here + at + FETCH_AHEAD / 2); /* these bytes take longer */
             }
 #pragma GCC unroll 8
             for (int v = 0; v < GROUP_VECTORS; v++, x += LANES) {
@@ -257,9 +256,7 @@ INLINE void dots_of(dot_products t, const int rows, const int cols)
             wide[c] = operands(row, t.dtype, kk);
             const char *here = row + kk * (t.dtype == LAZY_F32 ? 4 : 2);
             if (rows == 1) __builtin_prefetch(here + FETCH_AHEAD);
-            else
-                __builtin_prefetch(here + 2 * FETCH_AHEAD, 0,
-                                   2); /* into the L2 cache: loads are too few to keep the L1's misses going */
+            else __builtin_prefetch(here + 2 * FETCH_AHEAD, 0, 2); /* into L2: loads are too few for L1's misses */
         }
         EACH(r, rows) {
             vec v = load((const float *)x + r * t.x_stride);

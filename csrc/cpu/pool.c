@@ -45,16 +45,14 @@ typedef struct worker {
     pthread_t thread;
     unsigned seen;                      /* generation when it last looked for a job */
     _Atomic(lazy_pool_client *) client; /* the one it helps, or NULL; written under the lock */
-    _Atomic(lazy_pool_client *)
-        inside; /* the one whose job it may be at: it is not freed, and its job does not change */
+    _Atomic(lazy_pool_client *) inside; /* the one whose job it may be at: neither is freed nor changed meanwhile */
 } worker;
 
 struct lazy_pool {
     int threads;     /* the caller included */
     int started;     /* threads that run */
     worker *workers; /* (threads,) entry 0 is unused */
-    atomic_int pid;  /* of the process that the threads live in; the negative of a forked child's while its first caller
-                        starts them */
+    atomic_int pid;  /* of the threads' process; negative while a forked child's first caller starts its own */
 
     pthread_mutex_t lock; /* held for a few instructions only, never while a task or a poll runs */
     pthread_cond_t work;  /* workers with a client sleep here */
@@ -95,8 +93,7 @@ static void assign_workers(lazy_pool *pool)
     pthread_cond_broadcast(&pool->spare);
 }
 
-/* Takes clients off the list that are idle: for a while, or because the calling thread, which ran their last job, is
- * now at another. */
+/* Takes clients off the list that are idle for a while, or whose caller is now, in this thread, at another's job. */
 static bool drop_idle(lazy_pool *pool)
 {
     bool dropped = false;
@@ -210,10 +207,9 @@ static void *run_worker(void *argument)
 /* Signals are the program's business: the workers take none but those of their own faults. */
 static int start_worker(worker *w)
 {
+    const int faults[] = { SIGBUS, SIGSEGV, SIGFPE, SIGILL }; /* no handler sees what is blocked; see mapping.h */
     sigset_t all, before;
     sigfillset(&all);
-    const int faults[] = { SIGBUS, SIGSEGV, SIGFPE,
-                           SIGILL }; /* where they are blocked no handler sees them; see mapping.h */
     for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) sigdelset(&all, faults[i]);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int failed = pthread_create(&w->thread, NULL, run_worker, w);
@@ -248,12 +244,10 @@ int lazy_pool_open(lazy_pool **out, int threads, lazy_error *err)
     if (code) return code;
     pool->threads = threads;
     code = lazy_alloc_zeroed(&pool->workers, threads, "the thread pool", err);
-    if (code) {
-        lazy_free(pool);
-        return code;
+    if (!code) {
+        code = start_threads(pool, err);
+        atomic_store(&pool->pid, (int)getpid());
     }
-    code = start_threads(pool, err);
-    atomic_store(&pool->pid, (int)getpid());
     if (code) lazy_pool_close(pool);
     else *out = pool;
     return code;

@@ -1,6 +1,5 @@
 /* pool.h — the threads of a CPU backend, shared by all sessions that run on it. */
-#ifndef LAZY_POOL_H
-#define LAZY_POOL_H
+#pragma once
 
 #include "../lazyllm.h"
 
@@ -27,8 +26,5 @@ void lazy_pool_client_close(lazy_pool_client *client); /* NULL is fine */
 
 /* Runs tasks 0 … n-1 in any order on the calling thread and the workers assigned to the client. Returns once all are
  * done, or LAZY_CANCELLED with tasks left out when the poll asks to stop. In a forked child the first call starts new
- * threads; a job that was under way when its poll forked ends there as LAZY_UNUSABLE, if the poll did not ask to stop.
- */
+ * threads; a job whose poll forked ends there as LAZY_UNUSABLE, if the poll did not ask to stop. */
 int lazy_pool_run(lazy_pool_client *client, lazy_task task, void *job, int n, lazy_poll poll);
-
-#endif

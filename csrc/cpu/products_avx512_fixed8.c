@@ -1,5 +1,4 @@
-/* products_avx512_fixed8.c — products of quantized weights with few rows of x in 8 bits, for AVX-512 (F, BW, VL, VNNI).
- */
+/* products_avx512_fixed8.c — quantized weights times few rows of x in 8 bits, for AVX-512 (F, BW, VL, VNNI). */
 #if defined(__x86_64__)
 #include "avx512_vnni.h"
 

@@ -16,22 +16,10 @@ INLINE words words_at(const void *p) { return *(const loose_words *)p; }
 INLINE words splat_bytes(int byte) { return (int32_t)((uint32_t)byte * 0x01010101u) - (words){ 0 }; }
 
 #ifndef BYTES_AT
-#define BYTES_AT(p)        widen_bytes(p)
-#define SIGNED_BYTES_AT(p) widen_signed_bytes(p)
-
-INLINE ints widen_bytes(const uint8_t *p)
-{
-    uint8_t v __attribute__((vector_size(LANES)));
-    memcpy(&v, p, sizeof v);
-    return __builtin_convertvector(v, ints);
-}
-
-INLINE ints widen_signed_bytes(const int8_t *p)
-{
-    int8_t v __attribute__((vector_size(LANES)));
-    memcpy(&v, p, sizeof v);
-    return __builtin_convertvector(v, ints);
-}
+typedef uint8_t loose_bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
+typedef int8_t loose_signed_bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
+#define BYTES_AT(p)        __builtin_convertvector(*(const loose_bytes *)(p), ints)
+#define SIGNED_BYTES_AT(p) __builtin_convertvector(*(const loose_signed_bytes *)(p), ints)
 #endif
 
 /* 16 bytes: the low 4 bits of each, then the high ones. */
@@ -102,8 +90,7 @@ INLINE float scale_of_block(const void *block, lazy_dtype dtype)
 }
 INLINE float offset_of_block(const void *block) { return -lazy_f16[((const uint16_t *)block)[1]]; }
 
-/* Integer scales i … i + LANES - 1 of a long block: of its 8 groups, then of their offsets; of LAZY_Q6_K's 16 half
- * groups. */
+/* Integer scales i … i + LANES - 1 of a long block: of 8 groups, then their offsets; of LAZY_Q6_K's 16 half groups. */
 INLINE vec integer_scales(const void *block, lazy_dtype dtype, int i)
 {
     if (dtype == LAZY_Q6_K)
@@ -121,8 +108,7 @@ INLINE vec integer_scales(const void *block, lazy_dtype dtype, int i)
     return __builtin_convertvector(BYTES_AT(unpacked + i), vec);
 }
 
-/* The scales of the groups of a block, then from OFFSETS on their offsets; of LAZY_Q6_K the scales of its half groups.
- */
+/* The scales of a block's groups, from OFFSETS on their offsets; of LAZY_Q6_K the scales of its half groups. */
 typedef float scales[16];
 enum { OFFSETS = 8 };
 
@@ -160,9 +146,8 @@ INLINE const uint8_t *group_at(uint8_t *room, const void *block, lazy_dtype dtyp
     }
     words integers = integers_of(block, dtype, g);
     memcpy(room, &integers, sizeof integers);
-    __asm__(""
-            : "+m"(*(uint8_t(*)[LAZY_GROUP])
-                       room)); /* bytes in memory are widened by fewer instructions than those in a register */
+    /* bytes in memory are widened by fewer instructions than those in a register */
+    __asm__("" : "+m"(*(uint8_t(*)[LAZY_GROUP])room));
     return room;
 }
 

@@ -114,7 +114,7 @@ int lazy_cpu_refuse_range(const lazy_stream *stream, lazy_error *err)
 {
     if (stream->backend->kv == LAZY_F16)
         return lazy_invalid(
-            err, "a key or value is beyond 65504, the largest number of kv=\"f16\": use kv=\"bf16\" or \"f32\"");
+            err, "a key or value is beyond 65504, the largest number of kv=\"f16\": use \"bf16\" or \"f32\"");
     return lazy_invalid(err, "a key or value is beyond 3.39e38, the largest number of kv=\"bf16\": use kv=\"f32\"");
 }
 

@@ -80,8 +80,7 @@ INLINE void online_softmax_lanes(float *s, int width, int n, const int32_t *hidd
         if (masked) store(s + j * width, x = choose((begin <= j) & (end > j), x, splat(-INFINITY)));
         m = LARGER(x, m);
     }
-    vec top = LARGER(
-        m, splat(-FLT_MAX)); /* finite for a column that has seen no key yet, so that its powers are 0 and not NaN */
+    vec top = LARGER(m, splat(-FLT_MAX)); /* finite where no key was seen, so that powers are 0 and not NaN */
     for (int j = 0; j < n; j++) {
         vec e = exp2_of(load(s + j * width) - top);
         store(s + j * width, e);
@@ -200,8 +199,7 @@ INLINE four_rows rows_at(const void *base, size_t row_bytes, const int32_t *slot
     return rows;
 }
 
-/* Makes the call for groups of up to DOT_ROWS heads, which share the loads of four rows, from head `h` on; their number
- * is a constant, `heads`. */
+/* Makes the call for up to DOT_ROWS heads from `h` on, a constant number `heads`; they share loads of four rows. */
 #define BY_HEADS(call)                                                                                                 \
     for (int h = 0; h < n_heads; h += DOT_ROWS) {                                                                      \
         switch (min_int(n_heads - h, DOT_ROWS)) {                                                                      \
@@ -209,8 +207,7 @@ INLINE four_rows rows_at(const void *base, size_t row_bytes, const int32_t *slot
         }                                                                                                              \
     }
 
-/* total[c] += the products of values i … d-1 of four rows. Apart, and of any type: few models' heads are no whole
- * vectors. */
+/* total[c] += products of values i … d-1 of four rows. Apart, of any type: few models' heads are no whole vectors. */
 static __attribute__((noinline)) void add_rest_of_keys(float total[4], const float *q, const four_rows *keys,
                                                        lazy_dtype dtype, int i, int d)
 {

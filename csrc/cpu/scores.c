@@ -1,5 +1,4 @@
-/* scores.c — attention of the query rows to each token in play: the mean over heads, and the mean or the largest of the
- * rows. */
+/* scores.c — attention of the query rows to each token in play: mean over heads, mean or largest over rows. */
 #include <math.h>
 #include <string.h>
 
@@ -19,8 +18,7 @@ typedef struct scoring {
 
 enum { TOKENS_PER_TASK = 512 };
 
-/* probabilities = scaled and capped q k^T for the query heads of one key head and TOKENS_PER_TASK of the tokens that
- * the row sees. */
+/* probabilities = scaled, capped q k^T of one key head's query heads and TOKENS_PER_TASK of the tokens the row sees. */
 static void multiply_keys(void *job, int task, int worker)
 {
     const scoring *t = job;

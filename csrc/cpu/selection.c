@@ -1,4 +1,4 @@
-/* selection.c — averages and smooths scores, and selects the tokens that stay in play by them. */
+/* selection.c — averages and smooths scores, selects the tokens that stay in play by them, and regroups their rows. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -168,6 +168,42 @@ int lazy_cpu_select(lazy_stream *stream, int32_t *kept, const int32_t *in_play, 
     for (int j = 0, out = 0; j < m; j++) {
         uint32_t own = order_of(scores[j]);
         if (!is_free(flags, in_play[j]) || own > lowest || (own == lowest && ties-- > 0)) kept[out++] = in_play[j];
+    }
+    return LAZY_OK;
+}
+
+/* ---- ascending lists of positions --------------------------------------------------------- */
+
+int lazy_cpu_mark(lazy_stream *stream, int32_t *depth, const int32_t *rows, int n, int value, lazy_error *err)
+{
+    for (int r = 0; r < n; r++) depth[rows[r]] = value;
+    return LAZY_OK;
+}
+
+int lazy_cpu_filter(lazy_stream *stream, int32_t *out, int *n_out, const int32_t *positions, int n,
+                    const int32_t *depth, int low, int high, lazy_error *err)
+{
+    int found = 0;
+    for (int i = 0; i < n; i++)
+        if (depth[positions[i]] >= low && depth[positions[i]] <= high) out[found++] = positions[i];
+    if (n_out) *n_out = found;
+    return LAZY_OK;
+}
+
+int lazy_cpu_regroup(lazy_stream *stream, void *y, const int32_t *new_rows, int n_new, const void *x,
+                     const int32_t *rows, int n, void *aux, int d, int32_t *n_revived, lazy_error *err)
+{
+    size_t bytes = (size_t)d * sizeof(float);
+    for (int i = 0, r = 0; i < n_new || r < n;) {
+        int old = r < n ? rows[r] : INT32_MAX, new = i < n_new ? new_rows[i] : INT32_MAX;
+        float *row = (float *)y + (int64_t)i * d, *waiting = aux ? (float *)aux + (int64_t)min_int(old, new) * d : NULL;
+        const float *from = (const float *)x + (int64_t)r * d;
+        if (old > new) memcpy(row, waiting, bytes); /* it is revived */
+        else if (old == new) memcpy(row, from, bytes);
+        else if (waiting) memcpy(waiting, from, bytes); /* it is dropped */
+        *n_revived += old > new;
+        r += old <= new;
+        i += new <= old;
     }
     return LAZY_OK;
 }

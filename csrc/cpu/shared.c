@@ -29,8 +29,8 @@ typedef struct memory_file {
 typedef struct mapping {
     lazy_shared base;
     memory_file *file;
-    int n_parts;                   /* of the file, mapped one by one */
-    struct mapping *next, *before; /* in the list of owners */
+    int n_parts;          /* of the file, mapped one by one */
+    struct mapping *next; /* in the list of owners */
 } mapping;
 
 /* A child process must not write into its parent's files: fork() makes all owners' mappings private in the child. */
@@ -41,21 +41,12 @@ static atomic_int n_parts;
 static pthread_once_t handlers_once = PTHREAD_ONCE_INIT;
 static int handlers_failed;
 
-static void list_owner(mapping *m)
-{
-    m->base.owner = true;
-    m->next = owners;
-    if (owners) owners->before = m;
-    owners = m;
-}
-
 static void unlist_owner(mapping *m)
 {
-    if (!m->base.owner) return;
+    mapping **at = &owners;
+    while (*at && *at != m) at = &(*at)->next;
+    if (*at) *at = m->next;
     m->base.owner = false;
-    if (m->next) m->next->before = m->before;
-    *(m->before ? &m->before->next : &owners) = m->next;
-    m->next = m->before = NULL;
 }
 
 /* Maps the file at m->base.data, or anywhere if that is NULL. sharing: MAP_SHARED or MAP_PRIVATE */
@@ -109,8 +100,7 @@ static void after_fork_in_child(void)
 
 static void install_handlers(void) { handlers_failed = pthread_atfork(before_fork, after_fork, after_fork_in_child); }
 
-/* An unnamed file in memory of that many bytes, which takes room where it is written. Returns its descriptor, or -1 and
- * errno. */
+/* An unnamed file in memory, which takes room where it is written: its descriptor, or -1 and errno. */
 static int create_file(size_t bytes)
 {
     struct rlimit most;
@@ -119,20 +109,16 @@ static int create_file(size_t bytes)
         return -1;
     }
     int fd = memfd_create("lazyllm", MFD_CLOEXEC);
-    if (fd >= 0 && ftruncate(fd, (off_t)bytes)) {
-        int reason = errno;
-        close(fd);
-        errno = reason;
-        return -1;
-    }
-    return fd;
+    if (fd < 0 || !ftruncate(fd, (off_t)bytes)) return fd;
+    int reason = errno;
+    close(fd);
+    errno = reason;
+    return -1;
 }
 
-static void drop_file(memory_file *file)
+static int refuse_bytes(size_t bytes, lazy_error *err)
 {
-    if (!file || atomic_fetch_sub(&file->n_mappings, 1) > 1) return;
-    if (file->fd >= 0) close(file->fd);
-    lazy_free(file);
+    return lazy_fail(err, LAZY_MEMORY, "shared memory: could not get %zu bytes: %s", bytes, strerror(errno));
 }
 
 void lazy_cpu_shared_close(lazy_shared *shared)
@@ -144,7 +130,10 @@ void lazy_cpu_shared_close(lazy_shared *shared)
     pthread_mutex_unlock(&owners_lock);
     if (m->base.data) munmap(m->base.data, m->file->bytes);
     atomic_fetch_sub(&n_parts, m->n_parts);
-    drop_file(m->file);
+    if (m->file && atomic_fetch_sub(&m->file->n_mappings, 1) == 1) {
+        if (m->file->fd >= 0) close(m->file->fd);
+        lazy_free(m->file);
+    }
     lazy_free(m);
 }
 
@@ -159,15 +148,16 @@ int lazy_cpu_shared_open(lazy_backend *backend, lazy_shared **out, size_t bytes,
     code = lazy_alloc_zeroed(&m->file, 1, "a mapping", err);
     if (!code) {
         *m->file = (memory_file){ .fd = create_file(bytes), .bytes = bytes, .n_mappings = 1 };
-        if (m->file->fd < 0 || !map_file(m, MAP_SHARED))
-            code = lazy_fail(err, LAZY_MEMORY, "shared memory: could not get %zu bytes: %s", bytes, strerror(errno));
+        if (m->file->fd < 0 || !map_file(m, MAP_SHARED)) code = refuse_bytes(bytes, err);
     }
     if (code) {
         lazy_cpu_shared_close(&m->base);
         return code;
     }
+    m->base.owner = true;
     pthread_mutex_lock(&owners_lock);
-    list_owner(m);
+    m->next = owners;
+    owners = m;
     pthread_mutex_unlock(&owners_lock);
     *out = &m->base;
     return LAZY_OK;
@@ -183,8 +173,7 @@ int lazy_cpu_shared_join(lazy_shared **out, const lazy_shared *from, const lazy_
     atomic_fetch_add(&m->file->n_mappings, 1);
     if (map_parts(m, parts, n)) *out = &m->base;
     else {
-        code =
-            lazy_fail(err, LAZY_MEMORY, "shared memory: could not get %zu bytes: %s", m->file->bytes, strerror(errno));
+        code = refuse_bytes(m->file->bytes, err);
         lazy_cpu_shared_close(&m->base);
     }
     return code;

@@ -3,8 +3,7 @@
  *
  * The including file defines LANES and, where the instruction set has them, LARGER(a, b), and HALVES_AT(address) with
  * WIDEN_F16 and WIDEN_BF16. */
-#ifndef LAZY_VECTORS_H
-#define LAZY_VECTORS_H
+#pragma once
 
 #include <string.h>
 
@@ -212,5 +211,3 @@ INLINE void widen_any(float *y, const void *x, lazy_dtype dtype, int n)
         CASE(LAZY_BF16, type, call)                                                                                    \
     default: break;                                                                                                    \
     }
-
-#endif

@@ -1,10 +1,10 @@
-/* arguments.c — what Python hands over: typed members of a dict, lists of strings, names of parts. */
+/* arguments.c — what Python hands over: typed members of a dict, lists of strings. */
 #include "core.h"
-
-#include <string.h>
 
 static bool parse(PyObject *value, const core_field *field)
 {
+    if (field->format == CORE_FLOATS) return !array_parse(value, ARRAY_FLOAT, field->key, field->out);
+    if (field->format == CORE_INTS) return !array_parse(value, ARRAY_INT32, field->key, field->out);
     if (field->format != 'p') return PyArg_Parse(value, (char[]){ field->format, '\0' }, field->out);
     *(bool *)field->out = value == Py_True;
     return PyBool_Check(value);
@@ -37,12 +37,4 @@ int strings_parse(PyObject *list, PyObject **owner, const char ***out, int *n)
     }
     if (!good) Py_CLEAR(*owner);
     return good ? 0 : -1;
-}
-
-int string_find_part(const char *const *parts, size_t n, const char *name)
-{
-    for (size_t part = 0; part < n; part++)
-        if (strcmp(name, parts[part]) == 0) return (int)part;
-    PyErr_Format(PyExc_ValueError, "there is no part %s", name);
-    return -1;
 }

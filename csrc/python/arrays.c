@@ -11,56 +11,38 @@ int arrays_import(void)
     return 0;
 }
 
-static const int ARRAY_TYPES[] = { [ARRAY_INT32] = NPY_INT32, [ARRAY_UINT8] = NPY_UINT8, [ARRAY_FLOAT] = NPY_FLOAT32 };
+static const int TYPES[] = {
+    [ARRAY_FLOAT] = NPY_FLOAT32, [LAZY_F16] = NPY_FLOAT16,  [LAZY_BF16] = NPY_UINT16,
+    [ARRAY_INT32] = NPY_INT32,   [ARRAY_UINT8] = NPY_UINT8,
+};
 
-static PyObject *new_array(int type, int rank, const npy_intp *shape, void **data)
+int array_find_part(const array_part *parts, size_t n, const char *name)
 {
-    PyObject *array = PyArray_SimpleNew(rank, shape, type);
-    if (array) *data = PyArray_DATA((PyArrayObject *)array);
-    return array;
+    for (size_t part = 0; part < n; part++)
+        if (strcmp(name, parts[part].name) == 0) return (int)part;
+    PyErr_Format(PyExc_ValueError, "there is no part %s", name);
+    return -1;
 }
 
-PyObject *array_of(array_type type, const void *from, Py_ssize_t n, int columns)
+PyObject *array_new(const array_part *part, void **data)
 {
-    void *data;
-    PyObject *array = new_array(ARRAY_TYPES[type], columns ? 2 : 1, (npy_intp[]){ n, columns }, &data);
-    npy_intp bytes = array ? PyArray_NBYTES((PyArrayObject *)array) : 0;
-    if (bytes > 0) memcpy(data, from, (size_t)bytes);
+    PyObject *array = PyArray_SimpleNew(part->rank, part->shape, TYPES[part->type]);
+    if (array) *data = PyArray_DATA((PyArrayObject *)array);
     return array;
 }
 
 PyObject *array_new_float(Py_ssize_t n, float **data)
 {
-    return new_array(NPY_FLOAT32, 1, (npy_intp[]){ n }, (void **)data);
+    return array_new(&(array_part){ NULL, ARRAY_FLOAT, 1, { n } }, (void **)data);
 }
 
-static const int TYPES[] = { [LAZY_F32] = NPY_FLOAT32, [LAZY_F16] = NPY_FLOAT16, [LAZY_BF16] = NPY_UINT16 };
-
-PyObject *array_new_part(const lazy_view *view, lazy_view_part part, int n, void **data)
+PyObject *array_of(array_type type, const void *from, Py_ssize_t n, int columns)
 {
-    const lazy_config *c = view->config;
-    const npy_intp list[] = { n }, hidden[] = { n, c->hidden }, heads[] = { c->n_kv_heads, n, c->head_dim },
-                   projections[] = { n, c->n_heads + 2 * c->n_kv_heads, c->head_dim };
-    switch (part) {
-    case LAZY_VIEW_IN_PLAY:
-    case LAZY_VIEW_ROWS: return new_array(NPY_INT32, 1, list, data);
-    case LAZY_VIEW_PROTECTED: return new_array(NPY_UINT8, 1, list, data);
-    case LAZY_VIEW_KEYS:
-    case LAZY_VIEW_VALUES: return new_array(TYPES[view->kv], 3, heads, data);
-    case LAZY_VIEW_HIDDEN: return new_array(TYPES[view->activations], 2, hidden, data);
-    case LAZY_VIEW_PROJECTIONS: break;
-    }
-    return new_array(TYPES[view->activations], 3, projections, data);
-}
-
-PyObject *array_new_state(const lazy_model *model, lazy_state_part part, int n, void **data)
-{
-    const lazy_config *c = lazy_model_config(model);
-    const npy_intp heads[] = { c->n_kv_heads, n, c->head_dim }, rows[] = { n, c->hidden };
-    if (part == LAZY_STATE_KEYS || part == LAZY_STATE_VALUES)
-        return new_array(TYPES[lazy_model_kv(model)], 3, heads, data);
-    if (part == LAZY_STATE_AUX) return new_array(TYPES[lazy_model_activations(model)], 2, rows, data);
-    return new_array(NPY_FLOAT32, 1, rows, data);
+    void *data;
+    PyObject *array = array_new(&(array_part){ NULL, type, columns ? 2 : 1, { n, columns } }, &data);
+    npy_intp bytes = array ? PyArray_NBYTES((PyArrayObject *)array) : 0;
+    if (bytes > 0) memcpy(data, from, (size_t)bytes);
+    return array;
 }
 
 int array_parse_ids(PyObject *object, int32_t **ids, int *n)
@@ -103,15 +85,14 @@ int array_parse_ids(PyObject *object, int32_t **ids, int *n)
     return 0;
 }
 
-int array_parse(PyObject *object, array_type type, const char *what, PyObject **owner, const void **data, Py_ssize_t *n)
+int array_parse(PyObject *object, array_type type, const char *what, core_array *out)
 {
-    *owner = PyArray_FROM_OTF(object, ARRAY_TYPES[type], NPY_ARRAY_IN_ARRAY | NPY_ARRAY_ENSURECOPY);
-    if (!*owner) return -1;
-    *data = PyArray_DATA((PyArrayObject *)*owner);
-    *n = PyArray_SIZE((PyArrayObject *)*owner);
-    int rank = PyArray_NDIM((PyArrayObject *)*owner);
-    if (rank == 1) return 0;
-    PyErr_Format(PyExc_ValueError, "%s has %d dimensions; it must have 1", what, rank);
-    Py_CLEAR(*owner);
+    PyObject *owner = PyArray_FROM_OTF(object, TYPES[type], NPY_ARRAY_IN_ARRAY | NPY_ARRAY_ENSURECOPY);
+    if (!owner) return -1;
+    PyArrayObject *array = (PyArrayObject *)owner;
+    *out = (core_array){ owner, PyArray_DATA(array), PyArray_SIZE(array) };
+    if (PyArray_NDIM(array) == 1) return 0;
+    PyErr_Format(PyExc_ValueError, "%s has %d dimensions; it must have 1", what, PyArray_NDIM(array));
+    Py_CLEAR(out->owner);
     return -1;
 }

@@ -1,17 +1,19 @@
 /* core.h — declarations shared by the files of lazyllm._core. Only this folder includes Python.h, and only the part of
- * its API that is the same in all versions from 3.11 on (setup.py defines Py_LIMITED_API), so that one wheel serves
- * them all. */
-#ifndef LAZY_CORE_H
-#define LAZY_CORE_H
+ * its API that is the same in all versions from 3.11 on (Py_LIMITED_API): one wheel serves them all. */
+#pragma once
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include "../lazyllm.h"
 
+/* What the module holds. */
+#define CORE_OBJECTS(work)                                                                                             \
+    work(model_type) work(session_type) work(sampler_type) work(checkpoint_error) work(device_error)
 typedef struct core_state {
-    PyTypeObject *model_type, *session_type, *sampler_type;
-    PyObject *checkpoint_error, *device_error;
+#define MEMBER(name) PyObject *name;
+    CORE_OBJECTS(MEMBER)
+#undef MEMBER
 } core_state;
 
 typedef struct {
@@ -63,32 +65,32 @@ lazy_sampler *sampler_at_rest(const SamplerObject *self);
 
 /* Sets the Python exception for err; returns NULL. For LAZY_CANCELLED the callback has set one already. */
 PyObject *core_raise(const core_state *state, const lazy_error *err);
-/* The result of a method that has called the core: None, or NULL with that exception. */
-PyObject *core_none(const void *object, const lazy_error *err);
+/* The result of a method that has called the core: takes `result`, NULL perhaps, and gives it or that exception. */
+PyObject *core_result(const void *object, PyObject *result, const lazy_error *err);
+PyObject *core_none(const void *object, const lazy_error *err); /* the result None */
 
 /* model_type.c, session_type.c, sampler_type.c */
 extern PyType_Spec model_spec, session_spec, sampler_spec;
-PyObject *session_create(PyTypeObject *type, ModelObject *model, PyObject *pruning);
+PyObject *session_create(ModelObject *model, PyObject *pruning);
 
-/* pruning_argument.c: fills *pruning from the dict; its arrays must be freed with pruning_release. *policy: a callable
- * (a new reference) or NULL. 0 or -1 with an exception. */
-int pruning_parse(PyObject *dict, lazy_pruning *pruning, PyObject **policy);
+/* pruning_argument.c: fills *pruning from the dict; policy.context is a callable (a new reference) or NULL. 0, and it
+ * must be freed with pruning_release; or -1 with an exception. */
+int pruning_parse(PyObject *dict, lazy_pruning *pruning);
 void pruning_release(lazy_pruning *pruning);
 
 /* arguments.c: typed members of a dict. 0 or -1 with an exception naming `what` and the key. */
 typedef struct core_field {
     const char *key;
-    char format; /* as of PyArg_Parse: an int, a float, a double or an object (borrowed); 'p': a bool */
+    char format; /* as of PyArg_Parse: an int, a float, a double or an object (borrowed); 'p': a bool; or an array */
     void *out;
 } core_field;
+enum { CORE_FLOATS = 'F', CORE_INTS = 'I' };
 #define FIELD(format, of, name) { #name, format, &(of)->name }
 int fields_parse(PyObject *dict, const char *what, const core_field *fields, size_t n);
 
 /* The strings of a list (NULL: none). They live as long as *owner, a tuple (a new reference, NULL on
  * failure); the array must be freed with PyMem_Free. 0 or -1 with an exception. */
 int strings_parse(PyObject *list, PyObject **owner, const char ***out, int *n);
-/* The index of the name among n parts; -1 with an exception. */
-int string_find_part(const char *const *parts, size_t n, const char *name);
 
 /* watcher.c: releases the GIL from begin to the last hold; meanwhile `watch`, handed to the core, runs signal handlers
  * and calls callback(layers_done, n_layers) (borrowed, or NULL), and stops the work if one of them raises. */
@@ -106,8 +108,7 @@ void watcher_begin(watcher *w, PyObject *callback);
 void watcher_hold(watcher *w);
 void watcher_release(watcher *w);
 
-/* policy.c: the session's policy, for the core; and what it may read while it runs: session.view(part, first, n) ->
- * array. */
+/* policy.c: the session's policy, for the core; what it may read: session.view(part, first, n) -> array. */
 lazy_policy policy_of(SessionObject *self);
 PyObject *policy_view(SessionObject *self, PyObject *args);
 
@@ -123,20 +124,26 @@ PyObject *core_quantize(PyObject *module, PyObject *args);
 
 /* arrays.c: NumPy arrays. */
 int arrays_import(void);
-typedef enum array_type { ARRAY_INT32, ARRAY_UINT8, ARRAY_FLOAT } array_type;
+typedef enum array_type { ARRAY_FLOAT = LAZY_F32, ARRAY_INT32 = LAZY_BF16 + 1, ARRAY_UINT8 } array_type;
+/* A part, by its name, of what a policy sees or of a session's state. type: an array_type or LAZY_F32, LAZY_F16 or
+ * LAZY_BF16, which NumPy lacks: it gets its bits as uint16. */
+typedef struct array_part {
+    const char *name;
+    int type, rank;
+    Py_ssize_t shape[3];
+} array_part;
+int array_find_part(const array_part *parts, size_t n, const char *name); /* its index; -1 with an exception */
+PyObject *array_new(const array_part *part, void **data);
+PyObject *array_new_float(Py_ssize_t n, float **data);
 /* A copy of (n,) values, or of (n, columns) unless columns is 0. */
 PyObject *array_of(array_type type, const void *from, Py_ssize_t n, int columns);
-PyObject *array_new_float(Py_ssize_t n, float **data);
-/* An array for a part of n entries of a session's state; bfloat16 as below. */
-PyObject *array_new_state(const lazy_model *model, lazy_state_part part, int n, void **data);
-/* An array for n entries of a part; bfloat16, which NumPy lacks, as uint16. */
-PyObject *array_new_part(const lazy_view *view, lazy_view_part part, int n, void **data);
 /* Token ids from a list or an integer array, as int32 in memory of PyMem_Malloc; -1 with an exception. Ids outside
  * int32 become -1, which is never valid. */
 int array_parse_ids(PyObject *object, int32_t **ids, int *n);
-/* *data = a copy of a vector, which lives as long as *owner (a new reference): no other thread can change it without
- * the GIL. -1 with an exception. */
-int array_parse(PyObject *object, array_type type, const char *what, PyObject **owner, const void **data,
-                Py_ssize_t *n);
-
-#endif
+/* A copy of a vector (n,), alive as its owner (a new reference): no thread can change it. -1 with an exception */
+typedef struct core_array {
+    PyObject *owner;
+    const void *data;
+    Py_ssize_t n;
+} core_array;
+int array_parse(PyObject *object, array_type type, const char *what, core_array *out);

@@ -33,20 +33,20 @@ PyObject *core_widen(PyObject *module, PyObject *args)
 
 PyObject *core_quantize(PyObject *module, PyObject *args)
 {
-    PyObject *values, *owner, *blocks = NULL;
+    PyObject *values, *blocks = NULL;
     const char *name;
-    const void *from;
+    core_array from;
     lazy_dtype dtype;
-    Py_ssize_t n;
     if (!PyArg_ParseTuple(args, "Os:quantize", &values, &name) || format_of(name, &dtype)) return NULL;
     if (dtype != LAZY_Q8_0 && dtype != LAZY_Q4_1)
         return PyErr_Format(PyExc_ValueError, "dtype is \"%s\"; values can be rounded to Q8_0 and Q4_1", name);
-    if (array_parse(values, ARRAY_FLOAT, "values", &owner, &from, &n)) return NULL;
+    if (array_parse(values, ARRAY_FLOAT, "values", &from)) return NULL;
+    const Py_ssize_t n = from.n;
     if (n % lazy_formats[dtype].values || n > INT32_MAX)
         PyErr_Format(PyExc_ValueError, "%zd values; they must be whole blocks of %d, and less than 2^31", n,
                      lazy_formats[dtype].values);
     else if ((blocks = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)lazy_row_bytes(dtype, (int)n))))
-        lazy_quantize(PyBytes_AsString(blocks), from, dtype, (int)n);
-    Py_DECREF(owner);
+        lazy_quantize(PyBytes_AsString(blocks), from.data, dtype, (int)n);
+    Py_DECREF(from.owner);
     return blocks;
 }

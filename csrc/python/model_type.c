@@ -5,61 +5,45 @@
 
 enum { N_ARRAYS = 5 };
 
-/* owners: of copies of the config's arrays; NULL where not read */
-static int parse_config(PyObject *dict, lazy_config *c, PyObject *owners[N_ARRAYS])
+#define INTS(work)                                                                                                     \
+    work(n_layers) work(hidden) work(n_heads) work(n_kv_heads) work(head_dim) work(ffn) work(vocab) work(context)      \
+        work(rotary_dim) work(short_context) work(query_step) work(n_experts) work(expert_ffn) work(experts_per_token)
+#define FLOATS(work)                                                                                                   \
+    work(norm_eps) work(query_growth) work(query_scalar) work(embedding_scale) work(logit_scale) work(attention_cap)   \
+        work(logit_cap)
+#define BOOLS(work)                                                                                                    \
+    work(tied) work(qkv_bias) work(o_bias) work(qk_norm) work(wide_qk_norm) work(late_qk_norm) work(norm_plus_one)     \
+        work(pre_norms) work(post_norms) work(gelu) work(paired_rope) work(layer_norm) work(parallel)                  \
+            work(normed_experts)
+
+/* arrays: those that the config points to; their owners are NULL where they are not read. */
+static int parse_config(PyObject *dict, lazy_config *c, core_array arrays[N_ARRAYS])
 {
-    struct {
-        PyObject *rope_scale, *inv_freq, *layer_rope, *windows, *expert_layers;
-    } objects; /* borrowed */
-#define INT(name)    FIELD('i', c, name)
-#define FLOAT(name)  FIELD('f', c, name)
-#define BOOL(name)   FIELD('p', c, name)
-#define OBJECT(name) FIELD('O', &objects, name)
-    const core_field fields[] = {
-        INT(n_layers),        INT(hidden),
-        INT(n_heads),         INT(n_kv_heads),
-        INT(head_dim),        INT(ffn),
-        INT(vocab),           INT(context),
-        INT(rotary_dim),      INT(short_context),
-        INT(query_step),      INT(n_experts),
-        INT(expert_ffn),      INT(experts_per_token),
-        FLOAT(norm_eps),      FLOAT(query_growth),
-        FLOAT(query_scalar),  FLOAT(embedding_scale),
-        FLOAT(logit_scale),   FLOAT(attention_cap),
-        FLOAT(logit_cap),     BOOL(tied),
-        BOOL(qkv_bias),       BOOL(o_bias),
-        BOOL(qk_norm),        BOOL(wide_qk_norm),
-        BOOL(late_qk_norm),   BOOL(norm_plus_one),
-        BOOL(pre_norms),      BOOL(post_norms),
-        BOOL(gelu),           BOOL(paired_rope),
-        BOOL(layer_norm),     BOOL(parallel),
-        BOOL(normed_experts), OBJECT(rope_scale),
-        OBJECT(inv_freq),     OBJECT(layer_rope),
-        OBJECT(windows),      OBJECT(expert_layers),
-    };
-    if (fields_parse(dict, "config", fields, sizeof fields / sizeof *fields)) return -1;
-    const struct {
-        const char *name;
-        PyObject *object;
-        array_type type;
-        const void *out;
-    } arrays[N_ARRAYS] = {
-        { "rope_scale", objects.rope_scale, ARRAY_FLOAT, &c->rope_scale },
-        { "inv_freq", objects.inv_freq, ARRAY_FLOAT, &c->inv_freq },
-        { "layer_rope", objects.layer_rope, ARRAY_INT32, &c->layer_rope },
-        { "windows", objects.windows, ARRAY_INT32, &c->windows },
-        { "expert_layers", objects.expert_layers, ARRAY_INT32, &c->expert_layers },
-    };
+#define INT(name)   FIELD('i', c, name),
+#define FLOAT(name) FIELD('f', c, name),
+#define BOOL(name)  FIELD('p', c, name),
+    const core_field numbers[] = { INTS(INT) FLOATS(FLOAT) BOOLS(BOOL) };
+    const core_field lists[N_ARRAYS] = { { "rope_scale", CORE_FLOATS, &arrays[0] },
+                                         { "inv_freq", CORE_FLOATS, &arrays[1] },
+                                         { "layer_rope", CORE_INTS, &arrays[2] },
+                                         { "windows", CORE_INTS, &arrays[3] },
+                                         { "expert_layers", CORE_INTS, &arrays[4] } };
+    if (fields_parse(dict, "config", numbers, sizeof numbers / sizeof *numbers)) return -1;
+    if (fields_parse(dict, "config", lists, N_ARRAYS)) return -1;
+    c->n_ropes = arrays[0].n > LAZY_MAX_ROPES ? LAZY_MAX_ROPES + 1 : (int)arrays[0].n;
+    const Py_ssize_t n_frequencies = c->n_ropes * ((Py_ssize_t)c->head_dim / 2),
+                     wanted[N_ARRAYS] = { arrays[0].n, n_frequencies, c->n_layers, c->n_layers, c->n_layers };
     for (int i = 0; i < N_ARRAYS; i++) {
-        Py_ssize_t n;
-        if (array_parse(arrays[i].object, arrays[i].type, arrays[i].name, &owners[i], (const void **)arrays[i].out, &n))
-            return -1;
-        if (i == 0) c->n_ropes = n > LAZY_MAX_ROPES ? LAZY_MAX_ROPES + 1 : (int)n;
-        Py_ssize_t wanted = i == 0 ? n : i == 1 ? c->n_ropes * ((Py_ssize_t)c->head_dim / 2) : c->n_layers;
-        if (n == wanted) continue;
-        PyErr_Format(PyExc_ValueError, "config: %s has %zd values; it must have %zd", arrays[i].name, n, wanted);
+        if (arrays[i].n == wanted[i]) continue;
+        PyErr_Format(PyExc_ValueError, "config: %s has %zd values; it must have %zd", lists[i].key, arrays[i].n,
+                     wanted[i]);
         return -1;
     }
+    c->rope_scale = arrays[0].data;
+    c->inv_freq = arrays[1].data;
+    c->layer_rope = arrays[2].data;
+    c->windows = arrays[3].data;
+    c->expert_layers = arrays[4].data;
     return 0;
 }
 
@@ -115,8 +99,7 @@ static int parse_tensors(PyObject *entries, table *t)
     return 0;
 }
 
-/* Works on copies of all that it is given: reading a value may run Python code, and while the model opens other threads
- * run. */
+/* Works on copies: reading a value may run Python code, and while the model opens other threads run. */
 static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = { "config",    "shards",  "tensors", "device", "threads",
@@ -130,7 +113,7 @@ static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     lazy_error err = { 0 };
     lazy_config config = { 0 };
-    PyObject *arrays[N_ARRAYS] = { NULL };
+    core_array arrays[N_ARRAYS] = { 0 };
     table t = { 0 };
     watcher w;
     ModelObject *self = NULL;
@@ -157,7 +140,7 @@ done:
     PyMem_Free(t.shapes);
     PyMem_Free(paths);
     PyMem_Free(places);
-    for (int i = 0; i < N_ARRAYS; i++) Py_XDECREF(arrays[i]);
+    for (int i = 0; i < N_ARRAYS; i++) Py_XDECREF(arrays[i].owner);
     Py_XDECREF(path_owner);
     Py_XDECREF(place_owner);
     Py_XDECREF(tensors);
@@ -171,11 +154,6 @@ static void model_dealloc(ModelObject *self)
     lazy_model_close(self->model);
     PyObject_Free(self);
     Py_DECREF((PyObject *)type);
-}
-
-static PyObject *model_session(ModelObject *self, PyObject *pruning)
-{
-    return session_create(core_state_of(self)->session_type, self, pruning);
 }
 
 #define READ(name, expression)                                                                                         \
@@ -199,8 +177,17 @@ static PyGetSetDef model_members[] = {
 };
 
 static PyMethodDef model_methods[] = {
-    { "session", (PyCFunction)model_session, METH_O,
+    { "session", (PyCFunction)session_create, METH_O,
       "session(pruning) -> Session: a new context; pruning is a dict or None" },
+    { 0 },
+};
+
+static PyType_Slot model_slots[] = {
+    { Py_tp_doc, "Weights, mapped and checked" },
+    { Py_tp_new, model_new },
+    { Py_tp_dealloc, model_dealloc },
+    { Py_tp_getset, model_members },
+    { Py_tp_methods, model_methods },
     { 0 },
 };
 
@@ -208,15 +195,5 @@ PyType_Spec model_spec = {
     .name = "lazyllm._core.Model",
     .basicsize = sizeof(ModelObject),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots =
-        (PyType_Slot[]){
-            { Py_tp_doc, "Model(config, shards, tensors, *, device='cpu', threads=1, libraries=[], weights='auto', "
-                         "kv='f32'): weights, mapped "
-                         "and checked" },
-            { Py_tp_new, model_new },
-            { Py_tp_dealloc, model_dealloc },
-            { Py_tp_getset, model_members },
-            { Py_tp_methods, model_methods },
-            { 0 },
-        },
+    .slots = model_slots,
 };

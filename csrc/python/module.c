@@ -7,25 +7,21 @@ core_state *core_state_of(const void *object) { return PyType_GetModuleState(Py_
 
 PyObject *core_raise(const core_state *state, const lazy_error *err)
 {
-    PyObject *exception = PyExc_ValueError;
-    switch (err->code) {
-    case LAZY_CANCELLED: return NULL;
-    case LAZY_CHECKPOINT: exception = state->checkpoint_error; break;
-    case LAZY_MEMORY: exception = PyExc_MemoryError; break;
-    case LAZY_IO: exception = PyExc_OSError; break;
-    case LAZY_DEVICE: exception = state->device_error; break;
-    case LAZY_UNUSABLE: exception = PyExc_RuntimeError; break;
-    case LAZY_OK:
-    case LAZY_INVALID: break;
-    }
-    PyErr_SetString(exception, err->message);
+    PyObject *const exceptions[] = { [-LAZY_INVALID] = PyExc_ValueError,   [-LAZY_CHECKPOINT] = state->checkpoint_error,
+                                     [-LAZY_MEMORY] = PyExc_MemoryError,   [-LAZY_IO] = PyExc_OSError,
+                                     [-LAZY_DEVICE] = state->device_error, [-LAZY_UNUSABLE] = PyExc_RuntimeError };
+    if (err->code != LAZY_CANCELLED) PyErr_SetString(exceptions[-err->code], err->message);
     return NULL;
 }
 
-PyObject *core_none(const void *object, const lazy_error *err)
+PyObject *core_result(const void *object, PyObject *result, const lazy_error *err)
 {
-    return err->code ? core_raise(core_state_of(object), err) : Py_NewRef(Py_None);
+    if (!err->code) return result;
+    Py_XDECREF(result);
+    return core_raise(core_state_of(object), err);
 }
+
+PyObject *core_none(const void *object, const lazy_error *err) { return core_result(object, Py_NewRef(Py_None), err); }
 
 static PyObject *core_features(PyObject *module, PyObject *unused)
 {
@@ -64,11 +60,11 @@ static PyMethodDef core_functions[] = {
     { 0 },
 };
 
-static PyTypeObject *add_type(PyObject *module, PyType_Spec *spec)
+static PyObject *add_type(PyObject *module, PyType_Spec *spec)
 {
     PyObject *type = PyType_FromModuleAndSpec(module, spec, NULL);
     if (type && PyModule_AddType(module, (PyTypeObject *)type)) Py_CLEAR(type);
-    return (PyTypeObject *)type;
+    return type;
 }
 
 static PyObject *add_exception(PyObject *module, const char *name, const char *doc, PyObject *base)
@@ -78,8 +74,7 @@ static PyObject *add_exception(PyObject *module, const char *name, const char *d
     return exception;
 }
 
-/* The GIL is what keeps two threads from one session. A free-threaded Python turns it on for this module, unless it is
- * told not to. */
+/* The GIL keeps two threads from one session. A free-threaded Python turns it on here, unless told not to. */
 static int require_gil(void)
 {
     PyObject *function = PySys_GetObject("_is_gil_enabled"); /* since Python 3.13 */
@@ -93,40 +88,31 @@ static int require_gil(void)
 static int core_exec(PyObject *module)
 {
     core_state *state = PyModule_GetState(module);
-    if (require_gil()) return -1;
-    if (arrays_import()) return -1;
-    if (!(state->checkpoint_error = add_exception(
-              module, "lazyllm.CheckpointError",
-              "A checkpoint that cannot be used: what, where, and what would be right.", PyExc_ValueError)))
-        return -1;
-    if (!(state->device_error =
-              add_exception(module, "lazyllm.DeviceError", "A device that is missing or failed.", PyExc_RuntimeError)))
-        return -1;
-    if (!(state->model_type = add_type(module, &model_spec))) return -1;
-    if (!(state->session_type = add_type(module, &session_spec))) return -1;
-    if (!(state->sampler_type = add_type(module, &sampler_spec))) return -1;
-    return 0;
+    if (require_gil() || arrays_import()) return -1;
+    state->checkpoint_error =
+        add_exception(module, "lazyllm.CheckpointError",
+                      "A checkpoint that cannot be used: what, where, and what would be right.", PyExc_ValueError);
+    state->device_error =
+        add_exception(module, "lazyllm.DeviceError", "A device that is missing or failed.", PyExc_RuntimeError);
+    state->model_type = add_type(module, &model_spec);
+    state->session_type = add_type(module, &session_spec);
+    state->sampler_type = add_type(module, &sampler_spec);
+    return PyErr_Occurred() ? -1 : 0;
 }
 
 static int core_traverse(PyObject *module, visitproc visit, void *arg)
 {
     core_state *state = PyModule_GetState(module);
-    Py_VISIT(state->model_type);
-    Py_VISIT(state->session_type);
-    Py_VISIT(state->sampler_type);
-    Py_VISIT(state->checkpoint_error);
-    Py_VISIT(state->device_error);
+#define VISIT(name) Py_VISIT(state->name);
+    CORE_OBJECTS(VISIT)
     return 0;
 }
 
 static int core_clear(PyObject *module)
 {
     core_state *state = PyModule_GetState(module);
-    Py_CLEAR(state->model_type);
-    Py_CLEAR(state->session_type);
-    Py_CLEAR(state->sampler_type);
-    Py_CLEAR(state->checkpoint_error);
-    Py_CLEAR(state->device_error);
+#define CLEAR(name) Py_CLEAR(state->name);
+    CORE_OBJECTS(CLEAR)
     return 0;
 }
 

@@ -5,36 +5,38 @@
 
 #include "../numeric.h"
 
-static const char *const PARTS[] = {
-    [LAZY_VIEW_IN_PLAY] = "in_play",         [LAZY_VIEW_ROWS] = "rows", [LAZY_VIEW_PROTECTED] = "protected",
-    [LAZY_VIEW_PROJECTIONS] = "projections", [LAZY_VIEW_KEYS] = "keys", [LAZY_VIEW_VALUES] = "values",
-    [LAZY_VIEW_HIDDEN] = "hidden",
-};
-
 PyObject *policy_view(SessionObject *self, PyObject *args)
 {
     const char *name;
+    const lazy_view *view = self->view;
     int first, n;
     if (!PyArg_ParseTuple(args, "sii", &name, &first, &n)) return NULL;
-    if (!self->view)
-        return PyErr_Format(PyExc_RuntimeError, "%s can be read only while the session's policy runs", name);
-    int part = string_find_part(PARTS, sizeof PARTS / sizeof *PARTS, name);
-    if (part < 0) return NULL;
+    if (!view) return PyErr_Format(PyExc_RuntimeError, "%s can be read only while the session's policy runs", name);
     if (n < 0) return PyErr_Format(PyExc_ValueError, "n is %d; it must be 0 or more", n);
+    const lazy_model *model = self->model->model;
+    const lazy_config *c = lazy_model_config(model);
+    const int kv = lazy_model_kv(model), activations = lazy_model_activations(model);
+    const array_part parts[] = {
+        [LAZY_VIEW_IN_PLAY] = { "in_play", ARRAY_INT32, 1, { n } },
+        [LAZY_VIEW_ROWS] = { "rows", ARRAY_INT32, 1, { n } },
+        [LAZY_VIEW_PROTECTED] = { "protected", ARRAY_UINT8, 1, { n } },
+        [LAZY_VIEW_PROJECTIONS] = { "projections", activations, 3, { n, c->n_heads + 2 * c->n_kv_heads, c->head_dim } },
+        [LAZY_VIEW_KEYS] = { "keys", kv, 3, { c->n_kv_heads, n, c->head_dim } },
+        [LAZY_VIEW_VALUES] = { "values", kv, 3, { c->n_kv_heads, n, c->head_dim } },
+        [LAZY_VIEW_HIDDEN] = { "hidden", activations, 2, { n, c->hidden } },
+    };
+    int part = array_find_part(parts, sizeof parts / sizeof *parts, name);
     void *data;
     lazy_error err = { 0 };
-    PyObject *array = array_new_part(self->view, (lazy_view_part)part, n, &data);
-    if (array && lazy_view_copy(self->view, (lazy_view_part)part, first, n, data, &err)) {
-        core_raise(core_state_of(self), &err);
-        Py_CLEAR(array);
-    }
-    return array;
+    PyObject *array = part < 0 ? NULL : array_new(&parts[part], &data);
+    if (array) lazy_view_copy(view, (lazy_view_part)part, first, n, data, &err);
+    return core_result(self, array, &err);
 }
 
 /* Calls policy(session, view, memo); memo is the same dict in all calls of a pass. */
 static PyObject *run_policy(SessionObject *self, const lazy_view *view)
 {
-    const lazy_config *c = view->config;
+    const lazy_config *c = lazy_model_config(self->model->model);
     if (!self->memo && !(self->memo = PyDict_New())) return NULL;
     return PyObject_CallFunction(self->policy, "O{s:i,s:O,s:O,s:i,s:i,s:i,s:i,s:i,s:d,s:d,s:i}O", self, "layer",
                                  view->layer, "is_prompt", view->is_prompt ? Py_True : Py_False, "observes",
@@ -47,19 +49,18 @@ static PyObject *run_policy(SessionObject *self, const lazy_view *view)
 /* Takes (scores, n_free), which the policy returns unless it observes. */
 static int take_answer(PyObject *answer, int m, float *scores, int *n_free)
 {
-    PyObject *array, *owner;
-    const void *data;
-    Py_ssize_t n;
+    PyObject *object;
+    core_array array;
     if (!PyTuple_Check(answer)) {
         PyErr_Format(PyExc_TypeError, "a policy returned %R; it must return (scores, n_free)", answer);
         return -1;
     }
-    if (!PyArg_ParseTuple(answer, "Oi;a policy returns (scores, n_free)", &array, n_free)) return -1;
-    if (array_parse(array, ARRAY_FLOAT, "scores", &owner, &data, &n)) return -1;
-    if (n == m) memcpy(scores, data, (size_t)m * sizeof *scores);
-    else PyErr_Format(PyExc_ValueError, "a policy returned %zd scores for %d tokens in play", n, m);
-    Py_DECREF(owner);
-    return n == m ? 0 : -1;
+    if (!PyArg_ParseTuple(answer, "Oi;a policy returns (scores, n_free)", &object, n_free)) return -1;
+    if (array_parse(object, ARRAY_FLOAT, "scores", &array)) return -1;
+    if (array.n == m) memcpy(scores, array.data, (size_t)m * sizeof *scores);
+    else PyErr_Format(PyExc_ValueError, "a policy returned %zd scores for %d tokens in play", array.n, m);
+    Py_DECREF(array.owner);
+    return array.n == m ? 0 : -1;
 }
 
 static int call_policy(void *context, const lazy_view *view, float *scores, int *n_free)

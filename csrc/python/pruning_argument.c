@@ -1,17 +1,11 @@
 /* pruning_argument.c — parses a pruning setting from a dict. The core validates its values. */
 #include "core.h"
 
-static const char *const WHAT = "pruning";
-
-/* An array with an element of `size` bytes for each tuple of the sequence, or NULL with an exception; PyMem_Free. noun:
- * of an element; form: of its tuple */
+/* An array (PyMem_Free) with an element for each tuple, or NULL with an exception. noun: an element; form: its tuple */
 static void *parse_tuples(PyObject *sequence, const char *noun, const char *form, size_t size,
                           int (*parse)(PyObject *, void *), int *n)
 {
-    if (!PySequence_Check(sequence))
-        return PyErr_Format(PyExc_TypeError, "pruning: %ss must be a list of %s", noun, form);
-    PyObject *tuples =
-        PySequence_Tuple(sequence); /* our own: reading a value may run Python code that changes the sequence */
+    PyObject *tuples = PySequence_Tuple(sequence); /* our own: Python code, run for a value, may change the sequence */
     if (!tuples) return NULL;
     *n = (int)PyTuple_Size(tuples);
     char *array = PyMem_Calloc((size_t)*n + 1, size);
@@ -77,27 +71,23 @@ static int parse_decode(PyObject *value, lazy_pruning *pruning)
 
 static int parse_pooling(PyObject *value, lazy_pooling *pooling)
 {
-    bool largest = is_text(value, "max");
-    *pooling = largest ? LAZY_POOLING_MAX : LAZY_POOLING_MEAN;
-    if (largest || is_text(value, "mean")) return 0;
+    *pooling = is_text(value, "max") ? LAZY_POOLING_MAX : LAZY_POOLING_MEAN;
+    if (*pooling == LAZY_POOLING_MAX || is_text(value, "mean")) return 0;
     PyErr_Format(PyExc_ValueError, "pruning: pooling is %R; it must be \"mean\" or \"max\"", value);
     return -1;
 }
 
-static int parse_policy(PyObject *value, PyObject **policy)
+static int parse_policy(PyObject *value, void **policy)
 {
-    if (value != Py_None && !PyCallable_Check(value)) {
-        PyErr_Format(PyExc_TypeError, "pruning: policy is %R; it must be callable or None", value);
-        return -1;
-    }
-    if (value != Py_None) *policy = Py_NewRef(value);
-    return 0;
+    if (value == Py_None) return 0;
+    if (PyCallable_Check(value)) *policy = Py_NewRef(value);
+    else PyErr_Format(PyExc_TypeError, "pruning: policy is %R; it must be callable or None", value);
+    return *policy ? 0 : -1;
 }
 
-int pruning_parse(PyObject *dict, lazy_pruning *pruning, PyObject **policy)
+int pruning_parse(PyObject *dict, lazy_pruning *pruning)
 {
     *pruning = LAZY_PRUNING_DENSE;
-    *policy = NULL;
     if (dict == Py_None) return 0;
     if (!PyDict_Check(dict)) {
         PyErr_Format(PyExc_TypeError, "pruning is %R; it must be a dict or None", dict);
@@ -116,12 +106,11 @@ int pruning_parse(PyObject *dict, lazy_pruning *pruning, PyObject **policy)
     dict = PyDict_Copy(dict);
     if (!dict) return -1;
     int code = 0;
-    if (fields_parse(dict, WHAT, fields, sizeof fields / sizeof *fields) ||
+    if (fields_parse(dict, "pruning", fields, sizeof fields / sizeof *fields) ||
         parse_stages(objects.stages, &pruning->stages, &pruning->n_stages) || parse_decode(objects.decode, pruning) ||
-        parse_pooling(objects.pooling, &pruning->pooling) || parse_policy(objects.policy, policy) ||
+        parse_pooling(objects.pooling, &pruning->pooling) || parse_policy(objects.policy, &pruning->policy.context) ||
         !(pruning->protect = parse_tuples(objects.protect, "span", "(begin, end)", sizeof *pruning->protect, parse_span,
                                           &pruning->n_protect))) {
-        Py_CLEAR(*policy);
         pruning_release(pruning);
         code = -1;
     }
@@ -134,5 +123,6 @@ void pruning_release(lazy_pruning *pruning)
     PyMem_Free((void *)pruning->stages);
     PyMem_Free((void *)pruning->decode_stages);
     PyMem_Free((void *)pruning->protect);
+    Py_XDECREF((PyObject *)pruning->policy.context);
     *pruning = LAZY_PRUNING_DENSE;
 }

@@ -34,17 +34,16 @@ lazy_sampler *sampler_at_rest(const SamplerObject *self)
 
 static PyObject *sampler_sample(SamplerObject *self, PyObject *object)
 {
-    PyObject *owner;
-    const void *logits;
-    Py_ssize_t n;
-    if (array_parse(object, ARRAY_FLOAT, "logits", &owner, &logits, &n)) return NULL;
+    core_array logits;
+    if (array_parse(object, ARRAY_FLOAT, "logits", &logits)) return NULL;
     int32_t token;
     lazy_error err = { 0 };
     bool at_rest = sampler_at_rest(self);
-    if (at_rest) WITHOUT_GIL(self, lazy_sampler_next(self->sampler, logits, n > INT32_MAX ? 0 : (int)n, &token, &err));
-    Py_DECREF(owner);
-    if (!at_rest) return NULL;
-    return err.code ? core_raise(core_state_of(self), &err) : PyLong_FromLong(token);
+    if (at_rest)
+        WITHOUT_GIL(self, lazy_sampler_next(self->sampler, logits.data, logits.n > INT32_MAX ? 0 : (int)logits.n,
+                                            &token, &err));
+    Py_DECREF(logits.owner);
+    return at_rest ? core_result(self, err.code ? NULL : PyLong_FromLong(token), &err) : NULL;
 }
 
 static PyMethodDef sampler_methods[] = {
@@ -52,16 +51,17 @@ static PyMethodDef sampler_methods[] = {
     { 0 },
 };
 
+static PyType_Slot sampler_slots[] = {
+    { Py_tp_doc, "Sampler(temperature, top_p, top_k, seed): draws token ids from logits" },
+    { Py_tp_new, sampler_new },
+    { Py_tp_dealloc, sampler_dealloc },
+    { Py_tp_methods, sampler_methods },
+    { 0 },
+};
+
 PyType_Spec sampler_spec = {
     .name = "lazyllm._core.Sampler",
     .basicsize = sizeof(SamplerObject),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots =
-        (PyType_Slot[]){
-            { Py_tp_doc, "Sampler(temperature, top_p, top_k, seed): draws token ids from logits" },
-            { Py_tp_new, sampler_new },
-            { Py_tp_dealloc, sampler_dealloc },
-            { Py_tp_methods, sampler_methods },
-            { 0 },
-        },
+    .slots = sampler_slots,
 };

@@ -3,30 +3,26 @@
 
 #include "../error.h"
 
-PyObject *session_create(PyTypeObject *type, ModelObject *model, PyObject *dict)
+PyObject *session_create(ModelObject *model, PyObject *dict)
 {
+    PyTypeObject *type = (PyTypeObject *)core_state_of(model)->session_type;
     lazy_pruning pruning;
     lazy_error err = { 0 };
-    PyObject *policy;
-    if (pruning_parse(dict, &pruning, &policy)) return NULL;
+    if (pruning_parse(dict, &pruning)) return NULL;
     SessionObject *self = (SessionObject *)PyType_GenericAlloc(type, 0);
     if (self) {
+        lazy_pruning own = pruning;
         self->model = (ModelObject *)Py_NewRef((PyObject *)model);
         self->drawn = -1;
-        self->policy = Py_XNewRef(policy);
-        if (policy) pruning.policy = policy_of(self);
-        if (lazy_session_open(&self->session, model->model, &pruning, &err)) {
-            core_raise(PyType_GetModuleState(type), &err);
-            Py_CLEAR(self);
-        }
+        self->policy = Py_XNewRef(pruning.policy.context);
+        if (self->policy) own.policy = policy_of(self);
+        lazy_session_open(&self->session, model->model, &own, &err);
     }
-    Py_XDECREF(policy);
     pruning_release(&pruning);
-    return (PyObject *)self;
+    return core_result(model, (PyObject *)self, &err);
 }
 
-/* A policy may hold its session. There is no tp_clear: such a circle is broken at the policy, which no pass can miss
- * then. */
+/* A policy may hold its session. Without tp_clear the circle is broken at the policy, which no pass misses. */
 static int session_traverse(SessionObject *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE((PyObject *)self));
@@ -58,51 +54,42 @@ static int vocab_of(const SessionObject *self) { return lazy_model_config(self->
 
 /* ---- a pass ----------------------------------------------------------------------------- */
 
-/* Takes what a pass is given. pass->ids is owned: PyMem_Free. */
-static int parse_pass(const SessionObject *self, PyObject *ids, PyObject *watch, lazy_pass *pass)
+/* sampler: draws pass.best from pass.logits, or NULL. surprisal: the array for it, made here; NULL: not wanted. */
+static int run_pass(SessionObject *self, PyObject *ids, PyObject *watch, lazy_pass pass, lazy_sampler *sampler,
+                    PyObject **surprisal)
 {
-    int32_t *owned;
+    int32_t *owned, *drawn = pass.best;
+    lazy_error err = { 0 };
+    watcher w;
     if (watch != Py_None && !PyCallable_Check(watch)) {
         PyErr_Format(PyExc_TypeError, "watch is %R; it must be callable or None", watch);
         return -1;
     }
-    if (array_parse_ids(ids, &owned, &pass->n)) return -1;
-    pass->ids = owned;
-    if (session_at_rest(self)) return 0;
-    PyMem_Free(owned);
-    return -1;
-}
-
-/* Frees the ids. sampler: draws pass->best from pass->logits, or NULL. */
-static int run_parsed(SessionObject *self, lazy_pass *pass, PyObject *watch, lazy_sampler *sampler)
-{
-    lazy_error err = { 0 };
-    watcher w;
-    int32_t *drawn = pass->best;
-    if (sampler) pass->best = NULL;
-    pass->watch = &w.watch;
+    if (array_parse_ids(ids, &owned, &pass.n)) return -1;
+    if ((surprisal && !(*surprisal = array_new_float(pass.n, &pass.surprisal))) || !session_at_rest(self)) {
+        PyMem_Free(owned);
+        return -1;
+    }
+    pass.ids = owned;
+    if (sampler) pass.best = NULL;
+    pass.watch = &w.watch;
     self->in_use = true;
     self->policy_ns = 0;
     self->watcher = &w;
     watcher_begin(&w, watch == Py_None ? NULL : watch);
-    int code = lazy_session_run(self->session, pass, &err);
+    int code = lazy_session_run(self->session, &pass, &err);
     bool ended = !code;
-    if (ended && sampler) code = lazy_sampler_next(sampler, pass->logits, vocab_of(self), drawn, &err);
+    if (ended && sampler) code = lazy_sampler_next(sampler, pass.logits, vocab_of(self), drawn, &err);
     watcher_hold(&w);
     if (ended) self->drawn = !code && drawn ? *drawn : -1;
     self->watcher = NULL;
     self->in_use = false;
-    PyMem_Free((void *)pass->ids);
+    PyMem_Free(owned);
     if (code) core_raise(core_state_of(self), &err);
     PyObject *memo = self->memo;
     self->memo = NULL;
     Py_XDECREF(memo); /* last, because it may run Python code */
     return code ? -1 : 0;
-}
-
-static int run_pass(SessionObject *self, PyObject *ids, PyObject *watch, lazy_pass pass, lazy_sampler *sampler)
-{
-    return parse_pass(self, ids, watch, &pass) ? -1 : run_parsed(self, &pass, watch, sampler);
 }
 
 static PyObject *session_forward(SessionObject *self, PyObject *args, PyObject *kwargs)
@@ -113,7 +100,7 @@ static PyObject *session_forward(SessionObject *self, PyObject *args, PyObject *
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|pO", names, &ids, &generated, &watch)) return NULL;
     float *data;
     PyObject *logits = array_new_float(vocab_of(self), &data);
-    if (logits && run_pass(self, ids, watch, (lazy_pass){ .generated = generated, .logits = data }, NULL))
+    if (logits && run_pass(self, ids, watch, (lazy_pass){ .generated = generated, .logits = data }, NULL, NULL))
         Py_CLEAR(logits);
     return logits;
 }
@@ -124,7 +111,7 @@ static PyObject *session_advance(SessionObject *self, PyObject *args, PyObject *
     PyObject *ids, *watch = Py_None;
     SamplerObject *given;
     int generated = 0, vocab = vocab_of(self);
-    core_state *state = core_state_of(self);
+    const core_state *state = core_state_of(self);
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!|pO", names, &ids, state->sampler_type, &given, &generated,
                                      &watch))
         return NULL;
@@ -137,7 +124,7 @@ static PyObject *session_advance(SessionObject *self, PyObject *args, PyObject *
     if (sampler && !(pass.logits = PyMem_Malloc((size_t)vocab * sizeof *pass.logits))) return PyErr_NoMemory();
     if (sampler && lazy_sampler_reserve(sampler, vocab, &err)) core_raise(state, &err); /* before the session changes */
     given->in_use = true; /* before the ids are read, which may run Python code */
-    int code = err.code ? -1 : run_pass(self, ids, watch, pass, sampler);
+    int code = err.code ? -1 : run_pass(self, ids, watch, pass, sampler, NULL);
     given->in_use = false;
     PyMem_Free(pass.logits);
     return code ? NULL : PyLong_FromLong(token);
@@ -146,13 +133,9 @@ static PyObject *session_advance(SessionObject *self, PyObject *args, PyObject *
 static PyObject *session_surprisal(SessionObject *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = { "ids", "watch", NULL };
-    PyObject *ids, *watch = Py_None;
-    lazy_pass pass = { 0 };
+    PyObject *ids, *watch = Py_None, *surprisal = NULL;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O", names, &ids, &watch)) return NULL;
-    if (parse_pass(self, ids, watch, &pass)) return NULL;
-    PyObject *surprisal = array_new_float(pass.n, &pass.surprisal);
-    if (!surprisal) PyMem_Free((void *)pass.ids);
-    else if (run_parsed(self, &pass, watch, NULL)) Py_CLEAR(surprisal);
+    if (run_pass(self, ids, watch, (lazy_pass){ 0 }, NULL, &surprisal)) Py_CLEAR(surprisal);
     return surprisal;
 }
 
@@ -161,7 +144,7 @@ static PyObject *session_read(SessionObject *self, PyObject *args, PyObject *kwa
     static char *names[] = { "ids", "watch", NULL };
     PyObject *ids, *watch = Py_None;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O", names, &ids, &watch)) return NULL;
-    return run_pass(self, ids, watch, (lazy_pass){ .reads = true }, NULL) ? NULL : Py_NewRef(Py_None);
+    return run_pass(self, ids, watch, (lazy_pass){ .reads = true }, NULL, NULL) ? NULL : Py_NewRef(Py_None);
 }
 
 static PyObject *session_leave_out(SessionObject *self, PyObject *argument)
@@ -189,12 +172,10 @@ static PyObject *session_reschedule(SessionObject *self, PyObject *dict)
 {
     lazy_pruning pruning;
     lazy_error err = { 0 };
-    PyObject *policy;
-    if (!session_at_rest(self) || pruning_parse(dict, &pruning, &policy)) return NULL;
-    if (policy) lazy_invalid(&err, "a session cannot take another policy");
+    if (!session_at_rest(self) || pruning_parse(dict, &pruning)) return NULL;
+    if (pruning.policy.context) lazy_invalid(&err, "a session cannot take another policy");
     else lazy_session_reschedule(self->session, &pruning, &err);
     pruning_release(&pruning);
-    Py_XDECREF(policy);
     return core_none(self, &err);
 }
 
@@ -217,9 +198,7 @@ static PyObject *session_fork(SessionObject *self, PyObject *none)
     fork->policy = Py_XNewRef(self->policy);
     fork->drawn = self->drawn;
     WITHOUT_GIL(self, lazy_session_fork(&fork->session, self->session, fork, &err));
-    if (!err.code) return (PyObject *)fork;
-    Py_DECREF(fork);
-    return core_raise(core_state_of(self), &err);
+    return core_result(self, (PyObject *)fork, &err);
 }
 
 static PyObject *session_bytes_for(SessionObject *self, PyObject *argument)
@@ -264,11 +243,8 @@ static PyObject *session_logits(SessionObject *self, void *closure)
     float *data;
     lazy_error err = { 0 };
     PyObject *logits = array_new_float(vocab_of(self), &data);
-    if (logits && lazy_session_logits(self->session, data, &err)) {
-        core_raise(core_state_of(self), &err);
-        Py_CLEAR(logits);
-    }
-    return logits;
+    if (logits) lazy_session_logits(self->session, data, &err);
+    return core_result(self, logits, &err);
 }
 
 static int session_set_drawn(SessionObject *self, PyObject *value, void *closure)
@@ -318,53 +294,59 @@ static PyObject *session_last_trace(SessionObject *self, void *closure)
     return list;
 }
 
+#define MEMBER(name, setter_, doc) { #name, (getter)session_##name, (setter)setter_, doc, NULL }
 static PyGetSetDef session_members[] = {
-    { "length", (getter)session_length, NULL, "tokens in the context", NULL },
-    { "n_prompt", (getter)session_n_prompt, NULL, "prompt tokens in the context", NULL },
-    { "logits", (getter)session_logits, NULL, "of the last pass", NULL },
-    { "ids", (getter)session_ids, NULL, "the token at each position", NULL },
-    { "drawn", (getter)session_drawn, (setter)session_set_drawn,
-      "the token drawn after the last pass and not run yet, or None", NULL },
-    { "depths", (getter)session_depths, NULL, "layers that computed K,V of each token", NULL },
-    { "gone", (getter)session_gone, NULL, "1 for tokens that are never in play again", NULL },
-    { "kinds", (getter)session_kinds, NULL, "0 prompt, 1 generated, 2 prompt read, with no pass since", NULL },
-    { "computed", (getter)session_computed, NULL, "share of (prompt token, layer) pairs computed", NULL },
-    { "reached_top", (getter)session_reached_top, NULL, "share of prompt tokens computed in the last layer", NULL },
-    { "last_pass", (getter)session_last_pass, NULL, "(layers, 3): in play, computed, revived", NULL },
-    { "fork_bytes", (getter)session_fork_bytes, NULL, "bytes that a fork takes beyond what it shares", NULL },
-    { "policy_seconds", (getter)session_policy_seconds, NULL, "spent in the policy by the last pass", NULL },
-    { "trace", (getter)session_trace, (setter)session_set_trace, "whether to keep the sets of each pass", NULL },
-    { "last_trace", (getter)session_last_trace, NULL, "the sets of the last pass, a dict for each run of layers",
-      NULL },
+    MEMBER(length, NULL, "tokens in the context"),
+    MEMBER(n_prompt, NULL, "prompt tokens in the context"),
+    MEMBER(logits, NULL, "of the last pass"),
+    MEMBER(ids, NULL, "the token at each position"),
+    MEMBER(drawn, session_set_drawn, "the token drawn after the last pass and not run yet, or None"),
+    MEMBER(depths, NULL, "layers that computed K,V of each token"),
+    MEMBER(gone, NULL, "1 for tokens that are never in play again"),
+    MEMBER(kinds, NULL, "0 prompt, 1 generated, 2 prompt read, with no pass since"),
+    MEMBER(computed, NULL, "share of (prompt token, layer) pairs computed"),
+    MEMBER(reached_top, NULL, "share of prompt tokens computed in the last layer"),
+    MEMBER(last_pass, NULL, "(layers, 3): in play, computed, revived"),
+    MEMBER(fork_bytes, NULL, "bytes that a fork takes beyond what it shares"),
+    MEMBER(policy_seconds, NULL, "spent in the policy by the last pass"),
+    MEMBER(trace, session_set_trace, "whether to keep the sets of each pass"),
+    MEMBER(last_trace, NULL, "the sets of the last pass, a dict for each run of layers"),
     { 0 },
 };
 
+#define METHOD(name, function, flags, doc) { #name, (PyCFunction)(void (*)(void))function, flags, doc }
+enum { METH_CALL = METH_VARARGS | METH_KEYWORDS };
 static PyMethodDef session_methods[] = {
-    { "forward", (PyCFunction)(void (*)(void))session_forward, METH_VARARGS | METH_KEYWORDS,
-      "forward(ids, generated=False, watch=None) -> logits of the last token" },
-    { "advance", (PyCFunction)(void (*)(void))session_advance, METH_VARARGS | METH_KEYWORDS,
-      "advance(ids, sampler, generated=False, watch=None) -> the next token id" },
-    { "surprisal", (PyCFunction)(void (*)(void))session_surprisal, METH_VARARGS | METH_KEYWORDS,
-      "surprisal(ids, watch=None) -> -ln p of each new token" },
-    { "read", (PyCFunction)(void (*)(void))session_read, METH_VARARGS | METH_KEYWORDS,
-      "read(ids, watch=None): runs the beginning of a prompt up to the first stage" },
-    { "leave_out", (PyCFunction)session_leave_out, METH_O,
-      "leave_out(positions): leaves tokens of the next prompt out in advance" },
-    { "reschedule", (PyCFunction)session_reschedule, METH_O,
-      "reschedule(pruning): another setting, with stages after the same layers" },
-    { "truncate", (PyCFunction)session_truncate, METH_O, "truncate(length): back to the first tokens" },
-    { "fork", (PyCFunction)session_fork, METH_NOARGS, "fork() -> a second session in the same state" },
-    { "state_length", (PyCFunction)state_length, METH_VARARGS,
-      "state_length(part, layer) -> n; 0 where the part has no token" },
-    { "state", (PyCFunction)state_get, METH_VARARGS, "state(part, layer) -> a part of the state as an array, or None" },
-    { "set_state", (PyCFunction)state_set, METH_VARARGS, "set_state(part, layer, array), after set_tokens" },
-    { "set_tokens", (PyCFunction)state_set_tokens, METH_VARARGS,
-      "set_tokens(ids, kinds, depths, gone) of an empty session" },
-    { "bytes_for", (PyCFunction)session_bytes_for, METH_O,
-      "bytes_for(n_tokens) -> bytes of all buffers with room for n_tokens" },
-    { "view", (PyCFunction)policy_view, METH_VARARGS,
-      "view(part, first, n) -> entries of a part of what the policy under way may see" },
-    { "reserve", (PyCFunction)session_reserve, METH_O, "reserve(n_tokens): room for that many tokens in all" },
+    METHOD(forward, session_forward, METH_CALL,
+           "forward(ids, generated=False, watch=None) -> logits of the last token"),
+    METHOD(advance, session_advance, METH_CALL,
+           "advance(ids, sampler, generated=False, watch=None) -> the next token id"),
+    METHOD(surprisal, session_surprisal, METH_CALL, "surprisal(ids, watch=None) -> -ln p of each new token"),
+    METHOD(read, session_read, METH_CALL,
+           "read(ids, watch=None): runs the beginning of a prompt up to the first stage"),
+    METHOD(leave_out, session_leave_out, METH_O,
+           "leave_out(positions): leaves tokens of the next prompt out in advance"),
+    METHOD(reschedule, session_reschedule, METH_O,
+           "reschedule(pruning): another setting, with stages after the same layers"),
+    METHOD(truncate, session_truncate, METH_O, "truncate(length): back to the first tokens"),
+    METHOD(fork, session_fork, METH_NOARGS, "fork() -> a second session in the same state"),
+    METHOD(state_length, state_length, METH_VARARGS, "state_length(part, layer) -> n; 0 where the part has no token"),
+    METHOD(state, state_get, METH_VARARGS, "state(part, layer) -> a part of the state as an array, or None"),
+    METHOD(set_state, state_set, METH_VARARGS, "set_state(part, layer, array), after set_tokens"),
+    METHOD(set_tokens, state_set_tokens, METH_VARARGS, "set_tokens(ids, kinds, depths, gone) of an empty session"),
+    METHOD(bytes_for, session_bytes_for, METH_O, "bytes_for(n_tokens) -> bytes of all buffers with room for n_tokens"),
+    METHOD(view, policy_view, METH_VARARGS,
+           "view(part, first, n) -> entries of a part of what the policy under way may see"),
+    METHOD(reserve, session_reserve, METH_O, "reserve(n_tokens): room for that many tokens in all"),
+    { 0 },
+};
+
+static PyType_Slot session_slots[] = {
+    { Py_tp_doc, "One context of a model; made by Model.session" },
+    { Py_tp_dealloc, session_dealloc },
+    { Py_tp_traverse, session_traverse },
+    { Py_tp_getset, session_members },
+    { Py_tp_methods, session_methods },
     { 0 },
 };
 
@@ -372,13 +354,5 @@ PyType_Spec session_spec = {
     .name = "lazyllm._core.Session",
     .basicsize = sizeof(SessionObject),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_HAVE_GC,
-    .slots =
-        (PyType_Slot[]){
-            { Py_tp_doc, "One context of a model; made by Model.session" },
-            { Py_tp_dealloc, session_dealloc },
-            { Py_tp_traverse, session_traverse },
-            { Py_tp_getset, session_members },
-            { Py_tp_methods, session_methods },
-            { 0 },
-        },
+    .slots = session_slots,
 };

@@ -1,44 +1,55 @@
 /* state.c — the parts of a session's state as arrays, to be saved and restored. */
 #include "core.h"
 
-#include "../format.h"
+#include "../backend.h"
 
-static const char *const PARTS[] = {
-    [LAZY_STATE_KEYS] = "keys",     [LAZY_STATE_VALUES] = "values",
-    [LAZY_STATE_AUX] = "aux",       [LAZY_STATE_REMEMBERED] = "remembered",
-    [LAZY_STATE_LOGITS] = "logits",
-};
-/* The part of that name of a session that is at rest; -1 with an exception. */
-static int find_part(const SessionObject *self, const char *name)
+enum { N_PARTS = LAZY_STATE_LOGITS + 1 };
+
+/* The index of a part of n tokens of a session that is at rest, and its array; -1 with an exception. */
+static int find_part(const SessionObject *self, const char *name, Py_ssize_t n, array_part *array)
 {
-    int part = string_find_part(PARTS, sizeof PARTS / sizeof *PARTS, name);
+    const lazy_config *c = lazy_model_config(self->model->model);
+    const lazy_dtype kv = lazy_model_kv(self->model->model), activations = lazy_model_activations(self->model->model);
+    const array_part parts[N_PARTS] = {
+        [LAZY_STATE_KEYS] = { "keys", kv, 3, { c->n_kv_heads, n, c->head_dim } },
+        [LAZY_STATE_VALUES] = { "values", kv, 3, { c->n_kv_heads, n, c->head_dim } },
+        [LAZY_STATE_AUX] = { "aux", activations, 2, { n, c->hidden } },
+        [LAZY_STATE_REMEMBERED] = { "remembered", ARRAY_FLOAT, 1, { n } },
+        [LAZY_STATE_LOGITS] = { "logits", ARRAY_FLOAT, 1, { n } },
+    };
+    int part = array_find_part(parts, N_PARTS, name);
+    if (part >= 0) *array = parts[part];
     return part < 0 || session_at_rest(self) ? part : -1;
+}
+
+/* Finds a part, and the number of tokens that it has. */
+static int parse_part(const SessionObject *self, PyObject *args, int *layer, int *n, array_part *array)
+{
+    const char *name;
+    int part;
+    if (!PyArg_ParseTuple(args, "si", &name, layer) || (part = find_part(self, name, 0, array)) < 0) return -1;
+    *n = lazy_session_state_length(self->session, (lazy_state_part)part, *layer);
+    return find_part(self, name, *n, array);
 }
 
 PyObject *state_length(SessionObject *self, PyObject *args)
 {
-    const char *name;
-    int layer, part;
-    if (!PyArg_ParseTuple(args, "si", &name, &layer) || (part = find_part(self, name)) < 0) return NULL;
-    int n = lazy_session_state_length(self->session, (lazy_state_part)part, layer);
-    return PyLong_FromLong(n < 0 ? 0 : n);
+    int layer, n;
+    array_part array;
+    return parse_part(self, args, &layer, &n, &array) < 0 ? NULL : PyLong_FromLong(n < 0 ? 0 : n);
 }
 
 PyObject *state_get(SessionObject *self, PyObject *args)
 {
-    const char *name;
-    int layer, part;
-    if (!PyArg_ParseTuple(args, "si", &name, &layer) || (part = find_part(self, name)) < 0) return NULL;
-    int n = lazy_session_state_length(self->session, (lazy_state_part)part, layer);
-    if (n <= 0) Py_RETURN_NONE;
+    int layer, n, part;
+    array_part array;
     void *data;
     lazy_error err = { 0 };
-    PyObject *array = array_new_state(self->model->model, (lazy_state_part)part, n, &data);
-    if (!array) return NULL;
-    WITHOUT_GIL(self, lazy_session_get_state(self->session, (lazy_state_part)part, layer, data, &err));
-    if (!err.code) return array;
-    Py_DECREF(array);
-    return core_raise(core_state_of(self), &err);
+    if ((part = parse_part(self, args, &layer, &n, &array)) < 0) return NULL;
+    if (n <= 0) Py_RETURN_NONE;
+    PyObject *result = array_new(&array, &data);
+    if (result) WITHOUT_GIL(self, lazy_session_get_state(self->session, (lazy_state_part)part, layer, data, &err));
+    return core_result(self, result, &err);
 }
 
 PyObject *state_set(SessionObject *self, PyObject *args)
@@ -46,25 +57,20 @@ PyObject *state_set(SessionObject *self, PyObject *args)
     const char *name;
     int layer, part;
     Py_buffer rows;
-    if (!PyArg_ParseTuple(args, "siy*", &name, &layer, &rows)) return NULL;
-    const lazy_config *c = lazy_model_config(self->model->model);
-    const lazy_dtype kv = lazy_model_kv(self->model->model), activations = lazy_model_activations(self->model->model);
+    array_part array;
     lazy_error err = { 0 };
     PyObject *result = NULL;
-    if ((part = find_part(self, name)) < 0) goto end;
-    size_t bytes = part == LAZY_STATE_KEYS || part == LAZY_STATE_VALUES
-                       ? lazy_row_bytes(kv, c->n_kv_heads * c->head_dim)
-                   : part == LAZY_STATE_AUX ? lazy_row_bytes(activations, c->hidden)
-                                            : sizeof(float);
-    Py_ssize_t row = (Py_ssize_t)bytes;
-    if (rows.len % row) {
-        PyErr_Format(PyExc_ValueError, "%zd bytes of %s; each token has %zd", rows.len, name, row);
-        goto end;
+    if (!PyArg_ParseTuple(args, "siy*", &name, &layer, &rows)) return NULL;
+    if ((part = find_part(self, name, 1, &array)) >= 0) {
+        Py_ssize_t row = (Py_ssize_t)lazy_float_bytes((lazy_dtype)array.type);
+        for (int i = 0; i < array.rank; i++) row *= array.shape[i];
+        if (rows.len % row) PyErr_Format(PyExc_ValueError, "%zd bytes of %s; each token has %zd", rows.len, name, row);
+        else {
+            WITHOUT_GIL(self, lazy_session_set_state(self->session, (lazy_state_part)part, layer, (int)(rows.len / row),
+                                                     rows.buf, &err));
+            result = core_none(self, &err);
+        }
     }
-    WITHOUT_GIL(self, lazy_session_set_state(self->session, (lazy_state_part)part, layer, (int)(rows.len / row),
-                                             rows.buf, &err));
-    result = core_none(self, &err);
-end:
     PyBuffer_Release(&rows);
     return result;
 }

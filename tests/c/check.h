@@ -1,6 +1,5 @@
 /* check.h — counts what holds and what does not, and prints what does not. */
-#ifndef CHECK_H
-#define CHECK_H
+#pragma once
 
 #include <stdarg.h>
 #include <stdbool.h>
@@ -29,5 +28,3 @@ static inline int checked(void)
     printf("%d passed, %d failed\n", passed, failed);
     return failed != 0;
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* ops.h — data, guarded memory and the two sides of every test of ops: a kernel's and the plain reference's. */
-#ifndef OPS_H
-#define OPS_H
+#pragma once
 
 #include <float.h>
 #include <math.h>
@@ -37,6 +36,9 @@ void *guarded(size_t n);
 
 /* Frees the memory of the test under way. True if all guards are whole. */
 bool all_freed(void);
+
+/* The last check of a test, and that it has written nothing outside its outputs. */
+#define CHECK_FREED(good, ...) (check(good, __VA_ARGS__), check(all_freed(), "written outside: " __VA_ARGS__))
 
 /* Largest difference as a share of the largest value; NaN anywhere gives infinity. */
 double error_of(const float *got, const float *want, size_t n);
@@ -87,5 +89,3 @@ void test_kept_rows(const char *variant); /* K and V of 16 bits, written and rea
 void test_kept_attention(const char *variant);
 void test_selection(void);
 void test_narrowing(lazy_dtype dtype);
-
-#endif

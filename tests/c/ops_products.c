@@ -73,10 +73,10 @@ static lazy_matrix weights_as_operands(const lazy_matrix *w, bool fixed)
         float *values = room((size_t)part->rows * (size_t)w->cols * sizeof *values);
         for (int r = 0; r < part->rows; r++) {
             memset(wide, 0, (size_t)padded * sizeof *wide);
-            reference_widen(wide, (const char *)part->data + (size_t)r * bytes, part->dtype, w->cols);
+            lazy_widen(wide, (const char *)part->data + (size_t)r * bytes, part->dtype, w->cols);
             if (to == LAZY_BF16) lazy_narrow(rounded, wide, to, padded);
             else lazy_quantize(rounded, wide, to, padded);
-            reference_widen(wide, rounded, to, padded);
+            lazy_widen(wide, rounded, to, padded);
             memcpy(values + (size_t)r * (size_t)w->cols, wide, (size_t)w->cols * sizeof *values);
         }
         part->data = values;
@@ -102,10 +102,9 @@ static void test_matmul(sides s, int n, int parts, int rows, int cols, lazy_dtyp
     float *x_taken = as_operands(x, n, cols);
     RUN(s.plain, matmul, want, x_taken, n, &taken, accumulate, NULL);
     double error = error_of(got, want, size);
-    check(error < (computing == LAZY_COMPUTE_BF16 && fixed ? FIXED : TOLERANCE),
-          "%s matmul n %d, %d parts, rows %d, cols %d, dtype %d%s%s%s: error %.2g", s.fast.name, n, parts, w.rows, cols,
-          dtype, mixed ? ", mixed" : "", biased ? ", bias" : "", accumulate ? ", accumulated" : "", error);
-    check(all_freed(), "%s matmul n %d, rows %d, cols %d: wrote outside its output", s.fast.name, n, w.rows, cols);
+    CHECK_FREED(error < (computing == LAZY_COMPUTE_BF16 && fixed ? FIXED : TOLERANCE),
+                "%s matmul n %d, %d parts, rows %d, cols %d, dtype %d%s%s%s: error %.2g", s.fast.name, n, parts, w.rows,
+                cols, dtype, mixed ? ", mixed" : "", biased ? ", bias" : "", accumulate ? ", accumulated" : "", error);
 }
 
 /* Columns of one block, of several, and so many that they are packed in several stretches. */
@@ -134,7 +133,7 @@ static void test_rounded_weights(side fast, int n)
     for (int dtype = LAZY_F32; dtype <= LAZY_BF16; dtype++) {
         lazy_matrix w = random_matrix(1, 75, cols, (lazy_dtype)dtype, false, false), blocks = w;
         float *x = random_floats((size_t)(n * cols)), *wide = room((size_t)(75 * cols) * sizeof *wide);
-        reference_widen(wide, w.part[0].data, (lazy_dtype)dtype, 75 * cols);
+        lazy_widen(wide, w.part[0].data, (lazy_dtype)dtype, 75 * cols);
         for (int i = 0; i < 32; i++) wide[i] *= 0x1p-30f; /* the scale of this group is below those of f16 */
         for (int i = 32; i < 75 * cols; i += 5)
             wide[i] *= 127 * 0x1p-8f * (float)random_int(-128, 128); /* ties, and small ones */
@@ -148,9 +147,8 @@ static void test_rounded_weights(side fast, int n)
         float *got = guarded(size), *want = guarded(size);
         RUN(fast, matmul, got, x, n, &floats, false, NULL);
         RUN(fast, matmul, want, x, n, &blocks, false, NULL);
-        check(memcmp(got, want, size * sizeof *got) == 0,
-              "%s matmul n %d, cols %d: other products than those of blocks of 8 bits", fast.name, n, cols);
-        check(all_freed(), "%s matmul n %d, cols %d: wrote outside its output", fast.name, n, cols);
+        CHECK_FREED(memcmp(got, want, size * sizeof *got) == 0,
+                    "%s matmul n %d, cols %d: other products than those of blocks of 8 bits", fast.name, n, cols);
     }
 }
 
@@ -165,9 +163,8 @@ static void test_spoilt_products(side fast, int n, lazy_dtype dtype, float bad)
     if (column < ROWS) ((float *)w.part[0].data)[column * COLS + random_int(0, COLS - 1)] = bad;
     RUN(fast, matmul, y, x, n, &w, false, NULL);
     for (int i = 0; i < n * ROWS; i++) n_wrong += isfinite(y[i]) == (i / ROWS == row || i % ROWS == column);
-    check(n_wrong == 0, "%s matmul n %d, dtype %d: %g is lost or spreads to %d products", fast.name, n, dtype, bad,
-          n_wrong);
-    check(all_freed(), "%s matmul n %d, dtype %d: wrote outside its output", fast.name, n, dtype);
+    CHECK_FREED(n_wrong == 0, "%s matmul n %d, dtype %d: %g is lost or spreads to %d products", fast.name, n, dtype,
+                bad, n_wrong);
 }
 
 /* y = x . w of a table's dots, by itself. */
@@ -195,7 +192,7 @@ static void test_quantized_dots(const char *variant)
             lazy_matrix taken = weights_as_operands(&w, false);
             float *x = random_floats((size_t)(n * cols)), *wide = room((size_t)(ROWS * cols) * sizeof *wide),
                   want[MOST * ROWS];
-            reference_widen(wide, taken.part[0].data, taken.part[0].dtype, ROWS * cols);
+            lazy_widen(wide, taken.part[0].data, taken.part[0].dtype, ROWS * cols);
             for (int i = 0; i < n * ROWS; i++) {
                 double sum = 0;
                 for (int k = 0; k < cols; k++) sum += (double)x[i / ROWS * cols + k] * wide[i % ROWS * cols + k];
@@ -203,10 +200,8 @@ static void test_quantized_dots(const char *variant)
             }
             float *y = dots_of(products, x, n, w.part[0].data, (lazy_dtype)dtype, ROWS, cols);
             double error = error_of(y, want, (size_t)(n * ROWS));
-            check(error < TOLERANCE, "%s dots n %d, %s, cols %d: error %.2g", products->name, n,
-                  lazy_formats[dtype].name, cols, error);
-            check(all_freed(), "%s dots n %d, cols %d: wrote outside operands, room or output", products->name, n,
-                  cols);
+            CHECK_FREED(error < TOLERANCE, "%s dots n %d, %s, cols %d: error %.2g", products->name, n,
+                        lazy_formats[dtype].name, cols, error);
         }
 }
 
@@ -227,7 +222,7 @@ static void test_fixed_products(const char *variant)
             for (int k = 0; k < 5; k++) sizes[k] = ldexpf(1.0f, random_int(-149, 100));
             for (int k = 0; k < n * cols; k++)
                 x[k] *= k % 7 ? sizes[k / 32 % 5] : k / 32 % 4 ? 0.001f * sizes[k / 32 % 5] : 0.0f;
-            reference_widen(wide, w.part[0].data, (lazy_dtype)dtype, ROWS * cols);
+            lazy_widen(wide, w.part[0].data, (lazy_dtype)dtype, ROWS * cols);
             float *y = dots_of(products, x, n, w.part[0].data, (lazy_dtype)dtype, ROWS, cols);
             for (int j = 0; j < n * ROWS; j++) {
                 const float *row = x + j / ROWS * cols, *weights = wide + j % ROWS * cols;
@@ -283,8 +278,7 @@ static void test_gated(sides s, int n, int cols)
     float *x_taken = as_operands(x, n, cols);
     RUN(s.plain, gated, want, x_taken, n, &taken, NULL);
     double error = error_of(got, want, size);
-    check(error < TOLERANCE, "%s gated n %d, cols %d: error %.2g", s.fast.name, n, cols, error);
-    check(all_freed(), "%s gated n %d: wrote outside its output", s.fast.name, n);
+    CHECK_FREED(error < TOLERANCE, "%s gated n %d, cols %d: error %.2g", s.fast.name, n, cols, error);
 }
 
 static void test_gated_products(const char *variant, const lazy_config *config)
@@ -382,9 +376,8 @@ static void test_mix_experts(sides s, int n, int d, lazy_dtype dtype, bool mixed
           "%s mix_experts n %d, d %d, dtype %d: error %.2g", s.fast.name, n, d, dtype, error);
     memcpy(others, x, (size_t)(n / 2) * (size_t)d * sizeof *x); /* the rows behind choose other experts */
     RUN(s.fast, mix_experts, again, others, n, &w.experts, accumulate, NULL);
-    check(memcmp(got, again, (size_t)(n / 2) * (size_t)d * sizeof *got) == 0,
-          "%s mix_experts n %d, d %d, dtype %d: rows depend on those beside them", s.fast.name, n, d, dtype);
-    check(all_freed(), "%s mix_experts n %d, d %d: wrote outside its output", s.fast.name, n, d);
+    CHECK_FREED(memcmp(got, again, (size_t)(n / 2) * (size_t)d * sizeof *got) == 0,
+                "%s mix_experts n %d, d %d, dtype %d: rows depend on those beside them", s.fast.name, n, d, dtype);
 }
 
 static void test_spoilt_router(side fast, float bad)

@@ -50,9 +50,8 @@ static void test_select(side fast, int m)
     lazy_error err = { 0 };
     scores[random_int(0, m - 1)] = NAN;
     int code = RUN(fast, select, in_play, in_play, scores, m, flags, 0, &err);
-    check(code == LAZY_CHECKPOINT && strstr(err.message, "position"), "select with a NaN: code %d, \"%s\"", code,
-          err.message);
-    check(all_freed(), "select m %d: wrote outside its output", m);
+    CHECK_FREED(code == LAZY_CHECKPOINT && strstr(err.message, "position"), "select with a NaN: code %d, \"%s\"", code,
+                err.message);
 }
 
 /* Attention-like scores: some are equal, some are tiny beside their neighbours. */
@@ -78,8 +77,7 @@ static void test_smooth(sides s, int m, int width)
     RUN(s.fast, smooth, got, scores, m, width, NULL);
     bool spread = true;
     for (int j = 0; j < m; j++) spread = spread && isnan(got[j]) == (abs(j - bad) <= width / 2);
-    check(spread, "smooth m %d, width %d: a NaN is in the windows around it and nowhere else", m, width);
-    check(all_freed(), "smooth m %d: wrote outside its output", m);
+    CHECK_FREED(spread, "smooth m %d, width %d: a NaN is in the windows around it and nowhere else", m, width);
 }
 
 static void test_average(side fast, int m, int n)
@@ -92,8 +90,7 @@ static void test_average(side fast, int m, int n)
         for (int j = 0; j < m; j++) sum[j] += scores[j];
     }
     for (int j = 0; j < m; j++) want[j] = (float)(sum[j] / n);
-    check(error_of(mean, want, (size_t)m) < TOLERANCE, "average m %d of %d", m, n);
-    check(all_freed(), "average m %d: wrote outside its output", m);
+    CHECK_FREED(error_of(mean, want, (size_t)m) < TOLERANCE, "average m %d of %d", m, n);
 }
 
 /* Without Aux, what ends is gone and what goes on is whole. */
@@ -105,8 +102,7 @@ static void test_regroup_for_good(side fast, int length)
     RUN(fast, regroup, y, new_rows, n_new, x, rows, length, NULL, 1, &n_revived, NULL);
     bool own = n_revived == 0;
     for (int i = 0; i < n_new; i++) own = own && y[i] == x[new_rows[i]];
-    check(own, "regroup without Aux, %d to %d", length, n_new);
-    check(all_freed(), "regroup without Aux, %d to %d: wrote outside its output", length, n_new);
+    CHECK_FREED(own, "regroup without Aux, %d to %d", length, n_new);
 }
 
 /* Rows leave for Aux and come back: after any number of regroupings each row still holds its own token's values. */
@@ -138,8 +134,7 @@ static void test_regroup(side fast, int length, int d)
         y = swap;
     }
     check(own, "regroup length %d, d %d: a row holds another token's values", length, d);
-    check(n_revived == n_all, "regroup length %d, d %d: counted the revived ones wrongly", length, d);
-    check(all_freed(), "regroup length %d, d %d: wrote outside its outputs", length, d);
+    CHECK_FREED(n_revived == n_all, "regroup length %d, d %d: counted the revived ones wrongly", length, d);
 }
 
 void test_selection(void)

@@ -1,4 +1,4 @@
-/* reference.c — the values of weights and the compute ops by plain loops. */
+/* reference.c — the compute ops by plain loops. */
 #include "reference.h"
 
 #include <math.h>
@@ -8,125 +8,6 @@
 #include "../../csrc/cpu/cpu.h"
 #include "../../csrc/error.h"
 #include "../../csrc/format.h"
-
-/* ---- values of weights ------------------------------------------------------------------ */
-
-static void widen_q8_0(float *y, const lazy_q8_0 *block)
-{
-    float scale = lazy_widen_f16(block->scale);
-    for (int i = 0; i < 32; i++) y[i] = scale * (float)block->q[i];
-}
-
-static void widen_q4_0(float *y, const lazy_q4_0 *block)
-{
-    float scale = lazy_widen_f16(block->scale);
-    for (int i = 0; i < 16; i++) {
-        y[i] = scale * (float)((block->q[i] & 15) - 8);
-        y[16 + i] = scale * (float)((block->q[i] >> 4) - 8);
-    }
-}
-
-static void widen_q4_1(float *y, const lazy_q4_1 *block)
-{
-    float scale = lazy_widen_f16(block->scale), min = lazy_widen_f16(block->min);
-    for (int i = 0; i < 16; i++) {
-        y[i] = scale * (float)(block->q[i] & 15) + min;
-        y[16 + i] = scale * (float)(block->q[i] >> 4) + min;
-    }
-}
-
-/* Bit 4 of value i of a lazy_q5_0 or lazy_q5_1. */
-static int fifth_bit(const uint8_t fifth[4], int i) { return (fifth[i / 8] >> i % 8 & 1) << 4; }
-
-static void widen_q5_0(float *y, const lazy_q5_0 *block)
-{
-    float scale = lazy_widen_f16(block->scale);
-    for (int i = 0; i < 16; i++) {
-        y[i] = scale * (float)(((block->q[i] & 15) | fifth_bit(block->fifth, i)) - 16);
-        y[16 + i] = scale * (float)((block->q[i] >> 4 | fifth_bit(block->fifth, 16 + i)) - 16);
-    }
-}
-
-static void widen_q5_1(float *y, const lazy_q5_1 *block)
-{
-    float scale = lazy_widen_f16(block->scale), min = lazy_widen_f16(block->min);
-    for (int i = 0; i < 16; i++) {
-        y[i] = scale * (float)((block->q[i] & 15) | fifth_bit(block->fifth, i)) + min;
-        y[16 + i] = scale * (float)(block->q[i] >> 4 | fifth_bit(block->fifth, 16 + i)) + min;
-    }
-}
-
-/* The 6-bit integers of the 8 groups of a lazy_q4_k or lazy_q5_k: s in bytes 0 … 7, m in bytes 8 … 15. */
-static void unpack_scales(uint8_t unpacked[16], const uint8_t packed[12])
-{
-    uint32_t in[3], out[4];
-    memcpy(in, packed, sizeof in);
-    out[0] = in[0] & 0x3f3f3f3fu;
-    out[1] = (in[2] & 0x0f0f0f0fu) | (in[0] >> 2 & 0x30303030u);
-    out[2] = in[1] & 0x3f3f3f3fu;
-    out[3] = (in[2] >> 4 & 0x0f0f0f0fu) | (in[1] >> 2 & 0x30303030u);
-    memcpy(unpacked, out, sizeof out);
-}
-
-static void widen_q4_k(float *y, const lazy_q4_k *block)
-{
-    uint8_t unpacked[16];
-    unpack_scales(unpacked, block->packed);
-    for (int g = 0; g < 8; g++) {
-        float scale = lazy_widen_f16(block->scale) * unpacked[g], min = lazy_widen_f16(block->min) * unpacked[8 + g];
-        for (int i = 0; i < 32; i++)
-            y[32 * g + i] = scale * (float)(block->q[32 * (g / 2) + i] >> 4 * (g % 2) & 15) - min;
-    }
-}
-
-static void widen_q5_k(float *y, const lazy_q5_k *block)
-{
-    uint8_t unpacked[16];
-    unpack_scales(unpacked, block->packed);
-    for (int g = 0; g < 8; g++) {
-        float scale = lazy_widen_f16(block->scale) * unpacked[g], min = lazy_widen_f16(block->min) * unpacked[8 + g];
-        for (int i = 0; i < 32; i++) {
-            int q = (block->q[32 * (g / 2) + i] >> 4 * (g % 2) & 15) | (block->fifth[i] >> g & 1) << 4;
-            y[32 * g + i] = scale * (float)q - min;
-        }
-    }
-}
-
-static void widen_q6_k(float *y, const lazy_q6_k *block)
-{
-    for (int g = 0; g < 8; g++) {
-        int h = g / 4, j = g % 4;
-        for (int i = 0; i < 32; i++) {
-            float scale = lazy_widen_f16(block->scale) * block->scales[2 * g + i / 16];
-            int low = block->low[64 * h + 32 * (j % 2) + i] >> 4 * (j / 2) & 15,
-                high = block->high[32 * h + i] >> 2 * j & 3;
-            y[32 * g + i] = scale * (float)((low | high << 4) - 32);
-        }
-    }
-}
-
-void reference_widen(float *y, const void *blocks, lazy_dtype dtype, int n)
-{
-    const uint16_t *halves = blocks;
-    const char *block = blocks;
-    for (int i = 0; i < n; i += lazy_formats[dtype].values, block += lazy_formats[dtype].bytes) {
-        switch (dtype) {
-        case LAZY_F32: y[i] = ((const float *)blocks)[i]; break;
-        case LAZY_F16: y[i] = lazy_widen_f16(halves[i]); break;
-        case LAZY_BF16: y[i] = lazy_widen_bf16(halves[i]); break;
-        case LAZY_Q8_0: widen_q8_0(y + i, (const lazy_q8_0 *)block); break;
-        case LAZY_Q4_0: widen_q4_0(y + i, (const lazy_q4_0 *)block); break;
-        case LAZY_Q4_1: widen_q4_1(y + i, (const lazy_q4_1 *)block); break;
-        case LAZY_Q5_0: widen_q5_0(y + i, (const lazy_q5_0 *)block); break;
-        case LAZY_Q5_1: widen_q5_1(y + i, (const lazy_q5_1 *)block); break;
-        case LAZY_Q4_K: widen_q4_k(y + i, (const lazy_q4_k *)block); break;
-        case LAZY_Q5_K: widen_q5_k(y + i, (const lazy_q5_k *)block); break;
-        case LAZY_Q6_K: widen_q6_k(y + i, (const lazy_q6_k *)block); break;
-        }
-    }
-}
-
-/* ---- ops --------------------------------------------------------------------------------- */
 
 enum {
     ROWS_AT_ONCE = 32, /* of x: a weight is widened once for them */
@@ -144,7 +25,7 @@ static void dots(double *sums, const float *x, int n, const lazy_matrix *w, int 
     const char *from = (const char *)part->data + (size_t)out * lazy_row_bytes(part->dtype, w->cols);
     for (int first = 0; first < w->cols; first += BLOCK) {
         int here = min_int(BLOCK, w->cols - first);
-        reference_widen(weights, from + lazy_row_bytes(part->dtype, first), part->dtype, here);
+        lazy_widen(weights, from + lazy_row_bytes(part->dtype, first), part->dtype, here);
         for (int r = 0; r < n; r++) {
             const float *row = x + (int64_t)r * w->cols + first;
             double parts[SUMS] = { sums[r] };
@@ -161,7 +42,6 @@ static void dots(double *sums, const float *x, int n, const lazy_matrix *w, int 
 static int reference_matmul(lazy_stream *stream, void *y, const void *x, int n, const lazy_matrix *w, bool accumulate,
                             lazy_error *err)
 {
-    (void)stream, (void)err;
     double sums[ROWS_AT_ONCE];
     for (int first = 0; first < n; first += ROWS_AT_ONCE) {
         int here = min_int(ROWS_AT_ONCE, n - first);
@@ -188,7 +68,6 @@ static int reference_logits(lazy_stream *stream, float *y, const void *x, int n,
 static int reference_surprisal(lazy_stream *stream, float *surprisal, float *logits, int n, int vocab,
                                const int32_t *ids, lazy_error *err)
 {
-    (void)stream, (void)err;
     for (int r = 0; r < n; r++) {
         const float *row = logits + (int64_t)r * vocab;
         double max = -INFINITY, sum = 0;
@@ -204,7 +83,6 @@ static double gelu(double x) { return 0.5 * x * (1.0 + tanh(sqrt(2.0 / M_PI) * (
 static int reference_gated(lazy_stream *stream, void *y, const void *x, int n, const lazy_matrix *gate_up,
                            lazy_error *err)
 {
-    (void)err;
     int ffn = gate_up->rows / 2;
     double gates[ROWS_AT_ONCE], ups[ROWS_AT_ONCE];
     for (int first = 0; first < n; first += ROWS_AT_ONCE) {
@@ -261,35 +139,21 @@ static int reference_mix_experts(lazy_stream *stream, void *y, const void *x, in
     return LAZY_OK;
 }
 
-/* False if a value of x is NaN or Inf. */
-static bool norm(float *y, const float *x, int d, const float *weight, float eps, bool accumulate, bool layer_norm)
+static void norm(float *y, const float *x, int d, const float *weight, float eps, bool accumulate, bool layer_norm)
 {
     double mean = 0, sum = 0;
     for (int i = 0; i < d && layer_norm; i++) mean += (double)x[i] / d;
     for (int i = 0; i < d; i++) sum += (x[i] - mean) * (x[i] - mean);
     double factor = 1.0 / sqrt(sum / d + eps);
     for (int i = 0; i < d; i++) y[i] = (float)((accumulate ? y[i] : 0.0) + (x[i] - mean) * factor * weight[i]);
-    return isfinite(sum);
 }
 
 static int reference_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps,
                              bool accumulate, lazy_error *err)
 {
-    (void)err;
     for (int r = 0; r < n; r++)
         norm((float *)y + (int64_t)r * d, (const float *)x + (int64_t)r * d, d, weight, eps, accumulate,
              stream->config->layer_norm);
-    return LAZY_OK;
-}
-
-static int reference_checked_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight,
-                                     float eps, int layer, int32_t *first_bad, lazy_error *err)
-{
-    (void)err;
-    for (int r = 0; r < n; r++)
-        if (!norm((float *)y + (int64_t)r * d, (const float *)x + (int64_t)r * d, d, weight, eps, false,
-                  stream->config->layer_norm))
-            *first_bad = min_int(*first_bad, layer);
     return LAZY_OK;
 }
 
@@ -341,7 +205,7 @@ static void attend_row(lazy_stream *stream, float *p, const lazy_attending *a, i
     double max = -INFINITY, sum = 0;
     for (int j = seen.begin; j < seen.end; j++) {
         double dot = 0;
-        reference_widen(key, kv_row(stream, a->kv, a->kv.k, g, a->in_play[j]), stream->backend->kv, d);
+        lazy_widen(key, kv_row(stream, a->kv, a->kv.k, g, a->in_play[j]), stream->backend->kv, d);
         for (int i = 0; i < d; i++) dot += (double)q[head * d + i] * key[i];
         p[j] = (float)capped(dot / sqrt(c->query_scalar ? c->query_scalar : d), c->attention_cap);
         max = fmax(max, p[j]);
@@ -352,7 +216,6 @@ static void attend_row(lazy_stream *stream, float *p, const lazy_attending *a, i
 
 static int reference_attention(lazy_stream *stream, void *y, const lazy_attending *a, lazy_error *err)
 {
-    (void)err;
     const lazy_config *c = stream->config;
     lazy_cpu_stream *scratch = (lazy_cpu_stream *)stream;
     int d = c->head_dim;
@@ -367,7 +230,7 @@ static int reference_attention(lazy_stream *stream, void *y, const lazy_attendin
             attend_row(stream, p, a, r, h);
             memset(sums, 0, (size_t)d * sizeof *sums);
             for (int j = seen.begin; j < seen.end; j++) {
-                reference_widen(value, kv_row(stream, a->kv, a->kv.v, g, a->in_play[j]), stream->backend->kv, d);
+                lazy_widen(value, kv_row(stream, a->kv, a->kv.v, g, a->in_play[j]), stream->backend->kv, d);
                 for (int i = 0; i < d; i++) sums[i] += (double)p[j] * value[i];
             }
             for (int i = 0; i < d; i++) out[i] = (float)sums[i];
@@ -379,7 +242,6 @@ static int reference_attention(lazy_stream *stream, void *y, const lazy_attendin
 static int reference_scores(lazy_stream *stream, float *scores, const lazy_attending *a, int queries,
                             lazy_pooling pooling, int first_asking, lazy_error *err)
 {
-    (void)err;
     const lazy_config *c = stream->config;
     lazy_cpu_stream *scratch = (lazy_cpu_stream *)stream;
     int n = a->n, m = a->m, counted = 0;
@@ -407,7 +269,6 @@ static int reference_scores(lazy_stream *stream, float *scores, const lazy_atten
 
 static int reference_smooth(lazy_stream *stream, float *out, const float *scores, int m, int width, lazy_error *err)
 {
-    (void)stream, (void)err;
     for (int j = 0; j < m; j++) {
         int first = max_int(j - width / 2, 0), last = min_int(j + width / 2, m - 1);
         double sum = 0;
@@ -424,7 +285,6 @@ int reference_open(lazy_backend **out, lazy_dtype kv, lazy_error *err)
     if (code) return code;
     ops = *(*out)->ops;
     ops.rmsnorm = reference_rmsnorm;
-    ops.checked_rmsnorm = reference_checked_rmsnorm;
     ops.matmul = reference_matmul;
     ops.gated = reference_gated;
     ops.mix_experts = reference_mix_experts;

@@ -1,14 +1,8 @@
 /* reference.h — plain loops that the kernels are tested against. */
-#ifndef REFERENCE_H
-#define REFERENCE_H
+#pragma once
 
 #include "../../csrc/backend.h"
-
-/* Like lazy_widen. */
-void reference_widen(float *y, const void *blocks, lazy_dtype dtype, int n);
 
 /* Opens a CPU backend whose compute ops are plain loops on one thread with sums in double; its ops of memory, selection
  * and lists of positions are the core's, which are plain already. */
 int reference_open(lazy_backend **out, lazy_dtype kv, lazy_error *err);
-
-#endif

@@ -30,14 +30,19 @@ typedef struct place {
     lazy_pool_client *client;
 } place;
 
+static void must(int code, const lazy_error *err)
+{
+    if (!code) return;
+    printf("%s\n", err->message);
+    exit(1);
+}
+
 static place open_place(int threads)
 {
     place p;
     lazy_error err = { 0 };
-    if (lazy_pool_open(&p.pool, threads, &err) == LAZY_OK && lazy_pool_client_open(&p.client, p.pool, &err) == LAZY_OK)
-        return p;
-    printf("%s\n", err.message);
-    exit(1);
+    must(lazy_pool_open(&p.pool, threads, &err) || lazy_pool_client_open(&p.client, p.pool, &err), &err);
+    return p;
 }
 
 static void close_place(place p)
@@ -51,11 +56,7 @@ typedef struct counting {
     int done[TASKS];
 } counting;
 
-static void count_task(void *job, int task, int worker)
-{
-    (void)worker;
-    ((counting *)job)->done[task]++;
-}
+static void count_task(void *job, int task, int worker) { ((counting *)job)->done[task]++; }
 
 static void *run_jobs(void *argument)
 {
@@ -70,23 +71,17 @@ static void *run_jobs(void *argument)
 /* A poll that waits for another thread, which runs a job of its own. */
 static int run_beside(void *context, int layers_done, int n_layers)
 {
-    (void)layers_done, (void)n_layers;
     pthread_t other;
     pthread_create(&other, NULL, run_jobs, context);
     pthread_join(other, NULL);
     return 0;
 }
 
-static int stop_at_once(void *context, int layers_done, int n_layers)
-{
-    (void)context, (void)layers_done, (void)n_layers;
-    return 1;
-}
+static int stop_at_once(void *context, int layers_done, int n_layers) { return 1; }
 
 /* Takes 2 ms and counts itself in *job. */
 static void slow_task(void *job, int task, int worker)
 {
-    (void)task, (void)worker;
     struct timespec nap = { 0, 2 * 1000 * 1000 };
     nanosleep(&nap, NULL);
     __atomic_fetch_add((int *)job, 1, __ATOMIC_RELAXED);
@@ -99,7 +94,6 @@ typedef struct long_job {
 
 static void long_task(void *job, int task, int worker)
 {
-    (void)task, (void)worker;
     __atomic_fetch_add(&((long_job *)job)->started, 1, __ATOMIC_RELAXED);
     slow_task(&((long_job *)job)->done, task, worker);
 }
@@ -184,9 +178,8 @@ static lazy_shared *joined_parts(const lazy_shared *from, const lazy_stretch *pa
 {
     lazy_shared *shared;
     lazy_error err = { 0 };
-    if (lazy_cpu_shared_join(&shared, from, parts, n, &err) == LAZY_OK) return shared;
-    printf("%s\n", err.message);
-    exit(1);
+    must(lazy_cpu_shared_join(&shared, from, parts, n, &err), &err);
+    return shared;
 }
 
 static lazy_shared *joined(const lazy_shared *from)
@@ -198,36 +191,8 @@ static lazy_shared *opened_shared(void)
 {
     lazy_shared *shared;
     lazy_error err = { 0 };
-    if (lazy_cpu_shared_open(NULL, &shared, SHARED_BYTES, &err) == LAZY_OK) return shared;
-    printf("%s\n", err.message);
-    exit(1);
-}
-
-static void test_shared(void)
-{
-    lazy_shared *owner = opened_shared();
-    put(owner, "ab ");
-    check(owner->owner && lazy_cpu_shared_leave(owner, NULL) == LAZY_OK && owner->owner,
-          "shared memory: an owner that is alone stays");
-    lazy_shared *fork_a = joined(owner), *fork_b = joined(owner);
-    check(!fork_a->owner && holds_text(fork_a, "ab?") && holds_text(fork_b, "ab?"),
-          "shared memory: a fork has what the owner wrote");
-    put(fork_a, " x1");
-    put(owner, "  c");
-    check(holds_text(owner, "abc") && holds_text(fork_a, "ax1") && holds_text(fork_b, "ab?"),
-          "shared memory: forks write for themselves");
-    lazy_shared *later = joined(fork_a);
-    check(holds_text(later, "abc"), "shared memory: a fork of a fork has what the owner wrote");
-    check(lazy_cpu_shared_leave(owner, NULL) == LAZY_OK && !owner->owner && holds_text(owner, "abc"),
-          "shared memory: an owner leaves");
-    put(owner, "zzz");
-    check(holds_text(owner, "zzz") && holds_text(fork_b, "abc") && holds_text(later, "abc"),
-          "shared memory: one that left shows nowhere");
-    lazy_cpu_shared_close(owner);
-    lazy_cpu_shared_close(fork_b);
-    check(holds_text(later, "abc") && holds_text(fork_a, "ax1"), "shared memory: it ends with the last that uses it");
-    lazy_cpu_shared_close(fork_a);
-    lazy_cpu_shared_close(later);
+    must(lazy_cpu_shared_open(NULL, &shared, SHARED_BYTES, &err), &err);
+    return shared;
 }
 
 static void test_shared_in_parts(void)
@@ -246,38 +211,6 @@ static void test_shared_in_parts(void)
     lazy_cpu_shared_close(fork_b);
     lazy_cpu_shared_close(fork_a);
     lazy_cpu_shared_close(owner);
-}
-
-/* A child process, which has left what its parent owns. Returns what `good` gives in the child. */
-static bool in_child(bool (*good)(lazy_shared *), lazy_shared *shared)
-{
-    pid_t child = fork();
-    if (!child) _exit(good(shared) ? 0 : 1);
-    int status;
-    return waitpid(child, &status, 0) == child && status == 0;
-}
-
-static bool writes_for_itself(lazy_shared *shared)
-{
-    if (shared->owner) return false;
-    put(shared, "xyz");
-    return holds_text(shared, "xyz");
-}
-
-static void test_shared_in_child(void)
-{
-    lazy_shared *others[] = { opened_shared(), opened_shared(), opened_shared() }, *owner = others[1];
-    lazy_cpu_shared_close(others[2]);
-    for (int round = 0; round < 2; round++) {
-        put(owner, "abc");
-        check(in_child(writes_for_itself, owner), "shared memory: a child process writes for itself");
-        check(holds_text(owner, "abc"), "shared memory: a child process shows nowhere");
-    }
-    check(lazy_cpu_shared_leave(owner, NULL) == LAZY_OK && !owner->owner,
-          "shared memory: whoever shares it with a child is not alone");
-    lazy_cpu_shared_close(owner);
-    check(in_child(writes_for_itself, others[0]), "shared memory: a child process with one owner less");
-    lazy_cpu_shared_close(others[0]);
 }
 
 static void *share_and_close(void *argument)
@@ -367,7 +300,6 @@ static atomic_int n_pauses;
 /* Holds a thread where it is for a moment. Not for longer: fork() waits for malloc. */
 static void pause_here(int number)
 {
-    (void)number;
     int64_t end = now_ns() + 1000 * 1000;
     atomic_fetch_add(&n_pauses, 1);
     while (now_ns() < end) continue;
@@ -424,9 +356,7 @@ int main(void)
 {
     test_pool();
     test_short_jobs_beside_a_long_one();
-    test_shared();
     test_shared_in_parts();
-    test_shared_in_child();
     test_shared_by_threads();
     test_small_pages();
     test_forks_beside_a_thread();

@@ -173,7 +173,7 @@ static bytes random_weights(lazy_dtype type, size_t n)
 static floats weights_of(lazy_dtype type, const bytes &data, size_t n)
 {
     floats values(n);
-    reference_widen(values.data(), data.data(), type, (int)n);
+    lazy_widen(values.data(), data.data(), type, (int)n);
     return values;
 }
 

@@ -1,11 +1,9 @@
 /* checkpoint.h — the bytes of an input read one after the other, and a small model made of them. */
-#ifndef CHECKPOINT_H
-#define CHECKPOINT_H
+#pragma once
 
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "../../csrc/device.h"
 #include "../../csrc/model.h"
 #include "../../csrc/format.h"
 #include "../../csrc/memory.h"
@@ -165,5 +163,3 @@ static int bind_file(lazy_model *model, const table *t, const unsigned char *fil
     model->n_shards = 0; /* the rest of the core would ask the system about files that are mapped */
     return code;
 }
-
-#endif

@@ -16,8 +16,6 @@ static lazy_model *model;
 
 int LLVMFuzzerInitialize(int *argc, char ***argv)
 {
-    (void)argc;
-    (void)argv;
     lazy_error err = { 0 };
     input none = { 0 };
     table t = { 0 };
@@ -82,11 +80,7 @@ static int call_policy(void *context, const lazy_view *view, float *scores, int 
     return pattern % 11 == 1;
 }
 
-static int stop_after(void *context, int layers_done, int n_layers)
-{
-    (void)n_layers;
-    return layers_done >= *(int *)context;
-}
+static int stop_after(void *context, int layers_done, int n_layers) { return layers_done >= *(int *)context; }
 
 /* ---- sessions ---------------------------------------------------------------------------- */
 

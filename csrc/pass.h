@@ -1,0 +1,64 @@
+/* pass.h — one pass: its state between layers, and how a layer scores tokens. */
+#pragma once
+
+#include "session.h"
+
+/* A set of positions on the backend, ascending and without repeats. */
+typedef struct set {
+    const int32_t *positions; /* (n,) */
+    int n;
+} set;
+
+/* One pass, and its state between layers. */
+typedef struct pass {
+    lazy_session *session;
+    lazy_cache *cache;
+    lazy_stream *stream;
+    const lazy_ops *ops;
+    const lazy_config *config;
+    lazy_schedule schedule;
+    const lazy_pass *request;
+
+    int length;       /* tokens of the context, the new ones included */
+    int first_new;    /* position of the first new token */
+    int first_asking; /* of the first token whose row may score: the prompt's own, with what has been read of it */
+    bool is_prompt;   /* the new tokens are the user's */
+    int n_prunable, n_forced; /* of the whole context */
+    int prunable_in_play;
+    int n_newly_gone; /* tokens that this pass has dropped for good */
+    int n_free;       /* those that a policy keeps after this layer, of the free ones; -1: as the stage says */
+
+    set in_play;     /* A[l], the tokens in play; in one of cache->in_play, the other is free for A[l+1] */
+    set computed;    /* C[l], those that layer l computes: A[l] itself, its tail, or in one of cache->rows */
+    void *x;         /* (computed.n, d) their hidden states */
+    void *x_next;    /* (capacity, d) room for those of the next layer */
+    int trace_first; /* the layer since which the sets are what they are */
+} pass;
+
+/* activations: (…, width) */
+static inline void *row_of(const pass *p, void *activations, int row, int width)
+{
+    return (char *)activations + (size_t)row * (size_t)width * lazy_activation_bytes(p->session->model->backend);
+}
+
+/* The attention of the rows of layer l behind the first `skip`. */
+static inline lazy_attending attending_of(const pass *p, int l, int skip)
+{
+    const lazy_cache *cache = p->cache;
+    return (lazy_attending){ .qkv = row_of(p, cache->qkv, skip, lazy_qkv_width(p->config)),
+                             .rows = p->computed.positions + skip,
+                             .n = p->computed.n - skip,
+                             .kv = cache->kv[l],
+                             .in_play = p->in_play.positions,
+                             .m = p->in_play.n,
+                             .window = p->session->model->layers[l].window };
+}
+
+/* ---- scoring.c -------------------------------------------------------------------------- */
+
+/* True if a stage after layer l or a higher one is scored by layer l, and by others perhaps. */
+bool lazy_scores_layer(const pass *p, int l);
+
+/* Scores the tokens in play by layer l, if a stage needs that. *out: (in_play.n,) what the stage after layer l selects
+ * by; NULL where there is none or it keeps everything. */
+int lazy_score_stage(pass *p, int l, float **out, lazy_error *err);
