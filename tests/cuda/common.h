@@ -115,6 +115,19 @@ static inline floats random_values(lazy_dtype type, size_t n, float limit = 1)
     return type == LAZY_F32 ? values : widened(type, narrowed(type, values));
 }
 
+/* Largest absolute difference divided by the largest value of `want`, or by min_scale if that is greater; infinity if
+ * any value is NaN. */
+static inline double error_of(const floats &got, const floats &want, double min_scale = 1e-30)
+{
+    double worst = 0, largest = min_scale;
+    for (size_t i = 0; i < want.size(); i++) {
+        if (isnan(got[i]) || isnan(want[i])) return INFINITY;
+        worst = fmax(worst, fabs((double)got[i] - want[i]));
+        largest = fmax(largest, fabs(want[i]));
+    }
+    return worst / largest;
+}
+
 /* ---- memory of the device ---- */
 
 struct side {

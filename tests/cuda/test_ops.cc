@@ -145,19 +145,6 @@ struct rig {
     }
 };
 
-/* Largest absolute difference divided by the largest value of `want`, or by min_scale if that is greater; infinity if
- * any value is NaN. */
-static double error_of(const floats &got, const floats &want, double min_scale = 1e-30)
-{
-    double worst = 0, largest = min_scale;
-    for (size_t i = 0; i < want.size(); i++) {
-        if (isnan(got[i]) || isnan(want[i])) return INFINITY;
-        worst = fmax(worst, fabs((double)got[i] - want[i]));
-        largest = fmax(largest, fabs(want[i]));
-    }
-    return worst / largest;
-}
-
 static void compare(const floats &got, const floats &want, double tolerance, double min_scale = 1e-30)
 {
     double error = error_of(got, want, min_scale);
