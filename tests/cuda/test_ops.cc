@@ -13,8 +13,6 @@
 
 #include <deque>
 #include <memory>
-#include <thread>
-#include <tuple>
 
 #include "common.h"
 
@@ -271,58 +269,71 @@ static void test_streams(const rig &r)
 
 /* ---- products --------------------------------------------------------------------------- */
 
-/* A matrix of several parts for the device; the reference gets the values after conversion to the device's type, but
+/* n matrices for the device, of several parts; the reference gets the values after conversion to the device's type, but
  * those of quantized parts as they are. */
 class weights
 {
   public:
-    lazy_matrix gpu = {}, plain = {}, rounded = {}; /* rounded: all values are, to the device's type */
+    std::vector<lazy_matrix> gpu, plain, rounded; /* rounded: all values are, to the device's type */
+    int rows = 0;                                 /* of a matrix */
 
-    weights(const rig &r, int n_parts, int rows, int cols, bool mixed, bool biased)
-        : weights(r, r.stored, n_parts, rows, cols, mixed, biased)
+    weights(const rig &r, int n_parts, int part_rows, int cols, bool mixed, bool biased)
+        : weights(r, { r.stored }, n_parts, part_rows, cols, mixed, biased)
     {
     }
-    weights(const rig &r, lazy_dtype stored, int n_parts, int rows, int cols, bool mixed, bool biased) : s(r.gpu)
+    /* stored: the type of each matrix, or of its first part where `mixed` */
+    weights(const rig &r, const std::vector<lazy_dtype> &stored, int n_parts, int part_rows, int cols, bool mixed,
+            bool biased)
+        : s(r.gpu)
     {
-        gpu.cols = cols;
-        gpu.n_parts = n_parts;
-        for (int i = 0; i < n_parts; i++) {
-            lazy_dtype type = type_of(r, stored, i, cols, mixed);
-            int part_rows = rows + i;
-            size_t n = (size_t)part_rows * (size_t)cols;
-            parts[i] = random_weights(type, n);
-            floats part = weights_of(type, parts[i], n), narrow = widened(r.type, narrowed(r.type, part));
-            narrow_values.insert(narrow_values.end(), narrow.begin(), narrow.end());
-            if (lazy_is_quantized(type)) narrow = part;
-            values.insert(values.end(), narrow.begin(), narrow.end());
-            gpu.part[i] = { parts[i].data(), part_rows, type };
-            gpu.rows += part_rows;
-        }
-        plain = gpu;
-        plain.part[0] = { values.data(), gpu.rows, LAZY_F32 };
-        plain.n_parts = 1;
+        for (lazy_dtype type : stored) add(r, type, n_parts, part_rows, cols, mixed);
         if (biased) {
-            bias = std::make_unique<given<float>>(s, random_values(LAZY_F32, (size_t)gpu.rows));
-            gpu.bias = bias->on_device();
-            plain.bias = bias->plain.data();
+            bias = std::make_unique<given<float>>(s, random_values(LAZY_F32, (size_t)rows));
+            gpu[0].bias = bias->on_device();
+            plain[0].bias = rounded[0].bias = bias->plain.data();
         }
-        rounded = plain;
-        rounded.part[0].data = narrow_values.data();
-        did(s, "bind", s.ops->bind(s.backend, &gpu, 1, &s.err));
+        did(s, "bind", s.ops->bind(s.backend, gpu.data(), (int)stored.size(), &s.err));
     }
-    ~weights() { s.ops->unbind(s.backend, &gpu); }
+    ~weights() { s.ops->unbind(s.backend, gpu.data()); }
     weights(const weights &) = delete;
 
-    const lazy_matrix *on(const side &of, bool all_rounded = false) const
+    lazy_matrix *on(const side &of, bool all_rounded = false)
     {
-        return of.backend == s.backend ? &gpu : all_rounded ? &rounded : &plain;
+        return (of.backend == s.backend ? gpu : all_rounded ? rounded : plain).data();
     }
 
   private:
     side s;
-    bytes parts[LAZY_MAX_PARTS];
-    floats values, narrow_values;
+    std::deque<bytes> parts;
+    std::deque<floats> values;
     std::unique_ptr<given<float>> bias;
+
+    void add(const rig &r, lazy_dtype stored, int n_parts, int part_rows, int cols, bool mixed)
+    {
+        lazy_matrix matrix = {};
+        floats kept, narrow;
+        matrix.cols = cols;
+        matrix.n_parts = n_parts;
+        for (int i = 0; i < n_parts; i++) {
+            lazy_dtype type = type_of(r, stored, i, cols, mixed);
+            size_t n = (size_t)(part_rows + i) * (size_t)cols;
+            parts.push_back(random_weights(type, n));
+            floats wide = weights_of(type, parts.back(), n), rounded_part = widened(r.type, narrowed(r.type, wide));
+            const floats &used = lazy_is_quantized(type) ? wide : rounded_part;
+            kept.insert(kept.end(), used.begin(), used.end());
+            narrow.insert(narrow.end(), rounded_part.begin(), rounded_part.end());
+            matrix.part[i] = { parts.back().data(), part_rows + i, type };
+            matrix.rows += part_rows + i;
+        }
+        rows = matrix.rows;
+        gpu.push_back(matrix);
+        matrix.n_parts = 1;
+        for (auto [list, all] : { std::pair(&plain, &kept), std::pair(&rounded, &narrow) }) {
+            values.push_back(std::move(*all));
+            matrix.part[0] = { values.back().data(), rows, LAZY_F32 };
+            list->push_back(matrix);
+        }
+    }
 
     /* Where mixed, beside a first quantized part there are some of any type. */
     static lazy_dtype type_of(const rig &r, lazy_dtype stored, int part, int cols, bool mixed)
@@ -347,7 +358,7 @@ static void test_matmul(const rig &r, const product &p)
     now("%s matmul n %d, %d parts of %d, cols %d%s%s%s, %d skipped", r.name(), p.n, p.parts, p.rows, p.cols,
         p.mixed ? ", mixed" : "", p.biased ? ", bias" : "", p.accumulate ? ", accumulated" : "", p.skipped);
     weights w(r, p.parts, p.rows, p.cols, p.mixed, p.biased);
-    size_t cols = (size_t)p.cols, rows = (size_t)w.gpu.rows, skipped = (size_t)p.skipped, n = (size_t)p.n + skipped;
+    size_t cols = (size_t)p.cols, rows = (size_t)w.rows, skipped = (size_t)p.skipped, n = (size_t)p.n + skipped;
     floats before = p.accumulate ? r.values(n * rows) : unwritten(n * rows);
     std::fill_n(before.begin(), skipped * rows, 0.0f);
     given x = r.in(r.values(n * cols));
@@ -381,50 +392,32 @@ static void test_gated(rig &r, int n, int ffn, int cols, bool mixed, bool gelu)
     compare(y, r.precision(), TERM);
 }
 
-/* Weights of one layer's experts, as `weights` has those of one matrix. */
+/* Weights of one layer's experts. */
 class expert_weights
 {
   public:
-    expert_weights(const rig &r, int n, int d, int ffn) : s(r.gpu), router(r, r.type, 1, n, d, false, false)
+    expert_weights(const rig &r, int n, int d, int ffn)
+        : router(r, { r.type }, 1, n, d, false, false), gate_up(r, types(r, n), 1, 2 * ffn, d, false, false),
+          down(r, types(r, n), 1, d, ffn, false, false)
     {
-        for (int e = 0; e < n; e++) {
-            lazy_dtype type = r.stored != r.type && n % 2 && e == 1 ? LAZY_F16 : r.stored;
-            for (auto [parts, rows, cols] : { std::tuple(&gate_up, 2 * ffn, d), std::tuple(&down, d, ffn) }) {
-                size_t size = (size_t)rows * (size_t)cols;
-                stored.push_back(random_weights(type, size));
-                kept.push_back(weights_of(type, stored.back(), size));
-                lazy_matrix matrix = {};
-                matrix.n_parts = 1;
-                matrix.rows = rows;
-                matrix.cols = cols;
-                matrix.part[0] = { stored.back().data(), rows, type };
-                parts->gpu.push_back(matrix);
-                matrix.part[0] = { kept.back().data(), rows, LAZY_F32 };
-                parts->plain.push_back(matrix);
-            }
-        }
-        for (both *parts : { &gate_up, &down }) did(s, "bind", s.ops->bind(s.backend, parts->gpu.data(), n, &s.err));
-        gpu = { router.gpu, gate_up.gpu.data(), down.gpu.data() };
-        plain = { router.plain, gate_up.plain.data(), down.plain.data() };
     }
-    ~expert_weights()
+    /* *to = those of a side; returns `to`. */
+    const lazy_experts *on(const side &s, lazy_experts *to)
     {
-        for (both *parts : { &gate_up, &down }) s.ops->unbind(s.backend, parts->gpu.data());
+        *to = { *router.on(s), gate_up.on(s), down.on(s) };
+        return to;
     }
-    expert_weights(const expert_weights &) = delete;
-
-    const lazy_experts *on(const side &of) const { return of.backend == s.backend ? &gpu : &plain; }
 
   private:
-    struct both {
-        std::vector<lazy_matrix> gpu, plain;
-    };
-    side s;
-    weights router;
-    both gate_up, down;
-    lazy_experts gpu, plain;
-    std::deque<floats> kept;
-    std::deque<bytes> stored;
+    weights router, gate_up, down;
+
+    /* One of an odd number of quantized experts is not. */
+    static std::vector<lazy_dtype> types(const rig &r, int n)
+    {
+        std::vector<lazy_dtype> all((size_t)n, r.stored);
+        if (r.stored != r.type && n % 2) all[1] = LAZY_F16;
+        return all;
+    }
 };
 
 static void test_mix_experts(rig &r, int n, int n_experts, int k, int d, bool accumulate)
@@ -436,7 +429,8 @@ static void test_mix_experts(rig &r, int n, int n_experts, int k, int d, bool ac
     size_t size = (size_t)(n * d);
     given x = r.in(r.values(size));
     result y = r.out(accumulate ? r.values(size) : unwritten(size));
-    r.both([&](const side &s) { DO(s, mix_experts, y.on(s), x.on(s), n, w.on(s), accumulate); });
+    lazy_experts experts;
+    r.both([&](const side &s) { DO(s, mix_experts, y.on(s), x.on(s), n, w.on(s, &experts), accumulate); });
     compare(y, r.precision(), TERM);
 }
 
@@ -450,7 +444,8 @@ static void test_spoilt_router(rig &r, int n, float value)
     states[3] = value;
     given x = r.in(states);
     result y = r.out(floats(states.size(), 0.0f));
-    DO(r.gpu, mix_experts, y.on_device(), x.on_device(), n, w.on(r.gpu), false);
+    lazy_experts experts;
+    DO(r.gpu, mix_experts, y.on_device(), x.on_device(), n, w.on(r.gpu, &experts), false);
     floats got = y.read();
     for (size_t i = 0; i < got.size(); i++) check(std::isnan(got[i]) == (i < 8), "%g at %zu", got[i], i);
 }
@@ -490,8 +485,8 @@ static void test_embed(rig &r, int n, int cols, bool mixed, float scale)
     now("%s embed n %d, cols %d%s, scale %g", r.name(), n, cols, mixed ? ", mixed" : "", scale);
     weights table(r, mixed ? LAZY_MAX_PARTS : 1, 20, cols, mixed, false);
     ints wanted((size_t)n);
-    for (int32_t &id : wanted) id = random_int(0, table.gpu.rows - 1);
-    wanted[0] = table.gpu.rows - 1;
+    for (int32_t &id : wanted) id = random_int(0, table.rows - 1);
+    wanted[0] = table.rows - 1;
     given ids(r.gpu, wanted);
     result x = r.out(unwritten((size_t)(n * cols)));
     r.both([&](const side &s) {
@@ -1257,108 +1252,6 @@ static void test_read(const rig &r)
     }
 }
 
-/* ---- determinism ------------------------------------------------------------------------ */
-
-/* Weights of one layer that runs through all ops; every bit of its results is compared. */
-struct layer_weights {
-    weights table, qkv, o, gate_up, down;
-
-    explicit layer_weights(const rig &r)
-        : table(r, 1, 50, r.config.hidden, false, false),
-          qkv(r, 1, lazy_qkv_width(&r.config), r.config.hidden, false, true),
-          o(r, 1, r.config.hidden, lazy_q_width(&r.config), false, false),
-          gate_up(r, 1, 2 * r.config.ffn, r.config.hidden, true, false),
-          down(r, 1, r.config.hidden, r.config.ffn, false, false)
-    {
-    }
-};
-
-struct pass_inputs {
-    scene tokens;
-    int window;
-    ints ids;
-    floats norm, rope;
-
-    pass_inputs(const rig &r, int n, int m, int of_window) : tokens(r, n, m, m + 30), window(of_window), ids((size_t)n)
-    {
-        for (int32_t &id : ids) id = random_int(0, 49);
-        norm = random_values(LAZY_F32, (size_t)r.config.hidden);
-        rope = random_values(LAZY_F32, (size_t)(tokens.length * r.config.head_dim));
-    }
-};
-
-/* Runs one layer; returns the bytes of all its outputs. */
-static bytes pass(const side &s, const rig &r, const layer_weights &w, const pass_inputs &inputs)
-{
-    const lazy_config &c = r.config;
-    const scene &t = inputs.tokens;
-    int n = t.n, m = t.m, d = c.hidden, n_free = -1;
-    auto rows_of = [&](int width) { return result<float>(s, unwritten((size_t)(n * width)), r.type); };
-    given ids(s, inputs.ids), positions(s, t.rows.plain), in_play(s, t.in_play.plain);
-    given norm(s, inputs.norm), rope(s, inputs.rope);
-    given flags(s, bytes((size_t)t.length, LAZY_PRUNABLE));
-    result x = rows_of(d), h = rows_of(d), heads = rows_of(lazy_q_width(&c)), qkv = rows_of(lazy_qkv_width(&c)),
-           gated = rows_of(c.ffn), k(s, t.k.plain, r.type), v(s, t.v.plain, r.type), logits(s, unwritten(50)),
-           scores(s, unwritten((size_t)m)), smoothed(s, unwritten((size_t)m));
-    result bad(s, ints{ 9 }), kept(s, ints((size_t)m, -1));
-    const address at_x = x.on_device(), at_h = h.on_device(), at = positions.on_device(), play = in_play.on_device(),
-                  by = smoothed.on_device(), weight = norm.on_device(), angles = rope.on_device();
-    lazy_kv kv = { k.on_device(), v.on_device(), t.capacity };
-    const lazy_attending attending = { qkv.on_device(), at, n, kv, play, m, inputs.window };
-
-    DO(s, embed, at_x, ids.on_device(), n, &w.table.gpu);
-    DO(s, checked_rmsnorm, at_h, at_x, n, d, weight, 1e-5f, 1, bad.on_device());
-    DO(s, matmul, qkv.on_device(), at_h, n, &w.qkv.gpu, false);
-    DO(s, rotate, qkv.on_device(), at, n, kv, angles, angles, nullptr, nullptr, 1e-5f);
-    DO(s, attention, heads.on_device(), &attending);
-    DO(s, matmul, at_x, heads.on_device(), n, &w.o.gpu, true);
-    DO(s, rmsnorm, at_h, at_x, n, d, weight, 1e-5f, true);
-    DO(s, gated, gated.on_device(), at_h, n, &w.gate_up.gpu);
-    DO(s, matmul, at_x, gated.on_device(), n, &w.down.gpu, true);
-    DO(s, scores, scores.on_device(), &attending, 3, LAZY_POOLING_MAX, 0);
-    DO(s, smooth, by, scores.on_device(), m, 3);
-    DO(s, mass, &n_free, play, by, m, flags.on_device(), 0.7);
-    DO(s, select, kept.on_device(), play, by, m, flags.on_device(), n_free);
-    DO(s, logits, logits.on_device(), at_x, 1, &w.table.gpu);
-
-    check(n_free > 0 && n_free <= m, "%d of %d tokens hold most of the scores", n_free, m);
-    check(bad.read()[0] == 9, "a pass over numbers gave none");
-    bytes all = kept.bits();
-    for (const result<float> *left : { &x, &heads, &k, &v, &scores, &logits }) {
-        bytes part = left->bits();
-        all.insert(all.end(), part.begin(), part.end());
-    }
-    return all;
-}
-
-/* A pass gives the same bits when it runs alone, repeatedly, and concurrently with another stream. */
-static void test_repetition(lazy_dtype type)
-{
-    const int STREAMS = 2, ROUNDS = quick ? 1 : 3;
-    rig r(type, config_of(4, 2, 64), 20, 300);
-    layer_weights w(r);
-    result(r.gpu, ints{ 0 }).read(); /* waits for the biases, which other streams read */
-    std::vector<std::unique_ptr<pass_inputs>> inputs;
-    std::vector<side> sides;
-    std::vector<bytes> alone;
-    for (int i = 0; i < STREAMS; i++) {
-        inputs.push_back(std::make_unique<pass_inputs>(r, i ? 3 : 7, random_int(180, 260), i ? 70 : NO_WINDOW));
-        sides.push_back(stream_of(r.gpu.backend, &r.config, 20, 300));
-        now("%s pass of %d rows over %d, alone", r.name(), inputs.back()->tokens.n, inputs.back()->tokens.m);
-        alone.push_back(pass(sides.back(), r, w, *inputs.back()));
-        check(pass(sides.back(), r, w, *inputs.back()) == alone.back(), "other bits the second time");
-    }
-    std::vector<std::thread> threads;
-    for (size_t i = 0; i < (size_t)STREAMS; i++)
-        threads.emplace_back([&, i] {
-            now("%s pass of %d rows over %d, beside another", r.name(), inputs[i]->tokens.n, inputs[i]->tokens.m);
-            for (int round = 0; round < ROUNDS; round++)
-                check(pass(sides[i], r, w, *inputs[i]) == alone[i], "other bits than alone");
-        });
-    for (std::thread &thread : threads) thread.join();
-    for (const side &s : sides) s.ops->stream_close(s.stream);
-}
-
 /* ---- all -------------------------------------------------------------------------------- */
 
 /* Everything but the kernels that use wgmma. */
@@ -1386,7 +1279,6 @@ static void test_portable(lazy_dtype type)
     test_query_rows(type, 3, 3, 33);
     test_long_context(type, 16, quick ? 1000 : 8200);
     test_long_context(type, 64, quick ? 400 : 4200);
-    test_repetition(type);
 }
 
 int main(int argc, char **argv)
