@@ -2,7 +2,7 @@
 #ifndef LAZY_CUDA_ATTENTION_H
 #define LAZY_CUDA_ATTENTION_H
 
-#include "ranges.h"
+#include "values.h"
 
 enum { KEY_UNIT = 16 /* keys are split at multiples of this from the first on */ };
 

@@ -4,6 +4,7 @@
 #ifndef LAZY_CUDA_H
 #define LAZY_CUDA_H
 
+#include <cmath>
 #include <type_traits>
 
 #include <cuda_runtime_api.h>
@@ -121,8 +122,12 @@ int lazy_cuda_enter(const lazy_backend *backend, lazy_error *err);
 /* Waits for the stream. Fails if selection has met a score that is not a number since the last wait. */
 int lazy_cuda_wait(lazy_stream *stream, lazy_error *err);
 
-/* ranges.cu: must follow every change of positions in device memory. */
+/* ranges.cu */
+/* Must follow every change of positions in device memory. */
 void lazy_cuda_forget_ranges(lazy_stream *stream);
+/* (*out)[r] = the part of in_play that row r attends to: rows[r] - window < position <= rows[r]. Computed only if the
+ * stream's last ranges are of other rows or keys. */
+int lazy_cuda_find_ranges(lazy_stream *stream, const lazy_attending *a, const lazy_key_range **out, lazy_error *err);
 
 /* LAZY_OK, or fails with `what` and CUDA's text for the error. */
 int lazy_cuda_check(cudaError_t code, const char *what, lazy_error *err);
@@ -142,6 +147,14 @@ static inline cudaDataType_t lazy_cuda_data_type(lazy_dtype type)
     return type == LAZY_F32 ? CUDA_R_32F : type == LAZY_F16 ? CUDA_R_16F : CUDA_R_16BF;
 }
 
+/* log2(e) / sqrt(query_scalar): the softmax uses powers of 2. */
+static inline float lazy_cuda_scale(const lazy_config *c)
+{
+    return (float)(M_LOG2E / sqrt(c->query_scalar ? (double)c->query_scalar : c->head_dim));
+}
+/* The cap on the products so scaled; 0: none. */
+static inline float lazy_cuda_cap(const lazy_config *c) { return (float)M_LOG2E * c->attention_cap; }
+
 /* Matrices, and their parts of different types, begin at multiples of 16 bytes. */
 static inline size_t lazy_cuda_aligned(size_t bytes) { return (bytes + 15) / 16 * 16; }
 
@@ -149,7 +162,8 @@ static inline size_t lazy_cuda_aligned(size_t bytes) { return (bytes + 15) / 16 
 #define LAZY_CUDA_OPS(OP)                                                                                              \
     OP(alloc)                                                                                                          \
     OP(free)                                                                                                           \
-    OP(admit) OP(bind) OP(unbind) OP(close) OP(stream_open) OP(stream_close) OP(reserve) OP(scratch_bytes) OP(upload)  \
+    OP(admit)                                                                                                          \
+    OP(bind) OP(unbind) OP(close) OP(stream_open) OP(stream_close) OP(reserve) OP(scratch_bytes) OP(upload)            \
         OP(download) OP(copy)                                                         /* backend_cuda.cc */            \
         OP(matmul) OP(gated) OP(logits)                                               /* products.cu */                \
         OP(mix_experts)                                                               /* experts.cu */                 \

@@ -3,6 +3,8 @@
 #include <initializer_list>
 #include <mutex>
 #include <new>
+#include <string.h>
+#include <type_traits>
 
 extern "C" {
 #include "../csrc/error.h"
@@ -17,15 +19,10 @@ constexpr int MAX_CHOICES = 256; /* a pruned pass has a few shapes for each of i
 struct shape {
     int n, rows, cols, stride;
     cudaDataType_t in, out;
-    bool accumulate;
+    int accumulate;
     uint32_t alignment; /* bytes that all addresses are multiples of: 256, 16 or one element */
-
-    bool operator==(const shape &o) const
-    {
-        return n == o.n && rows == o.rows && cols == o.cols && stride == o.stride && in == o.in && out == o.out &&
-               accumulate == o.accumulate && alignment == o.alignment;
-    }
 };
+static_assert(std::has_unique_object_representations_v<shape>, "shapes are compared by memcmp");
 
 struct choice {
     shape of; /* n == 0: no choice yet */
@@ -98,7 +95,7 @@ bool find_algorithm(const lazy_gemm *g, const layouts &l, uint32_t alignment, ui
 choice *choose(lazy_gemm *g, const shape &s)
 {
     for (choice &c : g->choices)
-        if (c.of == s) return &c;
+        if (!memcmp(&c.of, &s, sizeof s)) return &c;
     layouts l(g, s);
     choice *c = &g->choices[g->oldest];
     g->oldest = (g->oldest + 1) % MAX_CHOICES;

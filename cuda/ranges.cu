@@ -1,4 +1,4 @@
-#include "ranges.h"
+#include "values.h"
 
 namespace
 {

@@ -9,7 +9,7 @@
  * global memory to registers: no other warp of the block needs these rows and keys of this head. */
 #include <algorithm>
 
-#include "ranges.h"
+#include "values.h"
 
 namespace
 {
