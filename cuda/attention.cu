@@ -76,7 +76,8 @@ int lazy_cuda_attention(lazy_stream *stream, void *y, const lazy_attending *a, l
     const lazy_key_range *ranges;
     int code = lazy_cuda_find_ranges(stream, a, &ranges, err);
     if (code) return code;
-    return lazy_cuda_typed_op(stream, "attention", err, [&](auto type, cudaStream_t queue) {
+    if ((code = lazy_cuda_enter(stream->backend, err))) return code;
+    return lazy_cuda_with_type(stream, [&](auto type) {
         using T = decltype(type);
         attention_task<T> t = {};
         t.y = (T *)y;
@@ -97,6 +98,6 @@ int lazy_cuda_attention(lazy_stream *stream, void *y, const lazy_attending *a, l
         t.scale = lazy_cuda_scale(c);
         t.cap = lazy_cuda_cap(c);
         t.chunks = chunks_of(t, a->window, lazy_cuda_of(stream));
-        return attend(t, lazy_cuda_of(stream), queue);
+        return lazy_cuda_check(attend(t, lazy_cuda_of(stream), s->queue), "attention", err);
     });
 }

@@ -2,7 +2,7 @@
 #ifndef LAZY_CUDA_ATTENTION_H
 #define LAZY_CUDA_ATTENTION_H
 
-#include "ranges.h"
+#include "values.h"
 
 enum { KEY_UNIT = 16 /* keys are split at multiples of this from the first on */ };
 
@@ -75,8 +75,7 @@ template <int MAX_D> __device__ __forceinline__ merged_row<MAX_D> merge(const fl
     merged_row<MAX_D> row;
     int lane = (int)threadIdx.x % 32;
     for (int i = lane; i < n; i += 32) row.max_score = fmaxf(row.max_score, partial[i * (d + 2) + d]);
-    for (int step = 16; step; step /= 2)
-        row.max_score = fmaxf(row.max_score, __shfl_xor_sync(~0u, row.max_score, step));
+    row.max_score = lazy_warp_max(row.max_score);
     float base = row.max_score == -INFINITY ? 0.0f : row.max_score;
 #pragma unroll(MAX_D <= 256 ? 4 : 1)
     for (int i = 0; i < n; i++, partial += d + 2) {

@@ -43,8 +43,8 @@ template <class T> __global__ void __launch_bounds__(THREADS) attend(attention_t
     for (int first = keys.begin; first < keys.end; first += THREADS) {
         int j = first + (int)threadIdx.x, n = min((int)THREADS, keys.end - first);
         float score = j < keys.end ? lazy_capped(dot(q, cache_row(t.k, t, g, j), t.d), t.cap) : -INFINITY;
-        float new_max = fmaxf(max_score, lazy_block_max(score, scratch)), rescale = exp2f(max_score - new_max),
-              power = exp2f(score - new_max);
+        float new_max = fmaxf(max_score, lazy_block_reduce(score, scratch, lazy_max())),
+              rescale = exp2f(max_score - new_max), power = exp2f(score - new_max);
         powers[threadIdx.x] = power;
         sum = sum * rescale +
               lazy_block_sum(power, scratch); /* its barriers also make powers[] visible to the whole block */

@@ -1,26 +1,43 @@
-/* backend_cuda.cc — the backend of a CUDA device: memory, weights, streams, and the table of ops. */
+/* backend_cuda.cc — the backend of a CUDA device: memory, weights, streams, the table of ops, and the only symbol that
+ * liblazyllm_cuda exports. */
 #include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
-#include "convert.h"
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include "cuda.h"
 
 extern "C" {
 #include "../csrc/memory.h"
 }
 
-namespace
-{
+#ifndef LAZY_CUDA_ARCHITECTURES
+#define LAZY_CUDA_ARCHITECTURES "an unknown architecture"
+#endif
+
 enum { ROW_CHUNK = 4096, MIN_CAPABILITY = 8 /* first with bf16 on tensor cores */ };
+
+int lazy_cuda_check(cudaError_t code, const char *what, lazy_error *err)
+{
+    if (code == cudaSuccess) return LAZY_OK;
+    cudaGetLastError(); /* clears the error, which the next launch would otherwise report again */
+    return lazy_fail(err, LAZY_DEVICE, "%s: %s (%s)", what, cudaGetErrorString(code), cudaGetErrorName(code));
+}
+
+int lazy_cuda_enter(const lazy_backend *backend, lazy_error *err)
+{
+    return lazy_cuda_check(cudaSetDevice(lazy_cuda_of(backend)->device), "selecting the device", err);
+}
 
 /* ---- memory ----------------------------------------------------------------------------- */
 /* The backend's pool keeps what sessions free, so that the next session need not map memory again. It is used in the
  * order of the default stream, which computes nothing. */
 
-int open_pool(lazy_cuda *cuda, lazy_error *err)
+static int open_pool(lazy_cuda *cuda, lazy_error *err)
 {
     cudaMemPoolProps properties = {};
     properties.allocType = cudaMemAllocationTypePinned;
@@ -32,7 +49,7 @@ int open_pool(lazy_cuda *cuda, lazy_error *err)
 }
 
 /* *left = bytes that can be allocated. */
-cudaError_t free_bytes(const lazy_cuda *cuda, size_t *left, size_t *total)
+static cudaError_t free_bytes(const lazy_cuda *cuda, size_t *left, size_t *total)
 {
     uint64_t reserved = 0, used = 0;
     cudaError_t failed = cudaMemGetInfo(left, total);
@@ -42,12 +59,12 @@ cudaError_t free_bytes(const lazy_cuda *cuda, size_t *left, size_t *total)
     return failed;
 }
 
-int allocate(lazy_backend *backend, void **out, size_t bytes, const char *what, lazy_error *err)
+int lazy_cuda_alloc(lazy_backend *backend, void **out, size_t bytes, const char *what, lazy_error *err)
 {
     *out = nullptr;
     int code = lazy_cuda_enter(backend, err);
     if (code) return code;
-    const lazy_cuda *cuda = reinterpret_cast<const lazy_cuda *>(backend);
+    const lazy_cuda *cuda = lazy_cuda_of(backend);
     cudaError_t failed = cudaMallocFromPoolAsync(out, bytes ? bytes : 1, cuda->pool, nullptr);
     if (!failed) failed = cudaStreamSynchronize(nullptr); /* sessions' streams do not wait for the default stream */
     if (failed != cudaErrorMemoryAllocation) return lazy_cuda_check(failed, what, err);
@@ -58,19 +75,18 @@ int allocate(lazy_backend *backend, void **out, size_t bytes, const char *what, 
                      left, total);
 }
 
-void release(lazy_backend *backend, void *memory)
+void lazy_cuda_free(lazy_backend *backend, void *memory)
 {
     if (!memory || lazy_cuda_enter(backend, nullptr) != LAZY_OK) return;
     cudaDeviceSynchronize(); /* queued kernels may still use it */
     cudaFreeAsync(memory, nullptr);
 }
 
-int admit(lazy_backend *backend, uint64_t bytes, const char *what, lazy_error *err)
+int lazy_cuda_admit(lazy_backend *backend, uint64_t bytes, const char *what, lazy_error *err)
 {
     size_t left = 0, total = 0;
     int code = lazy_cuda_enter(backend, err);
-    const lazy_cuda *cuda = reinterpret_cast<const lazy_cuda *>(backend);
-    if (!code) code = lazy_cuda_check(free_bytes(cuda, &left, &total), "asking for free memory", err);
+    if (!code) code = lazy_cuda_check(free_bytes(lazy_cuda_of(backend), &left, &total), "asking for free memory", err);
     if (code || bytes <= left) return code;
     return lazy_fail(err, LAZY_MEMORY, "%s take %.2f GiB; %s has %.2f of %.2f GiB left", what,
                      (double)bytes / (1 << 30), backend->name, (double)left / (1 << 30), (double)total / (1 << 30));
@@ -79,12 +95,26 @@ int admit(lazy_backend *backend, uint64_t bytes, const char *what, lazy_error *e
 /* ---- weights ---------------------------------------------------------------------------- */
 
 /* The type in which the device has weights of this type. */
-lazy_dtype held_type(const lazy_cuda *cuda, lazy_dtype stored)
+static lazy_dtype held_type(const lazy_cuda *cuda, lazy_dtype stored)
 {
     return lazy_is_quantized(stored) ? stored : cuda->type;
 }
 
-int upload_part(lazy_cuda *cuda, char *to, const lazy_part *part, int cols, lazy_error *err)
+/* to[i] = from[i], n values of f32, f16 or bf16 in host memory */
+static void convert(void *to, lazy_dtype to_type, const void *from, lazy_dtype from_type, size_t n)
+{
+    const uint16_t *halves = static_cast<const uint16_t *>(from);
+    for (size_t i = 0; i < n; i++) {
+        float value = from_type == LAZY_F16    ? lazy_widen_f16(halves[i])
+                      : from_type == LAZY_BF16 ? lazy_widen_bf16(halves[i])
+                                               : static_cast<const float *>(from)[i];
+        if (to_type == LAZY_F16) static_cast<__half *>(to)[i] = __float2half(value);
+        else if (to_type == LAZY_BF16) static_cast<__nv_bfloat16 *>(to)[i] = __float2bfloat16(value);
+        else static_cast<float *>(to)[i] = value;
+    }
+}
+
+static int upload_part(lazy_cuda *cuda, char *to, const lazy_part *part, int cols, lazy_error *err)
 {
     size_t n = (size_t)part->rows * (size_t)cols;
     lazy_dtype held = held_type(cuda, part->dtype);
@@ -94,7 +124,7 @@ int upload_part(lazy_cuda *cuda, char *to, const lazy_part *part, int cols, lazy
     void *converted;
     int code = lazy_alloc_bytes(&converted, n, lazy_float_bytes(cuda->type), nullptr, "converted weights", err);
     if (code) return code;
-    lazy_cuda_convert(converted, cuda->type, part->data, part->dtype, n);
+    convert(converted, cuda->type, part->data, part->dtype, n);
     code = lazy_cuda_check(cudaMemcpy(to, converted, bytes, cudaMemcpyHostToDevice), "weights", err);
     lazy_free(converted);
     return code;
@@ -103,7 +133,7 @@ int upload_part(lazy_cuda *cuda, char *to, const lazy_part *part, int cols, lazy
 /* The matrix in device memory from `at` on: neighbours that are held in one type are one part. place(part, address) is
  * called for every part as it is stored. *end: of the matrix. */
 template <class F>
-lazy_matrix laid_out(const lazy_cuda *cuda, const lazy_matrix &stored, size_t at, size_t *end, F place)
+static lazy_matrix laid_out(const lazy_cuda *cuda, const lazy_matrix &stored, size_t at, size_t *end, F place)
 {
     lazy_matrix held = stored;
     held.n_parts = 0;
@@ -120,13 +150,13 @@ lazy_matrix laid_out(const lazy_cuda *cuda, const lazy_matrix &stored, size_t at
 }
 
 /* Copies the matrices, one after the other, into one block of device memory, which the first owns until unbind. */
-int bind(lazy_backend *backend, lazy_matrix *matrices, int n, lazy_error *err)
+int lazy_cuda_bind(lazy_backend *backend, lazy_matrix *matrices, int n, lazy_error *err)
 {
-    lazy_cuda *cuda = reinterpret_cast<lazy_cuda *>(backend);
+    lazy_cuda *cuda = lazy_cuda_of(backend);
     size_t at = 0, widened = (size_t)matrices->rows * lazy_row_bytes(cuda->type, matrices->cols);
     for (int i = 0; i < n; i++) laid_out(cuda, matrices[i], at, &at, [](const lazy_part &, char *) {});
     void *memory;
-    int code = allocate(backend, &memory, lazy_cuda_aligned(at), "weights", err);
+    int code = lazy_cuda_alloc(backend, &memory, lazy_cuda_aligned(at), "weights", err);
     at = (size_t)memory;
     for (int i = 0; i < n && !code; i++)
         matrices[i] = laid_out(cuda, matrices[i], at, &at, [&](const lazy_part &part, char *to) {
@@ -137,11 +167,14 @@ int bind(lazy_backend *backend, lazy_matrix *matrices, int n, lazy_error *err)
     /* A copy from pageable memory may return before its last bytes have arrived, and sessions' streams do not wait for
      * the default stream. */
     if (!code) code = lazy_cuda_check(cudaStreamSynchronize(nullptr), "weights", err);
-    if (code) release(backend, memory);
+    if (code) lazy_cuda_free(backend, memory);
     return code;
 }
 
-void unbind(lazy_backend *backend, lazy_matrix *matrix) { release(backend, const_cast<void *>(matrix->part[0].data)); }
+void lazy_cuda_unbind(lazy_backend *backend, lazy_matrix *matrix)
+{
+    lazy_cuda_free(backend, const_cast<void *>(matrix->part[0].data));
+}
 
 /* ---- streams ---------------------------------------------------------------------------- */
 
@@ -151,13 +184,16 @@ struct scratch {
     size_t bytes;
 };
 
-size_t panel_bytes(const lazy_cuda *cuda, int n_rows) { return n_rows > LAZY_GEMV_BLOCK_ROWS ? cuda->panel_bytes : 0; }
+static size_t panel_bytes(const lazy_cuda *cuda, int n_rows)
+{
+    return n_rows > LAZY_GEMV_BLOCK_ROWS ? cuda->panel_bytes : 0;
+}
 
 /* All buffers, for passes of up to n_rows rows over up to n_tokens tokens. */
-std::array<scratch, 18> scratch_of(lazy_cuda_stream *s, int n_rows, int n_tokens)
+static std::array<scratch, 18> scratch_of(lazy_cuda_stream *s, int n_rows, int n_tokens)
 {
     const lazy_config *c = s->base.config;
-    const lazy_cuda *cuda = lazy_cuda_of(&s->base);
+    const lazy_cuda *cuda = lazy_cuda_of(s->base.backend);
     size_t rows = (size_t)n_rows, chunk = std::min<size_t>(rows, ROW_CHUNK), d = (size_t)c->head_dim,
            width = lazy_float_bytes(cuda->type), k = (size_t)c->experts_per_token, ffn = (size_t)c->expert_ffn,
            blocks = (size_t)n_tokens / LAZY_TOKEN_BLOCK + 1, partials = lazy_cuda_max_partials(c, cuda, n_rows);
@@ -181,23 +217,25 @@ std::array<scratch, 18> scratch_of(lazy_cuda_stream *s, int n_rows, int n_tokens
                { &s->expert_states, chunk * k * (size_t)c->hidden * width } } };
 }
 
-void close_stream(lazy_stream *stream)
+void lazy_cuda_stream_close(lazy_stream *stream)
 {
     if (!stream) return;
     lazy_cuda_stream *s = lazy_cuda_scratch(stream);
     if (lazy_cuda_enter(stream->backend, nullptr) == LAZY_OK) {
         if (s->queue) cudaStreamSynchronize(s->queue); /* queued kernels may still read what is freed below */
-        lazy_gemm_leave(lazy_cuda_of(stream)->gemm, s->queue);
-        lazy_staging_close(&s->staging);
-        for (const scratch &part : scratch_of(s, 0, 0)) release(stream->backend, *part.memory);
-        release(stream->backend, s->choice);
+        lazy_gemm_leave(lazy_cuda_of(stream->backend)->gemm, s->queue);
+        for (cudaEvent_t copied : s->staging.copied)
+            if (copied) cudaEventDestroy(copied);
+        cudaFreeHost(s->staging.memory);
+        for (const scratch &part : scratch_of(s, 0, 0)) lazy_cuda_free(stream->backend, *part.memory);
+        lazy_cuda_free(stream->backend, s->choice);
         cudaFreeHost(s->found);
         if (s->queue) cudaStreamDestroy(s->queue);
     }
     lazy_free(s);
 }
 
-int open_stream(lazy_backend *backend, const lazy_config *config, lazy_stream **out, lazy_error *err)
+int lazy_cuda_stream_open(lazy_backend *backend, const lazy_config *config, lazy_stream **out, lazy_error *err)
 {
     lazy_cuda_stream *s;
     int code = lazy_alloc_zeroed(&s, 1, "a stream", err);
@@ -205,20 +243,23 @@ int open_stream(lazy_backend *backend, const lazy_config *config, lazy_stream **
     s->base.backend = backend;
     s->base.config = config;
     code = lazy_cuda_enter(backend, err);
-    if (!code)
-        code = lazy_cuda_check(cudaStreamCreateWithFlags(&s->queue, cudaStreamNonBlocking), "opening a stream", err);
-    if (!code) code = lazy_staging_open(&s->staging, err);
-    if (!code) code = lazy_cuda_check(cudaMallocHost((void **)&s->found, sizeof *s->found), "pinned memory", err);
+    if (!code) code = lazy_cuda_alloc(backend, (void **)&s->choice, sizeof *s->choice, "a choice", err);
+    if (!code) {
+        cudaError_t failed = cudaStreamCreateWithFlags(&s->queue, cudaStreamNonBlocking);
+        if (!failed) failed = cudaMallocHost((void **)&s->staging.memory, s->staging.SLOTS * s->staging.SLOT_BYTES);
+        for (cudaEvent_t &copied : s->staging.copied)
+            if (!failed) failed = cudaEventCreateWithFlags(&copied, cudaEventDisableTiming);
+        if (!failed) failed = cudaMallocHost((void **)&s->found, sizeof *s->found);
+        if (!failed) failed = cudaMemsetAsync(s->choice, 0, sizeof *s->choice, s->queue);
+        code = lazy_cuda_check(failed, "opening a stream", err);
+    }
     if (!code) s->found->bad_score = LAZY_NO_BAD_SCORE;
-    if (!code) code = allocate(backend, (void **)&s->choice, sizeof *s->choice, "a choice", err);
-    if (!code)
-        code = lazy_cuda_check(cudaMemsetAsync(s->choice, 0, sizeof *s->choice, s->queue), "clearing the choice", err);
-    if (code) close_stream(&s->base);
+    if (code) lazy_cuda_stream_close(&s->base);
     else *out = &s->base;
     return code;
 }
 
-uint64_t scratch_bytes(const lazy_stream *stream, int n_rows, int n_tokens)
+uint64_t lazy_cuda_scratch_bytes(const lazy_stream *stream, int n_rows, int n_tokens)
 {
     uint64_t sum = sizeof(lazy_choice);
     for (const scratch &part : scratch_of(lazy_cuda_scratch(const_cast<lazy_stream *>(stream)), n_rows, n_tokens))
@@ -228,7 +269,7 @@ uint64_t scratch_bytes(const lazy_stream *stream, int n_rows, int n_tokens)
 
 /* Each buffer of the scratch is freed before the next one grows; those that have grown when another cannot are merely
  * larger than needed. */
-int reserve(lazy_stream *stream, int n_rows, int n_tokens, lazy_error *err)
+int lazy_cuda_reserve(lazy_stream *stream, int n_rows, int n_tokens, lazy_error *err)
 {
     lazy_cuda_stream *s = lazy_cuda_scratch(stream);
     int code = lazy_cuda_enter(stream->backend, err);
@@ -238,8 +279,8 @@ int reserve(lazy_stream *stream, int n_rows, int n_tokens, lazy_error *err)
     lazy_cuda_forget_ranges(stream);
     for (const scratch &part : scratch_of(s, n_rows, n_tokens)) {
         void *larger;
-        if ((code = allocate(stream->backend, &larger, part.bytes, "a stream's scratch", err))) return code;
-        release(stream->backend, *part.memory);
+        if ((code = lazy_cuda_alloc(stream->backend, &larger, part.bytes, "a stream's scratch", err))) return code;
+        lazy_cuda_free(stream->backend, *part.memory);
         *part.memory = larger;
         if (larger != s->tickets) continue;
         code = lazy_cuda_check(cudaMemsetAsync(larger, 0, part.bytes, s->queue), "clearing a stream's scratch", err);
@@ -247,11 +288,11 @@ int reserve(lazy_stream *stream, int n_rows, int n_tokens, lazy_error *err)
     }
     s->rows = n_rows;
     s->tokens = n_tokens;
-    s->panel_bytes = panel_bytes(lazy_cuda_of(stream), n_rows);
+    s->panel_bytes = panel_bytes(lazy_cuda_of(stream->backend), n_rows);
     return LAZY_OK;
 }
 
-int copy(lazy_stream *stream, void *to, const void *from, size_t bytes, lazy_error *err)
+int lazy_cuda_copy(lazy_stream *stream, void *to, const void *from, size_t bytes, lazy_error *err)
 {
     int code = lazy_cuda_enter(stream->backend, err);
     if (code) return code;
@@ -259,60 +300,84 @@ int copy(lazy_stream *stream, void *to, const void *from, size_t bytes, lazy_err
                            "copy", err);
 }
 
+/* ---- copies from and to the host -------------------------------------------------------- */
+
+/* The next slot of the staging, once the device has copied it. */
+static int take(lazy_staging *staging, char **slot, cudaEvent_t *copied, lazy_error *err)
+{
+    *slot = staging->memory + (size_t)staging->next * staging->SLOT_BYTES;
+    *copied = staging->copied[staging->next];
+    staging->next = (staging->next + 1) % staging->SLOTS;
+    return lazy_cuda_check(cudaEventSynchronize(*copied), "waiting for an upload", err);
+}
+
+int lazy_cuda_upload(lazy_stream *stream, void *to, const void *from, size_t bytes, lazy_error *err)
+{
+    lazy_cuda_stream *s = lazy_cuda_scratch(stream);
+    int code = lazy_cuda_enter(stream->backend, err);
+    lazy_cuda_forget_ranges(stream);
+    for (size_t done = 0, n; done < bytes && !code; done += n) {
+        char *slot;
+        cudaEvent_t copied;
+        n = std::min(bytes - done, lazy_staging::SLOT_BYTES);
+        if ((code = take(&s->staging, &slot, &copied, err))) break;
+        memcpy(slot, (const char *)from + done, n);
+        cudaError_t failed = cudaMemcpyAsync((char *)to + done, slot, n, cudaMemcpyHostToDevice, s->queue);
+        code = lazy_cuda_check(failed ? failed : cudaEventRecord(copied, s->queue), "upload", err);
+    }
+    return code;
+}
+
+int lazy_cuda_download(lazy_stream *stream, void *to, const void *from, size_t bytes, lazy_error *err)
+{
+    lazy_cuda_stream *s = lazy_cuda_scratch(stream);
+    int code = lazy_cuda_enter(stream->backend, err);
+    for (size_t done = 0, n; done < bytes && !code; done += n) {
+        char *slot;
+        cudaEvent_t copied;
+        n = std::min(bytes - done, lazy_staging::SLOT_BYTES);
+        if ((code = take(&s->staging, &slot, &copied, err))) break;
+        code = lazy_cuda_check(cudaMemcpyAsync(slot, (const char *)from + done, n, cudaMemcpyDeviceToHost, s->queue),
+                               "download", err);
+        if (!code) code = lazy_cuda_wait(stream, err);
+        if (!code) memcpy((char *)to + done, slot, n);
+    }
+    return code;
+}
+
+int lazy_cuda_wait(lazy_stream *stream, lazy_error *err)
+{
+    lazy_cuda_stream *s = lazy_cuda_scratch(stream);
+    int code = lazy_cuda_check(cudaStreamSynchronize(s->queue), "waiting for the device", err);
+    lazy_bad_score bad = s->found->bad_score;
+    if (code || bad == LAZY_NO_BAD_SCORE) return code;
+    s->found->bad_score = LAZY_NO_BAD_SCORE;
+    return lazy_fail(
+        err, LAZY_CHECKPOINT,
+        "after layer %d: the score of the token at position %d is not a number; the weights before it are damaged",
+        (int)(bad >> 32), (int)(bad & INT32_MAX));
+}
+
 /* ---- the device ------------------------------------------------------------------------- */
 
-void close_backend(lazy_backend *backend)
+void lazy_cuda_close(lazy_backend *backend)
 {
-    lazy_cuda *cuda = reinterpret_cast<lazy_cuda *>(backend);
+    lazy_cuda *cuda = lazy_cuda_of(backend);
     if (lazy_cuda_enter(backend, nullptr) == LAZY_OK) lazy_gemm_close(cuda->gemm);
     if (cuda->pool) cudaMemPoolDestroy(cuda->pool);
     lazy_free(cuda);
 }
 
-lazy_ops table_of_ops()
+static lazy_ops table_of_ops()
 {
     lazy_ops ops = {};
-    ops.alloc = allocate;
-    ops.free = release;
-    ops.admit = admit;
-    ops.bind = bind;
-    ops.unbind = unbind;
-    ops.close = close_backend;
-    ops.stream_open = open_stream;
-    ops.stream_close = close_stream;
-    ops.reserve = reserve;
-    ops.scratch_bytes = scratch_bytes;
-    ops.upload = lazy_cuda_upload;
-    ops.download = lazy_cuda_download;
-    ops.copy = copy;
-    ops.embed = lazy_cuda_embed;
-    ops.rmsnorm = lazy_cuda_rmsnorm;
-    ops.checked_rmsnorm = lazy_cuda_checked_rmsnorm;
-    ops.matmul = lazy_cuda_matmul;
-    ops.gated = lazy_cuda_gated;
-    ops.mix_experts = lazy_cuda_mix_experts;
-    ops.rotate = lazy_cuda_rotate;
-    ops.attention = lazy_cuda_attention;
-    ops.logits = lazy_cuda_logits;
-    ops.surprisal = lazy_cuda_surprisal;
-    ops.argmax = lazy_cuda_argmax;
-    ops.scores = lazy_cuda_scores;
-    ops.share = lazy_cuda_share;
-    ops.largest = lazy_cuda_largest;
-    ops.remember = lazy_cuda_remember;
-    ops.average = lazy_cuda_average;
-    ops.smooth = lazy_cuda_smooth;
-    ops.mass = lazy_cuda_mass;
-    ops.select = lazy_cuda_select;
-    ops.mark = lazy_cuda_mark;
-    ops.filter = lazy_cuda_filter;
-    ops.regroup = lazy_cuda_regroup;
+#define ENTRY(op) ops.op = lazy_cuda_##op;
+    LAZY_CUDA_OPS(ENTRY)
+#undef ENTRY
     return ops;
 }
 
-const lazy_ops cuda_ops = table_of_ops();
-
-int describe(lazy_cuda *cuda, lazy_error *err)
+static int describe(lazy_cuda *cuda, lazy_error *err)
 {
     static const char *const types[] = { "f32", "f16", "bf16" }; /* indexed by lazy_dtype */
     cudaDeviceProp properties;
@@ -332,35 +397,10 @@ int describe(lazy_cuda *cuda, lazy_error *err)
              properties.minor, types[cuda->type], cuda->wgmma ? ", wgmma" : "");
     return LAZY_OK;
 }
-} // namespace
 
-int lazy_cuda_enter(const lazy_backend *backend, lazy_error *err)
-{
-    return lazy_cuda_check(cudaSetDevice(reinterpret_cast<const lazy_cuda *>(backend)->device), "selecting the device",
-                           err);
-}
-
-int lazy_cuda_check(cudaError_t code, const char *what, lazy_error *err)
-{
-    if (code == cudaSuccess) return LAZY_OK;
-    cudaGetLastError(); /* clears the error, which the next launch would otherwise report again */
-    return lazy_fail(err, LAZY_DEVICE, "%s: %s (%s)", what, cudaGetErrorString(code), cudaGetErrorName(code));
-}
-
-int lazy_cuda_wait(lazy_stream *stream, lazy_error *err)
-{
-    lazy_cuda_stream *s = lazy_cuda_scratch(stream);
-    int code = lazy_cuda_check(cudaStreamSynchronize(s->queue), "waiting for the device", err);
-    lazy_bad_score bad = s->found->bad_score;
-    if (code || bad == LAZY_NO_BAD_SCORE) return code;
-    s->found->bad_score = LAZY_NO_BAD_SCORE;
-    return lazy_fail(
-        err, LAZY_CHECKPOINT,
-        "after layer %d: the score of the token at position %d is not a number; the weights before it are damaged",
-        (int)(bad >> 32), (int)(bad & INT32_MAX));
-}
-
-int lazy_cuda_count_devices(int *n, lazy_error *err)
+/* *n = how many devices there are. Without a driver, or with one that is too old for this build, the error names the
+ * way out. */
+static int count_devices(int *n, lazy_error *err)
 {
     const int needed = CUDART_VERSION / 1000; /* minor versions of one major version are compatible */
     int driver = 0;
@@ -379,10 +419,11 @@ int lazy_cuda_count_devices(int *n, lazy_error *err)
 
 int lazy_cuda_open(lazy_backend **out, const lazy_cuda_options *options, lazy_error *err)
 {
+    static const lazy_ops ops = table_of_ops();
     *out = nullptr;
     int n_devices = 0;
     const lazy_cublas *cublas;
-    int code = lazy_cuda_count_devices(&n_devices, err);
+    int code = count_devices(&n_devices, err);
     if (!code && options->device >= n_devices)
         code = lazy_fail(err, LAZY_DEVICE, "there is no cuda:%d: this machine has %d", options->device, n_devices);
     if (!code) code = lazy_cublas_load(&cublas, options->libraries, options->n_libraries, err);
@@ -391,17 +432,49 @@ int lazy_cuda_open(lazy_backend **out, const lazy_cuda_options *options, lazy_er
     if ((code = lazy_alloc_zeroed(&cuda, 1, "the CUDA backend", err))) return code;
     cuda->device = options->device;
     cuda->type = options->type;
-    cuda->base.ops = &cuda_ops;
-    cuda->base.name = cuda->name;
-    cuda->base.variant = cuda->variant;
-    cuda->base.threads = 1;
-    cuda->base.activations = cuda->base.kv = cuda->type;
-    cuda->base.row_chunk = ROW_CHUNK;
+    cuda->base = { &ops, cuda->name, cuda->variant, 1, cuda->type, cuda->type, ROW_CHUNK };
     code = describe(cuda, err);
     if (!code) code = lazy_cuda_enter(&cuda->base, err);
     if (!code) code = open_pool(cuda, err);
     if (!code) code = lazy_gemm_open(&cuda->gemm, cublas, err);
-    if (code) close_backend(&cuda->base);
+    if (code) lazy_cuda_close(&cuda->base);
     else *out = &cuda->base;
     return code;
+}
+
+/* ---- the library ------------------------------------------------------------------------ */
+
+static int look(lazy_cuda_facts *facts, const char *const *libraries, int n_libraries, lazy_error *err)
+{
+    int driver = 0, runtime = 0;
+    int code = count_devices(&facts->n_devices, err);
+    if (code) return code;
+    cudaDriverGetVersion(&driver);
+    cudaRuntimeGetVersion(&runtime);
+    snprintf(facts->versions, sizeof facts->versions, "driver for CUDA %d.%d, runtime %d.%d", driver / 1000,
+             driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+    size_t length = 0;
+    for (int i = 0; i < facts->n_devices && length < sizeof facts->devices; i++) {
+        cudaDeviceProp properties;
+        if ((code = lazy_cuda_check(cudaGetDeviceProperties(&properties, i), "asking for a device's properties", err)))
+            return code;
+        length += (size_t)snprintf(facts->devices + length, sizeof facts->devices - length,
+                                   "%scuda:%d %s, %.0f GiB, sm_%d%d", i ? ", " : "", i, properties.name,
+                                   (double)properties.totalGlobalMem / (1 << 30), properties.major, properties.minor);
+    }
+    const lazy_cublas *cublas;
+    lazy_error missing = {};
+    if (lazy_cublas_load(&cublas, libraries, n_libraries, &missing) == LAZY_OK)
+        snprintf(facts->cublas, sizeof facts->cublas, "cuBLASLt %zu.%zu.%zu from %s", cublas->version / 10000,
+                 cublas->version / 100 % 100, cublas->version % 100, cublas->file);
+    else snprintf(facts->cublas, sizeof facts->cublas, "%.*s", LAZY_CUDA_TEXT - 1, missing.message);
+    return LAZY_OK;
+}
+
+extern "C" __attribute__((visibility("default"))) const lazy_cuda_library *lazy_cuda_library_get(void)
+{
+    static const lazy_cuda_library library = {
+        LAZY_CUDA_VERSION, sizeof(lazy_ops), LAZY_CUDA_ARCHITECTURES, lazy_cuda_open, look, lazy_cuda_read,
+    };
+    return &library;
 }

@@ -125,7 +125,7 @@ template <class B> __device__ __forceinline__ int lazy_widen_unit(float (&values
 template <class B> __device__ constexpr int lazy_place_in_unit(int i) { return i / 8 * lazy_gap<B> + i % 8; }
 
 /* launch(a value of the format's type), or of T for weights that are not quantized. */
-template <class T, class F> cudaError_t lazy_with_format(lazy_dtype dtype, F launch)
+template <class T, class F> auto lazy_with_format(lazy_dtype dtype, F launch)
 {
     switch (dtype) {
     case LAZY_Q8_0: return launch(lazy_q8_0{});

@@ -19,14 +19,12 @@ __global__ void __launch_bounds__(THREADS) read_all(const uint4 *memory, size_t 
     if (sum == 0x9e3779b9u) *sink = 1; /* almost never true: keeps the compiler from removing the loads */
 }
 
-unsigned blocks(lazy_stream *stream) { return (unsigned)lazy_cuda_of(stream)->processors * BLOCKS_PER_PROCESSOR; }
 } // namespace
 
 int lazy_cuda_read(lazy_stream *stream, const void *memory, size_t bytes, lazy_error *err)
 {
-    int code = lazy_cuda_op(stream, "reading", err, [&](cudaStream_t queue) {
-        return lazy_launch(read_all, dim3(blocks(stream)), dim3(THREADS), 0, queue, (const uint4 *)memory,
-                           bytes / sizeof(uint4), &lazy_cuda_scratch(stream)->found->count);
-    });
+    int blocks = lazy_cuda_of(stream)->processors * BLOCKS_PER_PROCESSOR;
+    int code = lazy_cuda_run(stream, "reading", err, read_all, blocks, THREADS, (const uint4 *)memory,
+                             bytes / sizeof(uint4), &lazy_cuda_scratch(stream)->found->count);
     return code ? code : lazy_cuda_wait(stream, err);
 }

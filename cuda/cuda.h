@@ -4,6 +4,9 @@
 #ifndef LAZY_CUDA_H
 #define LAZY_CUDA_H
 
+#include <cmath>
+#include <type_traits>
+
 #include <cuda_runtime_api.h>
 
 extern "C" {
@@ -13,7 +16,6 @@ extern "C" {
 }
 
 #include "gemm.h"
-#include "staging.h"
 
 enum {
     LAZY_GEMV_ROWS = 4,          /* that a GEMV multiplies at a time, and up to which experts are not sorted */
@@ -75,6 +77,17 @@ struct lazy_cuda {
     size_t panel_bytes; /* of the largest panel; grows while weights are bound, before streams are opened for passes */
 };
 
+/* Copies from and to the host go through pinned memory, so that the host may overwrite what it uploads and need not
+ * wait for the device. A ring: a slot is written again when the device has copied it. */
+struct lazy_staging {
+    static constexpr int SLOTS = 2;
+    static constexpr size_t SLOT_BYTES = 512 << 10; /* a decode step after 58,000 tokens uploads as much */
+
+    char *memory;              /* (SLOTS, SLOT_BYTES) pinned */
+    cudaEvent_t copied[SLOTS]; /* after the last upload from each slot */
+    int next;                  /* slot */
+};
+
 struct lazy_cuda_stream {
     lazy_stream base;
     cudaStream_t queue;
@@ -101,10 +114,6 @@ struct lazy_cuda_stream {
     lazy_findings *found;     /* pinned */
 };
 
-/* *n = how many devices there are. Without a driver, or with one that is too old for this build, the error names the
- * way out. */
-int lazy_cuda_count_devices(int *n, lazy_error *err);
-
 int lazy_cuda_open(lazy_backend **out, const lazy_cuda_options *options, lazy_error *err);
 
 /* Makes the device current for the calling thread; must precede every other CUDA call. */
@@ -113,16 +122,22 @@ int lazy_cuda_enter(const lazy_backend *backend, lazy_error *err);
 /* Waits for the stream. Fails if selection has met a score that is not a number since the last wait. */
 int lazy_cuda_wait(lazy_stream *stream, lazy_error *err);
 
-/* ranges.cu: must follow every change of positions in device memory. */
+/* ranges.cu */
+/* Must follow every change of positions in device memory. */
 void lazy_cuda_forget_ranges(lazy_stream *stream);
+/* (*out)[r] = the part of in_play that row r attends to: rows[r] - window < position <= rows[r]. Computed only if the
+ * stream's last ranges are of other rows or keys. */
+int lazy_cuda_find_ranges(lazy_stream *stream, const lazy_attending *a, const lazy_key_range **out, lazy_error *err);
 
 /* LAZY_OK, or fails with `what` and CUDA's text for the error. */
 int lazy_cuda_check(cudaError_t code, const char *what, lazy_error *err);
 
-static inline lazy_cuda *lazy_cuda_of(const lazy_stream *stream)
+static inline lazy_cuda *lazy_cuda_of(lazy_backend *backend) { return reinterpret_cast<lazy_cuda *>(backend); }
+static inline const lazy_cuda *lazy_cuda_of(const lazy_backend *backend)
 {
-    return reinterpret_cast<lazy_cuda *>(stream->backend);
+    return reinterpret_cast<const lazy_cuda *>(backend);
 }
+static inline lazy_cuda *lazy_cuda_of(const lazy_stream *stream) { return lazy_cuda_of(stream->backend); }
 static inline lazy_cuda_stream *lazy_cuda_scratch(lazy_stream *stream)
 {
     return reinterpret_cast<lazy_cuda_stream *>(stream);
@@ -132,59 +147,51 @@ static inline cudaDataType_t lazy_cuda_data_type(lazy_dtype type)
     return type == LAZY_F32 ? CUDA_R_32F : type == LAZY_F16 ? CUDA_R_16F : CUDA_R_16BF;
 }
 
-/* staging.cc */
-int lazy_cuda_upload(lazy_stream *, void *, const void *, size_t, lazy_error *);
-int lazy_cuda_download(lazy_stream *, void *, const void *, size_t, lazy_error *);
+/* log2(e) / sqrt(query_scalar): the softmax uses powers of 2. */
+static inline float lazy_cuda_scale(const lazy_config *c)
+{
+    return (float)(M_LOG2E / sqrt(c->query_scalar ? (double)c->query_scalar : c->head_dim));
+}
+/* The cap on the products so scaled; 0: none. */
+static inline float lazy_cuda_cap(const lazy_config *c) { return (float)M_LOG2E * c->attention_cap; }
 
 /* Matrices, and their parts of different types, begin at multiples of 16 bytes. */
 static inline size_t lazy_cuda_aligned(size_t bytes) { return (bytes + 15) / 16 * 16; }
+
+/* OP(op of backend.h) for all that the backend has. */
+#define LAZY_CUDA_OPS(OP)                                                                                              \
+    OP(alloc)                                                                                                          \
+    OP(free)                                                                                                           \
+    OP(admit)                                                                                                          \
+    OP(bind) OP(unbind) OP(close) OP(stream_open) OP(stream_close) OP(reserve) OP(scratch_bytes) OP(upload)            \
+        OP(download) OP(copy)                                                         /* backend_cuda.cc */            \
+        OP(matmul) OP(gated) OP(logits)                                               /* products.cu */                \
+        OP(mix_experts)                                                               /* experts.cu */                 \
+        OP(embed) OP(rmsnorm) OP(checked_rmsnorm) OP(rotate) OP(surprisal) OP(argmax) /* rows.cu */                    \
+        OP(attention)                                                                 /* attention.cu */               \
+        OP(scores)                                                                    /* scores.cu */                  \
+        OP(share) OP(largest) OP(remember)                                            /* pooling.cu */                 \
+        OP(average) OP(smooth) OP(mass) OP(select)                                    /* selection.cu */               \
+        OP(mark) OP(filter) OP(regroup)                                               /* sets.cu */
+#define LAZY_DECLARE(op) std::remove_pointer_t<decltype(lazy_ops::op)> lazy_cuda_##op;
+LAZY_CUDA_OPS(LAZY_DECLARE)
+#undef LAZY_DECLARE
 
 /* rows.cu: to[r, :] = scale * row ids[r] of the quantized w, or row r if ids is NULL, of n; scale is rounded to the
  * backend's type first. */
 int lazy_cuda_widen(lazy_stream *, void *to, const void *w, lazy_dtype, const int32_t *ids, int n, int cols,
                     float scale, lazy_error *);
-/* products.cu */
-int lazy_cuda_matmul(lazy_stream *, void *, const void *, int, const lazy_matrix *, bool, lazy_error *);
-int lazy_cuda_gated(lazy_stream *, void *, const void *, int, const lazy_matrix *, lazy_error *);
-int lazy_cuda_f32_product(lazy_stream *, float *, const void *, int, const lazy_matrix *, lazy_error *);
-int lazy_cuda_logits(lazy_stream *, float *, const void *, int, const lazy_matrix *, lazy_error *);
+/* products.cu: y, in f32, = x W^T */
+int lazy_cuda_f32_product(lazy_stream *, float *y, const void *x, int n, const lazy_matrix *w, lazy_error *);
 /* y[i, :] = x[i / share, :] W^T with matrix chosen[i] of w, all of one part and type; y is of gate and up the gated
  * product. */
 int lazy_cuda_multiply_pairs(lazy_stream *, void *y, const void *x, int n, int share, const int32_t *chosen,
                              const lazy_matrix *w, bool gated, lazy_error *);
-/* experts.cu */
-int lazy_cuda_mix_experts(lazy_stream *, void *, const void *, int, const lazy_experts *, bool, lazy_error *);
-/* rows.cu */
-int lazy_cuda_embed(lazy_stream *, void *, const int32_t *, int, const lazy_matrix *, lazy_error *);
-int lazy_cuda_rmsnorm(lazy_stream *, void *, const void *, int, int, const float *, float, bool, lazy_error *);
-int lazy_cuda_checked_rmsnorm(lazy_stream *, void *, const void *, int, int, const float *, float, int, int32_t *,
-                              lazy_error *);
-int lazy_cuda_rotate(lazy_stream *, void *, const int32_t *, int, lazy_kv, const float *, const float *, const float *,
-                     const float *, float, lazy_error *);
-int lazy_cuda_surprisal(lazy_stream *, float *, float *, int, int, const int32_t *, lazy_error *);
-int lazy_cuda_argmax(lazy_stream *, int32_t *, const float *, int, lazy_error *);
-/* attention.cu */
-int lazy_cuda_attention(lazy_stream *, void *, const lazy_attending *, lazy_error *);
-/* Maximum number of partial results (row, head, chunk of keys) in passes of up to n_rows rows. */
+/* attention.cu: maximum number of partial results (row, head, chunk of keys) in passes of up to n_rows rows. */
 size_t lazy_cuda_max_partials(const lazy_config *, const lazy_cuda *, int n_rows);
-/* scores.cu */
-/* Maximum number of softmaxes (query row, head, chunk of keys) in passes of up to n_rows rows over n_tokens tokens. */
+/* scores.cu: maximum number of softmaxes (query row, head, chunk of keys) in passes of up to n_rows rows over n_tokens
+ * tokens. */
 size_t lazy_cuda_max_softmaxes(const lazy_config *, int n_rows, int n_tokens);
-int lazy_cuda_scores(lazy_stream *, float *, const lazy_attending *, int, lazy_pooling, int, lazy_error *);
-/* pooling.cu */
-int lazy_cuda_share(lazy_stream *, float *, const float *, const int32_t *, int, const uint8_t *, lazy_error *);
-int lazy_cuda_largest(lazy_stream *, float *, const float *, int, int, const int32_t *, int, bool, lazy_error *);
-int lazy_cuda_remember(lazy_stream *, float *, float *, int, int, float, const int32_t *, int, lazy_error *);
-/* selection.cu */
-int lazy_cuda_average(lazy_stream *, float *, const float *, int, int, lazy_error *);
-int lazy_cuda_smooth(lazy_stream *, float *, const float *, int, int, lazy_error *);
-int lazy_cuda_mass(lazy_stream *, int *, const int32_t *, const float *, int, const uint8_t *, double, lazy_error *);
-int lazy_cuda_select(lazy_stream *, int32_t *, const int32_t *, const float *, int, const uint8_t *, int, lazy_error *);
-/* sets.cu */
-int lazy_cuda_mark(lazy_stream *, int32_t *, const int32_t *, int, int, lazy_error *);
-int lazy_cuda_filter(lazy_stream *, int32_t *, int *, const int32_t *, int, const int32_t *, int, int, lazy_error *);
-int lazy_cuda_regroup(lazy_stream *, void *, const int32_t *, int, const void *, const int32_t *, int, void *, int,
-                      int32_t *, lazy_error *);
 /* ceilings.cu */
 int lazy_cuda_read(lazy_stream *, const void *, size_t, lazy_error *);
 

@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(32)
         taken[e] = false;
         top = fmaxf(top, row[e]);
     }
-    for (int step = 16; step; step /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
+    top = lazy_warp_max(top);
     for (int i = 0; i < k; i++) {
         int best = INT32_MAX;
         float greatest = -INFINITY;
@@ -129,8 +129,6 @@ bool are_alike(const lazy_matrix *w, int n)
     });
 }
 
-dim3 blocks_of(int n, int d) { return dim3(n, (d + THREADS - 1) / THREADS); }
-
 char *at(const lazy_stream *stream, void *rows, int64_t values)
 {
     return (char *)rows + values * (int64_t)lazy_float_bytes(lazy_cuda_of(stream)->type);
@@ -143,19 +141,18 @@ int multiply_sorted(lazy_stream *stream, const void *x, int n, const lazy_expert
     int n_experts = experts->router.rows, d = experts->router.cols, k = stream->config->experts_per_token,
         n_pairs = n * k;
     int32_t counts[LAZY_MAX_EXPERTS];
-    int code = lazy_cuda_typed_op(stream, "sorting rows by expert", err, [&](auto type, cudaStream_t queue) {
-        using T = decltype(type);
-        cudaError_t failed =
-            lazy_launch(count_pairs, dim3(n_experts), dim3(THREADS), 0, queue, s->counts, s->chosen, n_pairs);
-        if (!failed)
-            failed = lazy_launch(sort_pairs, dim3(n_experts), dim3(SCAN_THREADS), 0, queue, s->sorted_rows, s->places,
-                                 s->counts, s->chosen, n_pairs, k);
-        return failed ? failed
-                      : lazy_launch(gather<T>, blocks_of(n_pairs, d), dim3(THREADS), 0, queue, (T *)s->expert_states,
-                                    (const T *)x, s->sorted_rows, d);
-    });
+    const char *what = "sorting rows by expert";
+    int code = lazy_cuda_run(stream, what, err, count_pairs, n_experts, THREADS, s->counts, s->chosen, n_pairs);
     if (!code)
-        code = stream->backend->ops->download(stream, counts, s->counts, (size_t)n_experts * sizeof *counts, err);
+        code = lazy_cuda_run(stream, what, err, sort_pairs, n_experts, SCAN_THREADS, s->sorted_rows, s->places,
+                             s->counts, s->chosen, n_pairs, k);
+    if (!code)
+        code = lazy_cuda_with_type(stream, [&](auto type) {
+            using T = decltype(type);
+            return lazy_cuda_run(stream, what, err, gather<T>, dim3(n_pairs, lazy_blocks(d, THREADS)), THREADS,
+                                 (T *)s->expert_states, (const T *)x, s->sorted_rows, d);
+        });
+    if (!code) code = lazy_cuda_download(stream, counts, s->counts, (size_t)n_experts * sizeof *counts, err);
     for (int e = 0, first = 0; e < n_experts && !code; first += counts[e++]) {
         if (!counts[e]) continue;
         void *states = at(stream, s->expert_states, (int64_t)first * d); /* of this expert's rows, then its outputs */
@@ -175,10 +172,8 @@ int lazy_cuda_mix_experts(lazy_stream *stream, void *y, const void *x, int n, co
     bool sorted = n > LAZY_GEMV_ROWS || !are_alike(experts->gate_up, n_experts) || !are_alike(experts->down, n_experts);
     int code = lazy_cuda_f32_product(stream, s->router_logits, x, n, &experts->router, err);
     if (!code)
-        code = lazy_cuda_op(stream, "routing", err, [&](cudaStream_t queue) {
-            return lazy_launch(route_rows, dim3(n), dim3(32), 0, queue, s->weights, s->chosen, s->router_logits,
-                               n_experts, k, c->normed_experts);
-        });
+        code = lazy_cuda_run(stream, "routing", err, route_rows, n, 32, s->weights, s->chosen, s->router_logits,
+                             n_experts, k, c->normed_experts);
     if (!code && sorted) code = multiply_sorted(stream, x, n, experts, err);
     else if (!code) {
         code = lazy_cuda_multiply_pairs(stream, s->expert_rows, x, n * k, k, s->chosen, experts->gate_up, true, err);
@@ -187,9 +182,10 @@ int lazy_cuda_mix_experts(lazy_stream *stream, void *y, const void *x, int n, co
                                             experts->down, false, err);
     }
     if (code) return code;
-    return lazy_cuda_typed_op(stream, "adding the experts' outputs", err, [&](auto type, cudaStream_t queue) {
+    return lazy_cuda_with_type(stream, [&](auto type) {
         using T = decltype(type);
-        return lazy_launch(add_outputs<T>, blocks_of(n, d), dim3(THREADS), 0, queue, (T *)y,
-                           (const T *)s->expert_states, s->weights, sorted ? s->places : nullptr, k, d, accumulate);
+        return lazy_cuda_run(stream, "adding the experts' outputs", err, add_outputs<T>,
+                             dim3(n, lazy_blocks(d, THREADS)), THREADS, (T *)y, (const T *)s->expert_states, s->weights,
+                             sorted ? s->places : nullptr, k, d, accumulate);
     });
 }

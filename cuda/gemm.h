@@ -4,9 +4,8 @@
 
 #include "cublas.h"
 
-enum : size_t {
-    LAZY_GEMM_WORKSPACE = 32 << 20
-}; /* bytes: NVIDIA's recommendation for the devices that need the largest */
+/* bytes: NVIDIA's recommendation for the devices that need the largest */
+enum : size_t { LAZY_GEMM_WORKSPACE = 32 << 20 };
 
 /* A cuBLASLt handle, its workspace and the algorithms chosen so far, for all streams of a device. Thread-safe. */
 typedef struct lazy_gemm lazy_gemm;
@@ -23,7 +22,7 @@ void lazy_gemm_close(lazy_gemm *gemm); /* after all its streams; NULL is allowed
  *
  * Takes the first algorithm that cuBLASLt proposes for n rounded up, and remembers it for the last 256 shapes; for n
  * itself where that one is refused. If cuBLASLt has none for this shape, *refused is set, nothing has been submitted,
- * and the result is LAZY_OK: the caller computes the product otherwise. Neither allocates nor waits. */
+ * and the result is LAZY_OK: the caller computes the product otherwise. Neither allocates device memory nor waits. */
 int lazy_gemm_run(lazy_gemm *gemm, cudaStream_t stream, void *y, const void *x, const void *w, int n, int rows,
                   int cols, int stride, bool accumulate, cudaDataType_t in_type, cudaDataType_t out_type, bool *refused,
                   lazy_error *err);

@@ -80,22 +80,17 @@ __device__ __forceinline__ void begin_kernel(bool next_starts = true)
  *   b[0] = B[2t, 2t + 1][g]   b[1] = B[2t + 8, 2t + 9][g]
  *   d[0], d[1] = D[g][2t, 2t + 1]   d[2], d[3] = D[g + 8][2t, 2t + 1]
  * The last argument only selects the type of a and b. */
-__device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
-                                             __nv_bfloat16)
-{
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-__device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], __half)
-{
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, "
-                 "%1, %2, %3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
+#define LAZY_MMA(T, type)                                                                                              \
+    __device__ __forceinline__ void mma_m16n8k16(float(&d)[4], const uint32_t(&a)[4], const uint32_t(&b)[2], T)        \
+    {                                                                                                                  \
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 {%0, %1, %2, %3}, "                  \
+                     "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                                                   \
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                  \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));                              \
+    }
+LAZY_MMA(__nv_bfloat16, "bf16")
+LAZY_MMA(__half, "f16")
+#undef LAZY_MMA
 
 /* Loads four 8x8 matrices of 16-bit values from shared memory. Lane l passes the address of row l % 8 of matrix l / 8:
  * 16 bytes, aligned to 16. r[i] receives, from matrix i, [lane / 4][2 (lane % 4)] and the value to its right (in the

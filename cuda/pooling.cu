@@ -49,30 +49,25 @@ __global__ void __launch_bounds__(THREADS)
 int lazy_cuda_share(lazy_stream *stream, float *share, const float *scores, const int32_t *in_play, int m,
                     const uint8_t *flags, lazy_error *err)
 {
-    return lazy_cuda_op(stream, "shares of a layer", err, [&](cudaStream_t queue) {
-        cudaError_t failed = cudaSuccess;
-        for (float *out : { (float *)nullptr, share })
-            if (!failed)
-                failed = lazy_launch(share_scores, lazy_blocks(m, LAZY_TOKEN_BLOCK), dim3(LAZY_TOKEN_BLOCK), 0, queue,
-                                     out, (double *)lazy_cuda_scratch(stream)->of_blocks, scores, in_play, m, flags);
-        return failed;
-    });
+    double *sums = (double *)lazy_cuda_scratch(stream)->of_blocks;
+    int code = LAZY_OK, blocks = lazy_blocks(m, LAZY_TOKEN_BLOCK);
+    for (float *out : { (float *)nullptr, share })
+        if (!code)
+            code = lazy_cuda_run(stream, "shares of a layer", err, share_scores, blocks, LAZY_TOKEN_BLOCK, out, sums,
+                                 scores, in_play, m, flags);
+    return code;
 }
 
 int lazy_cuda_largest(lazy_stream *stream, float *scores, const float *shares, int n, int capacity,
                       const int32_t *in_play, int m, bool also, lazy_error *err)
 {
-    return lazy_cuda_op(stream, "scores over layers", err, [&](cudaStream_t queue) {
-        return lazy_launch(find_largest, lazy_blocks(m, THREADS), dim3(THREADS), 0, queue, scores, shares, n, capacity,
-                           in_play, m, also);
-    });
+    return lazy_cuda_run(stream, "scores over layers", err, find_largest, lazy_blocks(m, THREADS), THREADS, scores,
+                         shares, n, capacity, in_play, m, also);
 }
 
 int lazy_cuda_remember(lazy_stream *stream, float *scores, float *remembered, int n_old, int length, float factor,
                        const int32_t *in_play, int m, lazy_error *err)
 {
-    return lazy_cuda_op(stream, "remembered scores", err, [&](cudaStream_t queue) {
-        return lazy_launch(recall, lazy_blocks(m, THREADS), dim3(THREADS), 0, queue, scores, remembered, n_old, length,
-                           factor, in_play, m);
-    });
+    return lazy_cuda_run(stream, "remembered scores", err, recall, lazy_blocks(m, THREADS), THREADS, scores, remembered,
+                         n_old, length, factor, in_play, m);
 }

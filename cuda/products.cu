@@ -125,14 +125,14 @@ template <class T, class W, int ROWS, bool GATED> __global__ void __launch_bound
 
 template <class T, class W, bool GATED> cudaError_t run_gemv(gemv_task p, cudaStream_t queue)
 {
-    dim3 block(32 * WARPS), grid((p.columns + WARPS - 1) / WARPS);
+    dim3 block(32 * WARPS), grid(lazy_blocks(p.columns, WARPS));
     if (p.n == 1 || p.chosen) {
         grid.y = (unsigned)p.n;
         return lazy_launch(gemv<T, W, 1, GATED>, grid, block, 0, queue, p);
     }
     cudaError_t failed = cudaSuccess;
     for (; p.first < p.n && failed == cudaSuccess; p.first += GEMV_ROWS * MAX_GROUPS) {
-        grid.y = (unsigned)std::min((p.n - p.first + GEMV_ROWS - 1) / GEMV_ROWS, (int)MAX_GROUPS);
+        grid.y = (unsigned)std::min(lazy_blocks(p.n - p.first, GEMV_ROWS), (int)MAX_GROUPS);
         failed = lazy_launch(gemv<T, W, GEMV_ROWS, GATED>, grid, block, 0, queue, p);
     }
     return failed;
@@ -141,9 +141,13 @@ template <class T, class W, bool GATED> cudaError_t run_gemv(gemv_task p, cudaSt
 template <bool GATED>
 int run_gemv(lazy_stream *stream, const char *what, lazy_dtype dtype, const gemv_task &p, lazy_error *err)
 {
-    return lazy_cuda_typed_op(stream, what, err, [&](auto type, cudaStream_t queue) {
+    int code = lazy_cuda_enter(stream->backend, err);
+    if (code) return code;
+    return lazy_cuda_with_type(stream, [&](auto type) {
         using T = decltype(type);
-        return lazy_with_format<T>(dtype, [&](auto format) { return run_gemv<T, decltype(format), GATED>(p, queue); });
+        cudaStream_t queue = lazy_cuda_scratch(stream)->queue;
+        auto run = [&](auto format) { return run_gemv<T, decltype(format), GATED>(p, queue); };
+        return lazy_cuda_check(lazy_with_format<T>(dtype, run), what, err);
     });
 }
 
@@ -189,7 +193,7 @@ __global__ void __launch_bounds__(THREADS) cap_logits(float *logits, int vocab, 
     *logit = lazy_capped(*logit, cap);
 }
 
-dim3 blocks_of(int n, int columns, int per_block) { return dim3(n, (columns + per_block - 1) / per_block); }
+dim3 blocks_of(int n, int columns, int per_block) { return dim3(n, lazy_blocks(columns, per_block)); }
 
 /* The most rows of x that gemv multiplies: of plain weights one, since cuBLASLt takes half as long for two to four.
  * Rows more than LAZY_GEMV_ROWS at a time read quantized weights again, and widening these for cuBLASLt moves about
@@ -220,12 +224,12 @@ int multiply_many(lazy_stream *stream, const gemv_task &p, lazy_dtype dtype, laz
         if (!code && refused) code = run_gemv<false>(stream, "GEMV", dtype, panel, err);
     }
     if (code || !p.bias) return code;
-    return lazy_cuda_typed_op(stream, "bias", err, [&](auto type, cudaStream_t queue) {
-        using T = decltype(type);
-        dim3 grid = blocks_of(p.n, p.columns, THREADS), block(THREADS);
-        return p.wide ? lazy_launch(add_bias<float>, grid, block, 0, queue, (float *)p.y, p.bias, p.columns, p.stride)
-                      : lazy_launch(add_bias<T>, grid, block, 0, queue, (T *)p.y, p.bias, p.columns, p.stride);
-    });
+    auto add = [&](auto type) {
+        using Y = decltype(type);
+        return lazy_cuda_run(stream, "bias", err, add_bias<Y>, blocks_of(p.n, p.columns, THREADS), THREADS, (Y *)p.y,
+                             p.bias, p.columns, p.stride);
+    };
+    return p.wide ? add(float{}) : lazy_cuda_with_type(stream, add);
 }
 
 /* y[n, w->rows] (+)= x w^T + bias; y is f32 if wide, else of the backend's type. */
@@ -263,9 +267,8 @@ int lazy_cuda_logits(lazy_stream *stream, float *y, const void *x, int n, const 
     float cap = stream->config->logit_cap;
     int code = lazy_cuda_f32_product(stream, y, x, n, w, err);
     if (code || !cap) return code;
-    return lazy_cuda_op(stream, "capping logits", err, [&](cudaStream_t queue) {
-        return lazy_launch(cap_logits, blocks_of(n, w->rows, THREADS), dim3(THREADS), 0, queue, y, w->rows, cap);
-    });
+    return lazy_cuda_run(stream, "capping logits", err, cap_logits, blocks_of(n, w->rows, THREADS), THREADS, y, w->rows,
+                         cap);
 }
 
 int lazy_cuda_gated(lazy_stream *stream, void *y, const void *x, int n, const lazy_matrix *gate_up, lazy_error *err)
@@ -279,10 +282,10 @@ int lazy_cuda_gated(lazy_stream *stream, void *y, const void *x, int n, const la
     void *product = lazy_cuda_scratch(stream)->gate_up;
     int code = multiply(stream, product, false, x, n, gate_up, false, err);
     if (code) return code;
-    return lazy_cuda_typed_op(stream, "gate", err, [&](auto type, cudaStream_t queue) {
+    return lazy_cuda_with_type(stream, [&](auto type) {
         using T = decltype(type);
-        return lazy_launch(apply_gate<T>, blocks_of(n, ffn, THREADS * 16 / sizeof(T)), dim3(THREADS), 0, queue, (T *)y,
-                           (const T *)product, ffn, gelu);
+        return lazy_cuda_run(stream, "gate", err, apply_gate<T>, blocks_of(n, ffn, THREADS * 16 / sizeof(T)), THREADS,
+                             (T *)y, (const T *)product, ffn, gelu);
     });
 }
 

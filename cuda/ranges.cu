@@ -1,20 +1,8 @@
-#include "ranges.h"
+#include "values.h"
 
 namespace
 {
 enum { THREADS = 256 };
-
-/* How many positions of in_play are <= position. */
-__device__ __forceinline__ int count_up_to(int position, const int32_t *in_play, int m)
-{
-    int low = 0, high = m;
-    while (low < high) {
-        int middle = (low + high) / 2;
-        if (in_play[middle] <= position) low = middle + 1;
-        else high = middle;
-    }
-    return low;
-}
 
 __global__ void __launch_bounds__(THREADS)
     find_ranges(lazy_key_range *of_row, const int32_t *rows, int n, const int32_t *in_play, int m, int window)
@@ -22,8 +10,8 @@ __global__ void __launch_bounds__(THREADS)
     begin_kernel();
     int r = blockIdx.x * THREADS + threadIdx.x;
     if (r >= n) return;
-    int end = count_up_to(rows[r], in_play, m);
-    of_row[r] = { window > rows[r] ? 0 : count_up_to(rows[r] - window, in_play, end), end };
+    int end = lazy_first_from(in_play, m, rows[r] + 1);
+    of_row[r] = { window > rows[r] ? 0 : lazy_first_from(in_play, end, rows[r] - window + 1), end };
 }
 } // namespace
 
@@ -41,10 +29,8 @@ int lazy_cuda_find_ranges(lazy_stream *stream, const lazy_attending *a, const la
         ranges->window == a->window)
         return LAZY_OK;
     *ranges = { ranges->of_row, a->rows, a->in_play, a->n, a->m, a->window };
-    int code = lazy_cuda_op(stream, "finding visible tokens", err, [&](cudaStream_t queue) {
-        return lazy_launch(find_ranges, dim3((a->n + THREADS - 1) / THREADS), dim3(THREADS), 0, queue, ranges->of_row,
-                           a->rows, a->n, a->in_play, a->m, a->window);
-    });
+    int code = lazy_cuda_run(stream, "finding visible tokens", err, find_ranges, lazy_blocks(a->n, THREADS), THREADS,
+                             ranges->of_row, a->rows, a->n, a->in_play, a->m, a->window);
     if (code) ranges->n = 0;
     return code;
 }

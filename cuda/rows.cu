@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(THREADS)
     float max_logit = -INFINITY, sum = 0.0f;
     for (int v = threadIdx.x; v < vocab; v += THREADS)
         max_logit = fmaxf(max_logit, row[v]); /* fmaxf ignores NaN; the sum keeps it */
-    max_logit = lazy_block_max(max_logit, scratch);
+    max_logit = lazy_block_reduce(max_logit, scratch, lazy_max());
     for (int v = threadIdx.x; v < vocab; v += THREADS) sum += expf(row[v] - max_logit);
     sum = lazy_block_sum(sum, scratch);
     if (threadIdx.x == 0) surprisal[blockIdx.x] = logf(sum) + (max_logit - row[ids[blockIdx.x]]);
@@ -292,28 +292,27 @@ __global__ void __launch_bounds__(LOGIT_THREADS) find_argmax(int32_t *id, const 
 }
 
 template <class T>
-cudaError_t launch_norm(lazy_stream *stream, T *y, const T *x, int n, int d, int stride, const float *weight, float eps,
-                        bool accumulate, bool layer_norm, layer_check check)
+int launch_norm(lazy_stream *stream, T *y, const T *x, int n, int d, int stride, const float *weight, float eps,
+                bool accumulate, bool layer_norm, layer_check check, lazy_error *err)
 {
     constexpr int WIDE = 16 / sizeof(T), BLOCKS = 4 /* of a multiprocessor */;
-    cudaStream_t queue = lazy_cuda_scratch(stream)->queue;
     bool fits = d % WIDE == 0 && stride % WIDE == 0 && d / WIDE <= PACKS * NORM_THREADS;
     if (!fits || layer_norm)
-        return lazy_launch(norm_rows<T>, dim3(n), dim3(THREADS), 0, queue, y, x, d, stride, weight, eps, accumulate,
-                           layer_norm, check);
-    int threads = std::min((d / WIDE + 31) / 32 * 32, (int)NORM_THREADS); /* no more than packs, in whole warps */
-    dim3 blocks(std::min(n, BLOCKS * lazy_cuda_of(stream)->processors));
-    return lazy_launch(norm_in_registers<T>, blocks, dim3(threads), 0, queue, y, x, n, d, stride, weight, eps,
-                       accumulate, check);
+        return lazy_cuda_run(stream, "norm", err, norm_rows<T>, n, THREADS, y, x, d, stride, weight, eps, accumulate,
+                             layer_norm, check);
+    int threads = std::min(lazy_blocks(d / WIDE, 32) * 32, (int)NORM_THREADS); /* no more than packs, in whole warps */
+    return lazy_cuda_run(stream, "norm", err, norm_in_registers<T>,
+                         std::min(n, BLOCKS * lazy_cuda_of(stream)->processors), threads, y, x, n, d, stride, weight,
+                         eps, accumulate, check);
 }
 
 int norm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps, bool accumulate,
          layer_check check, lazy_error *err)
 {
-    return lazy_cuda_typed_op(stream, "norm", err, [&](auto type, cudaStream_t) {
+    return lazy_cuda_with_type(stream, [&](auto type) {
         using T = decltype(type);
         return launch_norm(stream, (T *)y, (const T *)x, n, d, d, weight, eps, accumulate, stream->config->layer_norm,
-                           check);
+                           check, err);
     });
 }
 } // namespace
@@ -321,14 +320,15 @@ int norm(lazy_stream *stream, void *y, const void *x, int n, int d, const float 
 int lazy_cuda_widen(lazy_stream *stream, void *to, const void *w, lazy_dtype dtype, const int32_t *ids, int n, int cols,
                     float scale, lazy_error *err)
 {
-    return lazy_cuda_typed_op(stream, "widening weights", err, [&](auto type, cudaStream_t queue) {
+    return lazy_cuda_with_type(stream, [&](auto type) {
         using T = decltype(type);
-        return lazy_with_format<T>(dtype, [&](auto format) {
+        return lazy_with_format<T>(dtype, [&](auto format) -> int {
             using B = decltype(format);
-            if constexpr (lazy_block_values<B> == 1) return cudaErrorInvalidValue;
+            if constexpr (lazy_block_values<B> == 1) return LAZY_INVALID;
             else
-                return lazy_launch(widen_rows<T, B>, lazy_blocks(n * (cols / LAZY_UNIT), THREADS), dim3(THREADS), 0,
-                                   queue, (T *)to, (const B *)w, ids, n, cols, scale);
+                return lazy_cuda_run(stream, "widening weights", err, widen_rows<T, B>,
+                                     lazy_blocks(n * (cols / LAZY_UNIT), THREADS), THREADS, (T *)to, (const B *)w, ids,
+                                     n, cols, scale);
         });
     });
 }
@@ -339,10 +339,10 @@ int lazy_cuda_embed(lazy_stream *stream, void *x, const int32_t *ids, int n, con
     if (lazy_is_quantized(part.dtype))
         return lazy_cuda_widen(stream, x, part.data, part.dtype, ids, n, table->cols, stream->config->embedding_scale,
                                err);
-    return lazy_cuda_typed_op(stream, "embedding", err, [&](auto type, cudaStream_t queue) {
+    return lazy_cuda_with_type(stream, [&](auto type) {
         using T = decltype(type);
-        return lazy_launch(embed_rows<T>, dim3(n), dim3(THREADS), 0, queue, (T *)x, ids, (const T *)part.data,
-                           table->cols, stream->config->embedding_scale);
+        return lazy_cuda_run(stream, "embedding", err, embed_rows<T>, n, THREADS, (T *)x, ids, (const T *)part.data,
+                             table->cols, stream->config->embedding_scale);
     });
 }
 
@@ -366,35 +366,31 @@ int lazy_cuda_rotate(lazy_stream *stream, void *qkv, const int32_t *rows, int n,
     rotation t = { rows,   c->n_heads,           c->n_kv_heads,        c->head_dim, kv.capacity,     q_rope,
                    k_rope, wide ? NULL : q_norm, wide ? NULL : k_norm, eps,         c->late_qk_norm, c->layer_norm,
                    1 };
-    return lazy_cuda_typed_op(stream, "rotation", err, [&](auto type, cudaStream_t queue) {
+    return lazy_cuda_with_type(stream, [&](auto type) -> int {
         using T = decltype(type);
         int stride = lazy_qkv_width(c), of_q = lazy_q_width(c), of_k = lazy_kv_width(c);
         T *q = (T *)qkv, *k = q + of_q;
         if (wide) {
-            auto error = launch_norm(stream, q, q, n, of_q, stride, q_norm, eps, false, false, {});
-            if (!error) error = launch_norm(stream, k, k, n, of_k, stride, k_norm, eps, false, false, {});
-            if (error) return error;
+            int code = launch_norm(stream, q, q, n, of_q, stride, q_norm, eps, false, false, {}, err);
+            if (!code) code = launch_norm(stream, k, k, n, of_k, stride, k_norm, eps, false, false, {}, err);
+            if (code) return code;
         }
         constexpr int WIDE = 16 / sizeof(T);
         int half = t.d / 2, w = half % WIDE ? 1 : WIDE;
         while (t.lanes < 32 && t.lanes * w < half) t.lanes *= 2;
         dim3 grid(n, (c->n_heads + 2 * c->n_kv_heads) * t.lanes / THREADS + 1);
-        return lazy_launch(w == 1 ? rotate_rows<1, T> : rotate_rows<WIDE, T>, grid, dim3(THREADS), 0, queue, (T *)qkv,
-                           (T *)kv.k, (T *)kv.v, t);
+        return lazy_cuda_run(stream, "rotation", err, w == 1 ? rotate_rows<1, T> : rotate_rows<WIDE, T>, grid, THREADS,
+                             (T *)qkv, (T *)kv.k, (T *)kv.v, t);
     });
 }
 
 int lazy_cuda_surprisal(lazy_stream *stream, float *surprisal, float *logits, int n, int vocab, const int32_t *ids,
                         lazy_error *err)
 {
-    return lazy_cuda_op(stream, "surprisal", err, [&](cudaStream_t queue) {
-        return lazy_launch(surprisal_of_rows, dim3(n), dim3(THREADS), 0, queue, surprisal, logits, vocab, ids);
-    });
+    return lazy_cuda_run(stream, "surprisal", err, surprisal_of_rows, n, THREADS, surprisal, logits, vocab, ids);
 }
 
 int lazy_cuda_argmax(lazy_stream *stream, int32_t *id, const float *logits, int vocab, lazy_error *err)
 {
-    return lazy_cuda_op(stream, "argmax", err, [&](cudaStream_t queue) {
-        return lazy_launch(find_argmax, dim3(1), dim3(LOGIT_THREADS), 0, queue, id, logits, vocab);
-    });
+    return lazy_cuda_run(stream, "argmax", err, find_argmax, 1, LOGIT_THREADS, id, logits, vocab);
 }

@@ -9,7 +9,7 @@
  * global memory to registers: no other warp of the block needs these rows and keys of this head. */
 #include <algorithm>
 
-#include "ranges.h"
+#include "values.h"
 
 namespace
 {
@@ -49,16 +49,10 @@ template <class F> __device__ __forceinline__ void for_each(F f)
     for (int e = 0; e < 32; e++) f(e, e / 16 * 2 + e % 4 / 2, e / 4 % 4 * 8 + (int)threadIdx.x % 4 * 2 + e % 2);
 }
 
-/* The first query row; rows ascend, so that all later ones are query rows too. */
+/* The first query row; rows ascend, so that all later ones are query rows too: the last row is a new token always. */
 __device__ __forceinline__ int first_query(const scoring &t)
 {
-    int low = t.first, high = t.a.n - 1; /* the last row is a new token always */
-    while (low < high) {
-        int middle = (low + high) / 2;
-        if (t.a.rows[middle] < t.first_asking) low = middle + 1;
-        else high = middle;
-    }
-    return low;
+    return t.first + lazy_first_from(t.a.rows + t.first, t.a.n - 1 - t.first, t.first_asking);
 }
 
 __device__ __forceinline__ lazy_softmax *softmaxes_of(const scoring &t, int query, int head)
@@ -268,13 +262,11 @@ template <class T> __global__ void __launch_bounds__(32 * POOL_WARPS) pool_rows(
     t.scores[first_key + lane] = t.pooling == LAZY_POOLING_MAX ? pooled : pooled / (float)(t.a.n - begin);
 }
 
-int blocks(int n, int size) { return (n + size - 1) / size; }
-
 /* The length of chunks, which are at most as many for each row as the scratch has room for. */
 int length_of(int rows, int m)
 {
-    int64_t units = blocks(m, KEY_UNIT), chunks = std::clamp<int64_t>(SPLIT_ROWS * units / rows, 1, units);
-    return blocks((int)units, (int)chunks) * KEY_UNIT;
+    int64_t units = lazy_blocks(m, KEY_UNIT), chunks = std::clamp<int64_t>(SPLIT_ROWS * units / rows, 1, units);
+    return lazy_blocks((int)units, (int)chunks) * KEY_UNIT;
 }
 } // namespace
 
@@ -300,7 +292,7 @@ int lazy_cuda_scores(lazy_stream *stream, float *scores, const lazy_attending *a
                         ranges,
                         a->n - rows,
                         first_asking,
-                        blocks(a->m, length),
+                        lazy_blocks(a->m, length),
                         length,
                         heads,
                         heads / c->n_kv_heads,
@@ -309,15 +301,13 @@ int lazy_cuda_scores(lazy_stream *stream, float *scores, const lazy_attending *a
                         lazy_cuda_scale(c),
                         lazy_cuda_cap(c),
                         pooling };
-    return lazy_cuda_typed_op(stream, "scores", err, [&](auto type, cudaStream_t queue) {
+    return lazy_cuda_with_type(stream, [&](auto type) {
         using T = decltype(type);
-        dim3 sum_block(32 * SUM_WARPS), pool_block(32 * POOL_WARPS);
-        cudaError_t failed =
-            lazy_launch(sum_chunks<T>, dim3(t.chunks, blocks(heads, SUM_WARPS)), sum_block, 0, queue, t);
-        if (failed == cudaSuccess)
-            failed = lazy_launch(merge_chunks, dim3(blocks(rows * heads, SUM_WARPS)), sum_block, 0, queue, t);
-        if (failed == cudaSuccess)
-            failed = lazy_launch(pool_rows<T>, dim3(blocks(a->m, KEYS)), pool_block, 0, queue, t);
-        return failed;
+        auto run = [&](void (*kernel)(scoring), dim3 grid, int warps) {
+            return lazy_cuda_run(stream, "scores", err, kernel, grid, 32 * warps, t);
+        };
+        int failed = run(sum_chunks<T>, dim3(t.chunks, lazy_blocks(heads, SUM_WARPS)), SUM_WARPS);
+        if (!failed) failed = run(merge_chunks, lazy_blocks(rows * heads, SUM_WARPS), SUM_WARPS);
+        return failed ? failed : run(pool_rows<T>, lazy_blocks(a->m, KEYS), POOL_WARPS);
     });
 }

@@ -226,16 +226,14 @@ __global__ void __launch_bounds__(SCAN_THREADS)
 
 int lazy_cuda_average(lazy_stream *stream, float *mean, const float *scores, int m, int n, lazy_error *err)
 {
-    return lazy_cuda_op(stream, "averaging over layers", err, [&](cudaStream_t queue) {
-        return lazy_launch(average_scores, lazy_blocks(m, THREADS), dim3(THREADS), 0, queue, mean, scores, m, n);
-    });
+    return lazy_cuda_run(stream, "averaging over layers", err, average_scores, lazy_blocks(m, THREADS), THREADS, mean,
+                         scores, m, n);
 }
 
 int lazy_cuda_smooth(lazy_stream *stream, float *out, const float *scores, int m, int width, lazy_error *err)
 {
-    return lazy_cuda_op(stream, "smoothing", err, [&](cudaStream_t queue) {
-        return lazy_launch(smooth_scores, lazy_blocks(m, THREADS), dim3(THREADS), 0, queue, out, scores, m, width);
-    });
+    return lazy_cuda_run(stream, "smoothing", err, smooth_scores, lazy_blocks(m, THREADS), THREADS, out, scores, m,
+                         width);
 }
 
 static tokens tokens_of(lazy_stream *stream, const int32_t *in_play, const float *scores, int m, const uint8_t *flags)
@@ -248,10 +246,9 @@ int lazy_cuda_mass(lazy_stream *stream, int *n_free, const int32_t *in_play, con
                    const uint8_t *flags, double mass, lazy_error *err)
 {
     const lazy_cuda_stream *s = lazy_cuda_scratch(stream);
-    int code = lazy_cuda_op(stream, "counting by mass", err, [&](cudaStream_t queue) {
-        return lazy_launch(find_threshold<true>, lazy_blocks(m, SCAN_THREADS), dim3(SCAN_THREADS), 0, queue,
-                           tokens_of(stream, in_play, scores, m, flags), mass, s->choice, nullptr, &s->found->count);
-    });
+    int code =
+        lazy_cuda_run(stream, "counting by mass", err, find_threshold<true>, lazy_blocks(m, SCAN_THREADS), SCAN_THREADS,
+                      tokens_of(stream, in_play, scores, m, flags), mass, s->choice, nullptr, &s->found->count);
     if (!code) code = lazy_cuda_wait(stream, err);
     *n_free = s->found->count;
     return code;
@@ -261,13 +258,12 @@ int lazy_cuda_select(lazy_stream *stream, int32_t *kept, const int32_t *in_play,
                      const uint8_t *flags, int n_free, lazy_error *err)
 {
     lazy_cuda_forget_ranges(stream);
-    return lazy_cuda_op(stream, "selection", err, [&](cudaStream_t queue) {
-        const lazy_cuda_stream *s = lazy_cuda_scratch(stream);
-        const tokens t = tokens_of(stream, in_play, scores, m, flags);
-        const dim3 blocks = lazy_blocks(m, SCAN_THREADS), threads(SCAN_THREADS);
-        auto *counts = (unsigned long long *)s->of_blocks;
-        cudaError_t failed =
-            lazy_launch(find_threshold<false>, blocks, threads, 0, queue, t, n_free, s->choice, counts, nullptr);
-        return failed ? failed : lazy_launch(write_kept, blocks, threads, 0, queue, kept, t, s->choice, counts);
-    });
+    const lazy_cuda_stream *s = lazy_cuda_scratch(stream);
+    const tokens t = tokens_of(stream, in_play, scores, m, flags);
+    auto *counts = (unsigned long long *)s->of_blocks;
+    int blocks = lazy_blocks(m, SCAN_THREADS);
+    int code = lazy_cuda_run(stream, "selection", err, find_threshold<false>, blocks, SCAN_THREADS, t, n_free,
+                             s->choice, counts, nullptr);
+    return code ? code
+                : lazy_cuda_run(stream, "selection", err, write_kept, blocks, SCAN_THREADS, kept, t, s->choice, counts);
 }

@@ -28,16 +28,11 @@ __global__ void __launch_bounds__(SCAN_THREADS)
     else if (blockIdx.x == gridDim.x - 1) *n_out = before + wanted;
 }
 
-/* Index of `value` in the ascending list of n; -1 if absent. Binary search. */
+/* Index of `value` in the ascending list of n; -1 if absent. */
 __device__ __forceinline__ int find(const int32_t *list, int n, int32_t value)
 {
-    int low = 0, high = n;
-    while (low < high) {
-        int middle = (low + high) / 2;
-        if (list[middle] < value) low = middle + 1;
-        else high = middle;
-    }
-    return low < n && list[low] == value ? low : -1;
+    int at = lazy_first_from(list, n, value);
+    return at < n && list[at] == value ? at : -1;
 }
 
 template <class T> __device__ __forceinline__ void copy_row(T *__restrict__ to, const T *__restrict__ from, int d)
@@ -67,10 +62,8 @@ __global__ void __launch_bounds__(THREADS) move_rows(T *y, const int32_t *new_ro
 
 int lazy_cuda_mark(lazy_stream *stream, int32_t *depth, const int32_t *rows, int n, int value, lazy_error *err)
 {
-    return lazy_cuda_op(stream, "marking depths", err, [&](cudaStream_t queue) {
-        return lazy_launch(mark_rows, dim3((n + THREADS - 1) / THREADS), dim3(THREADS), 0, queue, depth, rows, n,
-                           value);
-    });
+    return lazy_cuda_run(stream, "marking depths", err, mark_rows, lazy_blocks(n, THREADS), THREADS, depth, rows, n,
+                         value);
 }
 
 int lazy_cuda_filter(lazy_stream *stream, int32_t *out, int *n_out, const int32_t *positions, int n,
@@ -78,14 +71,11 @@ int lazy_cuda_filter(lazy_stream *stream, int32_t *out, int *n_out, const int32_
 {
     lazy_cuda_forget_ranges(stream);
     lazy_cuda_stream *s = lazy_cuda_scratch(stream);
-    int code = lazy_cuda_op(stream, "filtering positions", err, [&](cudaStream_t queue) {
-        cudaError_t failed = cudaSuccess;
-        for (int32_t *to : { (int32_t *)nullptr, out })
-            if (!failed)
-                failed = lazy_launch(filter_positions, dim3(n / SCAN_THREADS + 1), dim3(SCAN_THREADS), 0, queue, to,
-                                     &s->found->count, (int *)s->of_blocks, positions, n, depth, low, high);
-        return failed;
-    });
+    int code = LAZY_OK, blocks = n / SCAN_THREADS + 1;
+    for (int32_t *to : { (int32_t *)nullptr, out })
+        if (!code)
+            code = lazy_cuda_run(stream, "filtering positions", err, filter_positions, blocks, SCAN_THREADS, to,
+                                 &s->found->count, (int *)s->of_blocks, positions, n, depth, low, high);
     if (code || !n_out) return code;
     code = lazy_cuda_wait(stream, err);
     *n_out = s->found->count;
@@ -95,9 +85,9 @@ int lazy_cuda_filter(lazy_stream *stream, int32_t *out, int *n_out, const int32_
 int lazy_cuda_regroup(lazy_stream *stream, void *y, const int32_t *new_rows, int n_new, const void *x,
                       const int32_t *rows, int n, void *aux, int d, int32_t *n_revived, lazy_error *err)
 {
-    return lazy_cuda_typed_op(stream, "regrouping rows", err, [&](auto type, cudaStream_t queue) {
+    return lazy_cuda_with_type(stream, [&](auto type) {
         using T = decltype(type);
-        return lazy_launch(move_rows<T>, dim3(n_new + n), dim3(THREADS), 0, queue, (T *)y, new_rows, n_new,
-                           (const T *)x, rows, n, (T *)aux, d, n_revived);
+        return lazy_cuda_run(stream, "regrouping rows", err, move_rows<T>, n_new + n, THREADS, (T *)y, new_rows, n_new,
+                             (const T *)x, rows, n, (T *)aux, d, n_revived);
     });
 }

@@ -1,5 +1,5 @@
-/* values.h — conversion of the three element types to and from float, launches of ops, and reductions over warps and
- * blocks. */
+/* values.h — conversion of the three element types to and from float, launches of ops, a search, and reductions over
+ * warps and blocks. */
 #ifndef LAZY_CUDA_VALUES_H
 #define LAZY_CUDA_VALUES_H
 
@@ -28,60 +28,70 @@ template <class T> struct alignas(16) lazy_pack {
     T value[16 / sizeof(T)];
 };
 
-/* The grid of a thread for each of n. */
-static inline dim3 lazy_blocks(int n, int threads) { return dim3((n + threads - 1) / threads); }
+/* How many blocks of `size` it takes for n. */
+__host__ __device__ constexpr int lazy_blocks(int n, int size) { return (n + size - 1) / size; }
 
-/* Runs an op: calls launch(queue) with the stream's device current. */
-template <class F> int lazy_cuda_op(lazy_stream *stream, const char *what, lazy_error *err, F launch)
+/* Launches a kernel without dynamic shared memory on the stream's device. */
+template <class... P, class... A>
+int lazy_cuda_run(lazy_stream *stream, const char *what, lazy_error *err, void (*kernel)(P...), dim3 grid, int threads,
+                  A &&...args)
 {
     int code = lazy_cuda_enter(stream->backend, err);
-    return code ? code : lazy_cuda_check(launch(lazy_cuda_scratch(stream)->queue), what, err);
+    if (code) return code;
+    cudaStream_t queue = lazy_cuda_scratch(stream)->queue;
+    return lazy_cuda_check(lazy_launch(kernel, grid, dim3(threads), 0, queue, std::forward<A>(args)...), what, err);
 }
 
-/* The same for kernels that depend on the backend's type: calls launch(value of that type, queue). */
-template <class F> int lazy_cuda_typed_op(lazy_stream *stream, const char *what, lazy_error *err, F launch)
+/* Calls use(a value of the backend's type). */
+template <class F> int lazy_cuda_with_type(const lazy_stream *stream, F use)
 {
-    return lazy_cuda_op(stream, what, err, [&](cudaStream_t queue) {
-        switch (lazy_cuda_of(stream)->type) {
-        case LAZY_F16: return launch(__half{}, queue);
-        case LAZY_BF16: return launch(__nv_bfloat16{}, queue);
-        case LAZY_F32:
-        default: break;
-        }
-        return launch(float{}, queue);
-    });
+    lazy_dtype type = lazy_cuda_of(stream)->type;
+    return type == LAZY_F16 ? use(__half{}) : type == LAZY_BF16 ? use(__nv_bfloat16{}) : use(float{});
 }
 
-/* Sum over the warp, returned to all of its threads. Not a memory barrier. */
-template <class T> __device__ __forceinline__ T lazy_warp_sum(T value)
+/* The index of the first of n ascending values that is at least `value`; n if none is. */
+__device__ __forceinline__ int lazy_first_from(const int32_t *list, int n, int value)
 {
-    for (int step = 16; step; step /= 2) value += __shfl_xor_sync(~0u, value, step);
+    int low = 0, high = n;
+    while (low < high) {
+        int middle = (low + high) / 2;
+        if (list[middle] < value) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+struct lazy_add {
+    template <class T> __device__ __forceinline__ T operator()(T a, T b) const { return a + b; }
+};
+struct lazy_max {
+    __device__ __forceinline__ float operator()(float a, float b) const { return fmaxf(a, b); }
+};
+
+/* All values of the warp put together, for each of its threads. Not a memory barrier. */
+template <class T, class F> __device__ __forceinline__ T lazy_warp_reduce(T value, F put_together)
+{
+    for (int step = 16; step; step /= 2) value = put_together(value, __shfl_xor_sync(~0u, value, step));
     return value;
 }
+template <class T> __device__ __forceinline__ T lazy_warp_sum(T value) { return lazy_warp_reduce(value, lazy_add()); }
+__device__ __forceinline__ float lazy_warp_max(float value) { return lazy_warp_reduce(value, lazy_max()); }
 
-/* Sum and maximum over the block, returned to all of its threads. scratch: (32,) in shared memory. */
-template <class T> __device__ __forceinline__ T lazy_block_sum(T value, T *scratch)
+/* The same over the block. scratch: (32,) in shared memory. */
+template <class T, class F> __device__ __forceinline__ T lazy_block_reduce(T value, T *scratch, F put_together)
 {
-    value = lazy_warp_sum(value);
+    value = lazy_warp_reduce(value, put_together);
     int warps = ((int)blockDim.x + 31) / 32;
     __syncthreads(); /* an earlier call may still be reading scratch */
     if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
     __syncthreads();
     T total = scratch[0];
-    for (int w = 1; w < warps; w++) total += scratch[w];
+    for (int w = 1; w < warps; w++) total = put_together(total, scratch[w]);
     return total;
 }
-
-__device__ __forceinline__ float lazy_block_max(float value, float *scratch)
+template <class T> __device__ __forceinline__ T lazy_block_sum(T value, T *scratch)
 {
-    for (int step = 16; step; step /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, step));
-    int warps = ((int)blockDim.x + 31) / 32;
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
-    __syncthreads();
-    float max_value = scratch[0];
-    for (int w = 1; w < warps; w++) max_value = fmaxf(max_value, scratch[w]);
-    return max_value;
+    return lazy_block_reduce(value, scratch, lazy_add());
 }
 
 #endif

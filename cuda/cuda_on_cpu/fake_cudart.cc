@@ -26,7 +26,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <utility>
+#include <set>
 #include <vector>
 
 #ifdef __SANITIZE_ADDRESS__
@@ -53,19 +53,13 @@ unsigned long long cuda_on_cpu_peak;     /* the most of them since a test last s
 
 namespace
 {
-
 using work = std::function<void()>;
-struct allocation {
-    size_t bytes;
-    int device;
-};
 
 /* Work in the order in which it runs. */
 struct work_queue {
     std::deque<work> waiting;
     size_t n_done;
 };
-
 } // namespace
 
 struct CUstream_st {
@@ -81,11 +75,15 @@ struct CUevent_st {
 
 namespace
 {
+enum { HOST = -1 };
+struct allocation {
+    size_t bytes;
+    int device; /* HOST: pinned */
+};
 
 std::mutex device_mutex; /* guards everything below, and serialises device work */
-std::map<uintptr_t, allocation> device_memory, pinned_memory;
-std::vector<CUstream_st *> streams;
-std::vector<CUevent_st *> events;
+std::map<uintptr_t, allocation> allocations;
+std::set<cudaStream_t> streams;
 /* of the default stream, and of streams that wait for it: their work runs in the order of the calls */
 const std::shared_ptr<work_queue> default_queue = std::make_shared<work_queue>();
 
@@ -98,6 +96,13 @@ cudaError_t result(cudaError_t code)
     return code;
 }
 
+/* Runs the body of a function of the runtime. */
+template <class F, class... A> cudaError_t locked(F body, A... args)
+{
+    std::lock_guard hold(device_mutex);
+    return result(body(args...));
+}
+
 size_t setting(const char *name, size_t otherwise)
 {
     const char *value = getenv(name);
@@ -105,16 +110,15 @@ size_t setting(const char *name, size_t otherwise)
 }
 
 int n_devices() { return (int)setting("LAZYLLM_CUDA_FAKE_DEVICES", 1); }
-bool is_device(int device) { return device >= 0 && device < n_devices(); }
+int driver_version() { return (int)setting("LAZYLLM_CUDA_FAKE_DRIVER", CUDART_VERSION); }
 size_t total_memory() { return setting("LAZYLLM_CUDA_FAKE_MEMORY", (size_t)8 << 30); }
 
-size_t free_memory(int device)
+size_t free_memory()
 {
     size_t used = 0;
-    for (auto &[start, a] : device_memory)
-        if (a.device == device) used += a.bytes;
-    size_t total = total_memory();
-    return used < total ? total - used : 0;
+    for (auto &[start, a] : allocations)
+        if (a.device == current_device) used += a.bytes;
+    return std::max(total_memory(), used) - used;
 }
 
 /* Allows or forbids host access to device memory, under ASan. */
@@ -128,57 +132,30 @@ void allow_host([[maybe_unused]] uintptr_t start, [[maybe_unused]] size_t bytes,
 
 void allow_host_everywhere(bool allowed)
 {
-    for (auto &[start, a] : device_memory) allow_host(start, a.bytes, allowed);
+    for (auto &[start, a] : allocations)
+        if (a.device != HOST) allow_host(start, a.bytes, allowed);
 }
 
-void run_now(const work &step)
-{
-    allow_host_everywhere(true);
-    step();
-    allow_host_everywhere(false);
-}
+/* What is known of the memory at an address, and how many bytes of it follow. */
+struct location {
+    bool on_device, pinned;
+    size_t bytes;
+};
 
-const std::map<uintptr_t, allocation>::value_type *allocation_of(const void *address)
+location find(const void *address)
 {
-    auto after = device_memory.upper_bound((uintptr_t)address);
-    if (after == device_memory.begin()) return NULL;
-    auto &found = *std::prev(after);
-    return (uintptr_t)address - found.first < found.second.bytes ? &found : NULL;
-}
-
-bool is_device_range(const void *address, size_t bytes)
-{
-    auto found = allocation_of(address);
-    return found && bytes <= found->first + found->second.bytes - (uintptr_t)address;
+    auto after = allocations.upper_bound((uintptr_t)address);
+    if (after == allocations.begin()) return {};
+    auto &[start, a] = *std::prev(after);
+    size_t offset = (uintptr_t)address - start;
+    return offset < a.bytes ? location{ a.device != HOST, a.device == HOST, a.bytes - offset } : location{};
 }
 
 /* True if the whole range is in device memory, or `address` in host memory, as the copy claims. */
 bool is_located(const void *address, size_t bytes, bool on_device)
 {
-    return on_device ? is_device_range(address, bytes) : address && !allocation_of(address);
-}
-
-bool is_pinned(const void *address)
-{
-    auto after = pinned_memory.upper_bound((uintptr_t)address);
-    return after != pinned_memory.begin() &&
-           (uintptr_t)address - std::prev(after)->first < std::prev(after)->second.bytes;
-}
-
-void count_copy(const void *to, const void *from)
-{
-    bool up = !allocation_of(from), down = !allocation_of(to);
-    cuda_on_cpu_uploads += up;
-    cuda_on_cpu_downloads += down;
-    cuda_on_cpu_pageable += (up && !is_pinned(from)) || (down && !is_pinned(to));
-}
-
-bool may_copy(const void *to, const void *from, size_t bytes, cudaMemcpyKind kind)
-{
-    bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
-    bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
-    if (kind == cudaMemcpyDefault) to_device = allocation_of(to), from_device = allocation_of(from);
-    return bytes == 0 || (is_located(to, bytes, to_device) && is_located(from, bytes, from_device));
+    location found = find(address);
+    return found.on_device == on_device && (on_device ? bytes <= found.bytes : address != NULL);
 }
 
 const std::shared_ptr<work_queue> &queue_of(cudaStream_t stream) { return stream ? stream->queue : default_queue; }
@@ -187,7 +164,9 @@ const std::shared_ptr<work_queue> &queue_of(cudaStream_t stream) { return stream
 void finish(work_queue &queue, size_t n = SIZE_MAX)
 {
     while (!queue.waiting.empty() && queue.n_done < n) {
-        run_now(queue.waiting.front());
+        allow_host_everywhere(true);
+        queue.waiting.front()();
+        allow_host_everywhere(false);
         queue.waiting.pop_front();
         queue.n_done++;
     }
@@ -196,7 +175,7 @@ void finish(work_queue &queue, size_t n = SIZE_MAX)
 void finish_all()
 {
     finish(*default_queue);
-    for (CUstream_st *stream : streams) finish(*stream->queue);
+    for (cudaStream_t stream : streams) finish(*stream->queue);
 }
 
 cudaError_t enqueue(cudaStream_t stream, work step)
@@ -205,70 +184,81 @@ cudaError_t enqueue(cudaStream_t stream, work step)
     return cudaSuccess;
 }
 
-cudaError_t copy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream)
+/* kept: the source is read at once. */
+cudaError_t copy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream, bool kept)
 {
-    if (!may_copy(to, from, bytes, kind)) return cudaErrorInvalidValue;
+    bool up = kind == cudaMemcpyHostToDevice, down = kind == cudaMemcpyDeviceToHost;
     if (bytes == 0) return cudaSuccess;
-    count_copy(to, from);
-    return enqueue(stream, [=] { memmove(to, from, bytes); });
+    if (!is_located(to, bytes, !down) || !is_located(from, bytes, !up)) return cudaErrorInvalidValue;
+    cuda_on_cpu_uploads += up;
+    cuda_on_cpu_downloads += down;
+    cuda_on_cpu_pageable += (up && !find(from).pinned) || (down && !find(to).pinned);
+    if (!kept) return enqueue(stream, [=] { memmove(to, from, bytes); });
+    const char *first = static_cast<const char *>(from);
+    return enqueue(
+        stream, [to, source = std::vector<char>(first, first + bytes)] { memcpy(to, source.data(), source.size()); });
 }
 
-cudaError_t fill(void *memory, int value, size_t bytes, cudaStream_t stream)
-{
-    if (bytes == 0) return cudaSuccess;
-    if (!is_device_range(memory, bytes)) return cudaErrorInvalidValue;
-    cuda_on_cpu_memsets++;
-    return enqueue(stream, [=] { memset(memory, value, bytes); });
-}
-
-cudaError_t allocate(void **out, size_t bytes, size_t alignment)
+cudaError_t allocate(void **out, size_t bytes, int device)
 {
     *out = NULL;
-    if (bytes == 0) return cudaSuccess;
-    if (posix_memalign(out, alignment, bytes)) return cudaErrorMemoryAllocation;
+    bool fits = device == HOST || bytes <= free_memory();
+    if (!fits || posix_memalign(out, 256, bytes)) return cudaErrorMemoryAllocation;
     memset(*out, 0xFF, bytes);
+    allocations[(uintptr_t)*out] = { bytes, device };
+    if (device == HOST) return cudaSuccess;
+    cuda_on_cpu_bytes += bytes;
+    cuda_on_cpu_peak = std::max(cuda_on_cpu_peak, cuda_on_cpu_bytes);
+    allow_host((uintptr_t)*out, bytes, false);
     return cudaSuccess;
 }
 
-} // namespace
+cudaError_t release(void *memory)
+{
+    auto found = allocations.find((uintptr_t)memory);
+    if (found == allocations.end()) return memory ? cudaErrorInvalidValue : cudaSuccess;
+    allow_host(found->first, found->second.bytes, true);
+    if (found->second.device != HOST) cuda_on_cpu_bytes -= found->second.bytes;
+    allocations.erase(found);
+    free(memory);
+    return cudaSuccess;
+}
 
-/* True for the launch that cuda_on_cpu_refuse selects. */
-static bool refuses() { return cuda_on_cpu_refuse && --cuda_on_cpu_refuse == 0; }
+cudaError_t release_later(void *memory)
+{
+    finish_all();
+    return release(memory);
+}
+} // namespace
 
 cudaError_t cuda_on_cpu::submit(cudaStream_t stream, const std::function<void()> &step, unsigned long long blocks)
 {
-    std::lock_guard hold(device_mutex);
-    if (refuses()) return result(cudaErrorLaunchOutOfResources);
-    cuda_on_cpu_launches++;
-    cuda_on_cpu_widest = std::max(cuda_on_cpu_widest, blocks);
-    if (!is_device(current_device)) return result(cudaErrorNoDevice);
-    if (stream && stream->device != current_device) return result(cudaErrorInvalidResourceHandle);
-    return result(enqueue(stream, step));
+    return locked([&] {
+        if (cuda_on_cpu_refuse && --cuda_on_cpu_refuse == 0) return cudaErrorLaunchOutOfResources;
+        cuda_on_cpu_launches++;
+        cuda_on_cpu_widest = std::max(cuda_on_cpu_widest, blocks);
+        if (stream && stream->device != current_device) return cudaErrorInvalidResourceHandle;
+        return enqueue(stream, step);
+    });
 }
 
 /* ---- devices ---- */
 
-static int driver_version() { return (int)setting("LAZYLLM_CUDA_FAKE_DRIVER", CUDART_VERSION); }
-
 cudaError_t cudaGetDeviceCount(int *count)
 {
-    *count = 0;
-    if (driver_version() / 1000 < CUDART_VERSION / 1000) return result(cudaErrorInsufficientDriver);
-    *count = n_devices();
+    *count = driver_version() / 1000 < CUDART_VERSION / 1000 ? 0 : n_devices();
     return result(*count ? cudaSuccess : cudaErrorNoDevice);
 }
 
 cudaError_t cudaSetDevice(int device)
 {
-    if (!n_devices()) return result(cudaErrorNoDevice);
-    if (!is_device(device)) return result(cudaErrorInvalidDevice);
+    if (device < 0 || device >= n_devices()) return result(cudaErrorInvalidDevice);
     current_device = device;
     return cudaSuccess;
 }
 
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int device)
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int)
 {
-    if (!is_device(device)) return result(cudaErrorInvalidDevice);
     *prop = {};
     snprintf(prop->name, sizeof prop->name, "CUDA on the CPU");
     prop->major = (int)setting("LAZYLLM_CUDA_FAKE_CAPABILITY", 80) / 10;
@@ -281,115 +271,67 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int device)
 
 cudaError_t cudaDeviceSynchronize()
 {
-    std::lock_guard hold(device_mutex);
-    cuda_on_cpu_waits++;
-    finish_all();
-    return cudaSuccess;
+    return locked([] {
+        cuda_on_cpu_waits++;
+        finish_all();
+        return cudaSuccess;
+    });
 }
 
 cudaError_t cudaDriverGetVersion(int *version) { return *version = driver_version(), cudaSuccess; }
 cudaError_t cudaRuntimeGetVersion(int *version) { return *version = CUDART_VERSION, cudaSuccess; }
 
-cudaError_t cudaFuncSetAttribute(const void *function, cudaFuncAttribute attribute, int value)
-{
-    if (!function) return result(cudaErrorInvalidDeviceFunction);
-    bool fits = attribute != cudaFuncAttributeMaxDynamicSharedMemorySize ||
-                (value >= 0 && (size_t)value <= cuda_on_cpu::MAX_SHARED_BYTES);
-    return result(fits ? cudaSuccess : cudaErrorInvalidValue);
-}
-
 /* ---- errors ---- */
 
-cudaError_t cudaGetLastError()
+cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
+
+#define ERRORS(ERROR)                                                                                                  \
+    ERROR(cudaSuccess, "no error")                                                                                     \
+    ERROR(cudaErrorInvalidValue, "invalid argument")                                                                   \
+    ERROR(cudaErrorMemoryAllocation, "out of memory")                                                                  \
+    ERROR(cudaErrorLaunchOutOfResources, "too many resources requested for launch")                                    \
+    ERROR(cudaErrorNoDevice, "no CUDA-capable device is detected")                                                     \
+    ERROR(cudaErrorInvalidDevice, "invalid device ordinal")                                                            \
+    ERROR(cudaErrorInvalidResourceHandle, "invalid resource handle")
+#define NAME(code, text)                                                                                               \
+    case code: return #code;
+#define TEXT(code, text)                                                                                               \
+    case code: return text;
+
+const char *cudaGetErrorName(cudaError_t error)
 {
-    cudaError_t code = last_error;
-    last_error = cudaSuccess;
-    return code;
+    switch (error) {
+        ERRORS(NAME)
+    default: return "unrecognized error code";
+    }
 }
 
-static const struct {
-    cudaError_t code;
-    const char *name, *text;
-} errors[] = {
-    { cudaSuccess, "cudaSuccess", "no error" },
-    { cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument" },
-    { cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory" },
-    { cudaErrorInvalidDeviceFunction, "cudaErrorInvalidDeviceFunction", "invalid device function" },
-    { cudaErrorLaunchOutOfResources, "cudaErrorLaunchOutOfResources", "too many resources requested for launch" },
-    { cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported" },
-    { cudaErrorNoDevice, "cudaErrorNoDevice", "no CUDA-capable device is detected" },
-    { cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal" },
-    { cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle" },
-    { cudaErrorNotReady, "cudaErrorNotReady", "device not ready" },
-    { cudaErrorInsufficientDriver, "cudaErrorInsufficientDriver",
-      "CUDA driver version is insufficient for CUDA runtime version" },
-};
-
-const char *cudaGetErrorName(cudaError_t code)
+const char *cudaGetErrorString(cudaError_t error)
 {
-    for (auto &e : errors)
-        if (e.code == code) return e.name;
-    return "unrecognized error code";
-}
-
-const char *cudaGetErrorString(cudaError_t code)
-{
-    for (auto &e : errors)
-        if (e.code == code) return e.text;
-    return "unrecognized error code";
+    switch (error) {
+        ERRORS(TEXT)
+    default: return "unrecognized error code";
+    }
 }
 
 /* ---- memory ---- */
 
 cudaError_t cudaMemGetInfo(size_t *free, size_t *total)
 {
-    std::lock_guard hold(device_mutex);
-    if (!is_device(current_device)) return result(cudaErrorNoDevice);
-    *free = free_memory(current_device);
-    *total = total_memory();
-    return cudaSuccess;
+    return locked([&] {
+        *free = free_memory();
+        *total = total_memory();
+        return cudaSuccess;
+    });
 }
 
-cudaError_t cudaMalloc(void **out, size_t bytes)
-{
-    std::lock_guard hold(device_mutex);
-    if (!out) return result(cudaErrorInvalidValue);
-    if (!is_device(current_device)) return result(cudaErrorNoDevice);
-    cudaError_t code = bytes <= free_memory(current_device) ? allocate(out, bytes, 256) : cudaErrorMemoryAllocation;
-    if (code != cudaSuccess || !*out) return result(code);
-    device_memory[(uintptr_t)*out] = { bytes, current_device };
-    cuda_on_cpu_bytes += bytes;
-    cuda_on_cpu_peak = std::max(cuda_on_cpu_peak, cuda_on_cpu_bytes);
-    allow_host((uintptr_t)*out, bytes, false);
-    return cudaSuccess;
-}
-
-static cudaError_t free_device(void *memory)
-{
-    auto found = device_memory.find((uintptr_t)memory);
-    if (found == device_memory.end()) return result(cudaErrorInvalidValue);
-    allow_host(found->first, found->second.bytes, true);
-    cuda_on_cpu_bytes -= found->second.bytes;
-    device_memory.erase(found);
-    free(memory);
-    return cudaSuccess;
-}
-
-cudaError_t cudaFree(void *memory)
-{
-    std::lock_guard hold(device_mutex);
-    if (!memory) return cudaSuccess;
-    finish_all();
-    return free_device(memory);
-}
+cudaError_t cudaMalloc(void **out, size_t bytes) { return locked(allocate, out, bytes, current_device); }
+cudaError_t cudaMallocHost(void **out, size_t bytes) { return locked(allocate, out, bytes, HOST); }
+cudaError_t cudaFree(void *memory) { return locked(release_later, memory); }
+cudaError_t cudaFreeHost(void *memory) { return locked(release_later, memory); }
 
 /* A pool keeps nothing: what is freed from it is gone at once, though kernels that use it may not have run yet. */
-cudaError_t cudaMemPoolCreate(cudaMemPool_t *pool, const cudaMemPoolProps *properties)
-{
-    *pool = (cudaMemPool_t)(uintptr_t)(properties->location.id + 1);
-    return cudaSuccess;
-}
-
+cudaError_t cudaMemPoolCreate(cudaMemPool_t *, const cudaMemPoolProps *) { return cudaSuccess; }
 cudaError_t cudaMemPoolDestroy(cudaMemPool_t) { return cudaSuccess; }
 cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void *) { return cudaSuccess; }
 
@@ -404,135 +346,96 @@ cudaError_t cudaMallocFromPoolAsync(void **out, size_t bytes, cudaMemPool_t, cud
     return cudaMalloc(out, bytes);
 }
 
-cudaError_t cudaFreeAsync(void *memory, cudaStream_t)
-{
-    std::lock_guard hold(device_mutex);
-    return free_device(memory);
-}
-
-cudaError_t cudaMallocHost(void **out, size_t bytes)
-{
-    std::lock_guard hold(device_mutex);
-    if (!out) return result(cudaErrorInvalidValue);
-    if (!is_device(current_device)) return result(cudaErrorNoDevice);
-    cudaError_t code = allocate(out, bytes, 4096);
-    if (code == cudaSuccess && *out) pinned_memory[(uintptr_t)*out] = { bytes, current_device };
-    return result(code);
-}
-
-cudaError_t cudaFreeHost(void *memory)
-{
-    std::lock_guard hold(device_mutex);
-    if (!memory) return cudaSuccess;
-    finish_all();
-    if (!pinned_memory.erase((uintptr_t)memory)) return result(cudaErrorInvalidValue);
-    free(memory);
-    return cudaSuccess;
-}
+cudaError_t cudaFreeAsync(void *memory, cudaStream_t) { return locked(release, memory); }
 
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream)
 {
-    std::lock_guard hold(device_mutex);
-    return result(copy(to, from, bytes, kind, stream));
+    return locked(copy, to, from, bytes, kind, stream, false);
 }
 
 /* On a GPU, the last transfers to the device may still be under way on return. */
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind)
 {
-    std::lock_guard hold(device_mutex);
-    cuda_on_cpu_waits++;
-    if (kind != cudaMemcpyHostToDevice || bytes == 0) {
-        cudaError_t code = copy(to, from, bytes, kind, NULL);
-        finish(*default_queue);
-        return result(code);
-    }
-    if (!may_copy(to, from, bytes, kind)) return result(cudaErrorInvalidValue);
-    count_copy(to, from);
-    const char *first = static_cast<const char *>(from);
-    return enqueue(
-        NULL, [to, source = std::vector<char>(first, first + bytes)] { memcpy(to, source.data(), source.size()); });
+    return locked([&] {
+        bool up = kind == cudaMemcpyHostToDevice;
+        cuda_on_cpu_waits++;
+        cudaError_t code = copy(to, from, bytes, kind, NULL, up);
+        if (!up) finish(*default_queue);
+        return code;
+    });
 }
 
 cudaError_t cudaMemsetAsync(void *memory, int value, size_t bytes, cudaStream_t stream)
 {
-    std::lock_guard hold(device_mutex);
-    return result(fill(memory, value, bytes, stream));
-}
-
-cudaError_t cudaMemset(void *memory, int value, size_t bytes)
-{
-    std::lock_guard hold(device_mutex);
-    return result(fill(memory, value, bytes, NULL));
+    return locked([&] {
+        if (!is_located(memory, bytes, true)) return cudaErrorInvalidValue;
+        cuda_on_cpu_memsets++;
+        return enqueue(stream, [=] { memset(memory, value, bytes); });
+    });
 }
 
 /* ---- streams and events ---- */
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags)
 {
-    std::lock_guard hold(device_mutex);
-    if (!is_device(current_device)) return result(cudaErrorNoDevice);
-    *out = new CUstream_st{ current_device,
-                            flags & cudaStreamNonBlocking ? std::make_shared<work_queue>() : default_queue };
-    streams.push_back(*out);
-    return cudaSuccess;
+    return locked([&] {
+        bool waits_for_default = !(flags & cudaStreamNonBlocking);
+        *out = new CUstream_st{ current_device, waits_for_default ? default_queue : std::make_shared<work_queue>() };
+        streams.insert(*out);
+        return cudaSuccess;
+    });
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream)
 {
-    std::lock_guard hold(device_mutex);
-    auto found = std::find(streams.begin(), streams.end(), stream);
-    if (found == streams.end()) return result(cudaErrorInvalidResourceHandle);
-    finish(*stream->queue);
-    streams.erase(found);
-    delete stream;
-    return cudaSuccess;
+    return locked([&] {
+        finish(*stream->queue);
+        streams.erase(stream);
+        delete stream;
+        return cudaSuccess;
+    });
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
-    std::lock_guard hold(device_mutex);
-    cuda_on_cpu_waits++;
-    finish(*queue_of(stream));
-    return cudaSuccess;
+    return locked([&] {
+        cuda_on_cpu_waits++;
+        finish(*queue_of(stream));
+        return cudaSuccess;
+    });
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned)
 {
-    std::lock_guard hold(device_mutex);
-    if (!is_device(current_device)) return result(cudaErrorNoDevice);
     *out = new CUevent_st{ default_queue, 0 };
-    events.push_back(*out);
     return cudaSuccess;
 }
 
 cudaError_t cudaEventDestroy(cudaEvent_t event)
 {
-    std::lock_guard hold(device_mutex);
-    auto found = std::find(events.begin(), events.end(), event);
-    if (found == events.end()) return result(cudaErrorInvalidResourceHandle);
-    events.erase(found);
     delete event;
     return cudaSuccess;
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
-    std::lock_guard hold(device_mutex);
-    event->queue = queue_of(stream);
-    event->n = event->queue->n_done + event->queue->waiting.size();
-    return cudaSuccess;
+    return locked([&] {
+        event->queue = queue_of(stream);
+        event->n = event->queue->n_done + event->queue->waiting.size();
+        return cudaSuccess;
+    });
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned)
 {
-    std::lock_guard hold(device_mutex);
-    return result(enqueue(stream, [queue = event->queue, n = event->n] { finish(*queue, n); }));
+    return locked(enqueue, stream, [queue = event->queue, n = event->n] { finish(*queue, n); });
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
-    std::lock_guard hold(device_mutex);
-    cuda_on_cpu_waits += event->queue->n_done < event->n;
-    finish(*event->queue, event->n);
-    return cudaSuccess;
+    return locked([&] {
+        cuda_on_cpu_waits += event->queue->n_done < event->n;
+        finish(*event->queue, event->n);
+        return cudaSuccess;
+    });
 }

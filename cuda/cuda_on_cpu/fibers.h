@@ -7,14 +7,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <new>
-#include <tuple>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 #include <cuda_runtime.h>
-#include <pthread.h>
 #include <sys/mman.h>
 #include <ucontext.h>
 
@@ -127,25 +125,11 @@ struct warp {
     exchange steps[2]; /* the even and the odd one: all lanes have left step s before one of them reaches s + 2 */
 };
 
-/* A kernel with its arguments. */
-struct call {
-    virtual void operator()() const = 0;
-    virtual ~call() = default;
-};
-
-template <class... P> struct call_of final : call {
-    void (*kernel)(P...);
-    std::tuple<P...> args;
-
-    template <class... A> call_of(void (*kernel)(P...), A &&...args) : kernel(kernel), args(static_cast<P>(args)...) {}
-    void operator()() const override { std::apply(kernel, args); }
-};
-
 /* State for running blocks, one at a time. */
 struct executor {
     dim3 grid, block;
     uint3 index;
-    const call *kernel;
+    const std::function<void()> *kernel; /* with its arguments */
     unsigned char *dynamic_shared;
     size_t shared_bytes;
     /* per 16 bytes of dynamic_shared: 1 + the number of the thread whose cp.async wrote them, or the number of the
@@ -173,6 +157,7 @@ struct executor {
 inline executor executors[N_EXECUTORS];
 inline executor *running; /* one executor runs at a time */
 inline cuda_thread *current;
+inline context *left; /* by the last switch of stacks */
 
 /* ---- memory ordering between fibers, the only part of the scheduler that TSan sees ---- */
 
@@ -207,17 +192,12 @@ __attribute__((noinline)) inline void receive(const int &token) { (void)__atomic
     const executor &e = *running;
     fprintf(stderr, "cuda_on_cpu: block (%u, %u, %u): deadlock; of %d threads, %d have returned, and\n", e.index.x,
             e.index.y, e.index.z, e.n_threads, e.n_threads - e.live);
-    for (int first = 0, next; first < e.n_threads; first = next) {
-        const cuda_thread &t = *e.threads[first];
-        next = first + 1;
-        if (t.exited) continue;
-        auto waits_alike = [&](const cuda_thread &other) {
-            return !other.exited && same_text(other.waits_in, t.waits_in) && other.waits_at == t.waits_at;
-        };
-        while (next < e.n_threads && waits_alike(*e.threads[next])) next++;
-        if (next == first + 1) fprintf(stderr, "  thread %d waits in ", first);
-        else fprintf(stderr, "  threads %d to %d wait in ", first, next - 1);
-        fprintf(stderr, "%s at %s:%d\n", t.waits_in, t.waits_at.file, t.waits_at.line);
+    const cuda_thread *last = NULL;
+    for (int i = 0; i < e.n_threads; i++) {
+        const cuda_thread &t = *e.threads[i];
+        if (t.exited || (last && same_text(last->waits_in, t.waits_in) && last->waits_at == t.waits_at)) continue;
+        fprintf(stderr, "  thread %d waits in %s at %s:%d\n", i, t.waits_in, t.waits_at.file, t.waits_at.line);
+        last = &t; /* those after it that wait for the same are not listed */
     }
     abort();
 }
@@ -235,12 +215,13 @@ UNSEEN __attribute__((noipa)) inline void switch_stack(context &from, context &t
 #ifdef __SANITIZE_ADDRESS__
     __sanitizer_start_switch_fiber(&from.fake_stack, to.bottom, to.size);
 #endif
+    left = &from;
     if (!__builtin_setjmp(from.resume)) {
         if (start) setcontext(start);
         go_to(to);
     }
 #ifdef __SANITIZE_ADDRESS__
-    __sanitizer_finish_switch_fiber(from.fake_stack, NULL, NULL);
+    __sanitizer_finish_switch_fiber(from.fake_stack, &left->bottom, &left->size);
 #endif
 }
 
@@ -459,7 +440,7 @@ __attribute__((noinline)) inline void run_thread()
 UNSEEN inline void run_threads()
 {
 #ifdef __SANITIZE_ADDRESS__
-    __sanitizer_finish_switch_fiber(NULL, NULL, NULL);
+    __sanitizer_finish_switch_fiber(NULL, &left->bottom, &left->size);
 #endif
     for (;;) {
         run_thread();
@@ -496,22 +477,6 @@ UNSEEN inline cuda_thread *make_thread(int number)
     __tsan_set_fiber_name(t->stack.tsan_fiber, name);
 #endif
     return t;
-}
-
-/* The calling thread's own stack, for the sanitizers. */
-UNSEEN inline void describe_stack([[maybe_unused]] context &scheduler)
-{
-#ifdef __SANITIZE_THREAD__
-    scheduler.tsan_fiber = __tsan_get_current_fiber();
-#endif
-#ifdef __SANITIZE_ADDRESS__
-    pthread_attr_t attributes;
-    void *bottom;
-    if (pthread_getattr_np(pthread_self(), &attributes) || pthread_attr_getstack(&attributes, &bottom, &scheduler.size))
-        fail("the stack of this thread is unknown");
-    scheduler.bottom = bottom;
-    pthread_attr_destroy(&attributes);
-#endif
 }
 
 } // namespace cuda_on_cpu

@@ -76,7 +76,15 @@ UNSEEN inline const exchange &share_row(const void *row, place at)
     return exchange_values_aligned(static_cast<const value16 *>(row), "ldmatrix", at);
 }
 
-UNSEEN inline const value16 *row_of(const exchange &e, int lane) { return value_of_lane<const value16 *>(e, lane); }
+/* Each lane reads the values that it receives, so that TSan sees which lane reads them. `across`, `down`: from a value
+ * to the one that shares its register. */
+inline void load_matrices(uint32_t (&r)[4], const void *shared_row, int row, int col, int across, int down, place at)
+{
+    const exchange &e = share_row(shared_row, at);
+    for (int i = 0; i < 4; i++)
+        r[i] = value_of_lane<const value16 *>(e, 8 * i + row)[col] |
+               (uint32_t)value_of_lane<const value16 *>(e, 8 * i + row + down)[col + across] << 16;
+}
 
 /* Records the writer of 16 bytes (1 + thread number), or 0 once it has fenced them; static shared memory is not
  * tracked. */
@@ -165,19 +173,14 @@ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
     multiply(d, mine, at);
 }
 
-/* Each lane reads the values that it receives, so that TSan sees which lane reads them. */
 inline void ldmatrix_x4(uint32_t (&r)[4], const void *shared_row, place at = here())
 {
-    const exchange &e = share_row(shared_row, at);
-    int row = current->lane() / 4, col = current->lane() % 4 * 2;
-    for (int i = 0; i < 4; i++) r[i] = row_of(e, 8 * i + row)[col] | (uint32_t)row_of(e, 8 * i + row)[col + 1] << 16;
+    load_matrices(r, shared_row, current->lane() / 4, current->lane() % 4 * 2, 1, 0, at);
 }
 
 inline void ldmatrix_x4_trans(uint32_t (&r)[4], const void *shared_row, place at = here())
 {
-    const exchange &e = share_row(shared_row, at);
-    int row = current->lane() % 4 * 2, col = current->lane() / 4;
-    for (int i = 0; i < 4; i++) r[i] = row_of(e, 8 * i + row)[col] | (uint32_t)row_of(e, 8 * i + row + 1)[col] << 16;
+    load_matrices(r, shared_row, current->lane() % 4 * 2, current->lane() / 4, 0, 1, at);
 }
 
 /* Reads the source at once and writes it to shared memory in the wait. Until then that memory holds NaNs, stored

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <functional>
-#include <memory>
 #include <string>
 #include <thread>
+#include <tuple>
 
 #include <linux/futex.h>
 #include <link.h>
@@ -58,7 +58,7 @@ struct launch {
     const void *address; /* of the kernel */
     dim3 grid, block;
     size_t shared_bytes;
-    std::shared_ptr<const call> kernel;
+    std::function<void()> kernel;
 };
 
 UNSEEN inline void run_block(executor &e, size_t shared_bytes)
@@ -99,10 +99,12 @@ UNSEEN inline void run_blocks(const launch &l, int self)
     running = &e;
     e.grid = l.grid;
     e.block = l.block;
-    e.kernel = l.kernel.get();
+    e.kernel = &l.kernel;
     const char *reverse = getenv("LAZYLLM_CUDA_REVERSE");
     e.reversed = reverse && !strcmp(reverse, "1");
-    describe_stack(e.scheduler);
+#ifdef __SANITIZE_THREAD__
+    e.scheduler.tsan_fiber = __tsan_get_current_fiber();
+#endif
     static_shared shared = { l.address, NULL, 0 };
     dl_iterate_phdr(find_static_shared, &shared);
     std::string others(shared.start, shared.bytes); /* variables of this thread that are not the kernels' */
@@ -160,7 +162,7 @@ cudaError_t lazy_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shar
                         A &&...args)
 {
     static_assert(sizeof...(P) == sizeof...(A), "a kernel takes as many arguments as it has parameters");
-    auto call = std::make_shared<const cuda_on_cpu::call_of<P...>>(kernel, std::forward<A>(args)...);
+    auto call = [kernel, all = std::tuple<P...>(static_cast<P>(args)...)] { std::apply(kernel, all); };
     cuda_on_cpu::launch l = { (const void *)kernel, grid, block, shared_bytes, call };
     cudaError_t code = cuda_on_cpu::check(l);
     unsigned long long blocks = (unsigned long long)grid.x * grid.y * grid.z;

@@ -94,9 +94,6 @@ inline void finish(size_t which)
     std::copy(sums.begin(), sums.end(), &p.d[0][0]);
 }
 
-inline float wide_of(uint16_t bits, __nv_bfloat16) { return half_of(bits, 0, __nv_bfloat16()); }
-inline float wide_of(uint16_t bits, __half) { return half_of(bits, 0, __half()); }
-
 struct product_operands {
     uint64_t a, b;
     uint32_t registers[4];
@@ -132,7 +129,7 @@ void issue_product(float (&d)[N][4], uint64_t a, const uint32_t *a_registers, ui
     p.b_matrix = b;
     p.a_registers = a_registers;
     p.b_mn_major = b_mn_major;
-    p.wide = [](uint16_t bits) { return wide_of(bits, T()); };
+    p.wide = [](uint16_t bits) { return half_of(bits, 0, T()); };
     p.at = at;
     if (a_registers) memcpy(p.a_values, a_registers, sizeof p.a_values);
     share_operands(p, at);

@@ -29,7 +29,7 @@ build/gpu/reference.o: tests/c/reference.c $(CUDA_HEADERS)
 
 build/gpu/test_ops: build/gpu/reference.o
 
-build/gpu/test_harness: build/gpu/test_harness.o build/gpu/harness_kernels.o
+build/gpu/test_harness: build/gpu/test_harness.o
 	$(NVCC) -arch=$(GPU_ARCH) $^ -lpthread -o $@
 
 build/gpu/test_%: build/gpu/test_%.o $(GPU_LINKED)

@@ -6,43 +6,18 @@
  * tests/test_method.py covers more settings. Prints the failures, then "N passed, N failed".
  *
  *   test_engine    loads liblazyllm_cuda.so from its own folder */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <atomic>
-#include <string>
 #include <thread>
-#include <vector>
 
-extern "C" {
-#include "../../csrc/lazyllm.h"
-}
+#include "common.h"
 
 enum { LAYERS = 4, HIDDEN = 32, HEADS = 4, KV_HEADS = 2, FFN = 40, VOCAB = 97, CONTEXT = 200, PROMPT = 60 };
 static const int32_t WINDOWS[LAYERS] = { 0, 25, 0, 11 };
 const double TOLERANCE = 1e-5;      /* relative to the largest logit: f32 sums in another order */
 const double BF16_TOLERANCE = 0.05; /* activations of 8 bits */
 
-static std::atomic<int> passed, failed;
-
-static void check(bool good, const char *subject, const char *what)
-{
-    good ? passed++ : failed++;
-    if (!good) printf("FAILED %s: %s\n", subject, what);
-}
-
 /* ---- a model ---------------------------------------------------------------------------- */
-
-/* Uniform from -1 to 1. */
-static float draw(uint64_t &seed)
-{
-    seed = seed * 6364136223846793005u + 1442695040888963407u;
-    return (float)((double)(seed >> 40) / (double)(1 << 23) - 1.0);
-}
 
 /* The tensors of a checkpoint with random weights, one after the other in a temporary file. In bf16, it has everything
  * that Gemma has. */
@@ -71,14 +46,8 @@ class checkpoint
         add("model.norm.weight", { HIDDEN }, 0);
         add("lm_head.weight", { VOCAB, HIDDEN }, 0.3f);
         int file = mkstemp(path);
-        std::vector<uint16_t> upper_halves;
-        for (float value : values) {
-            uint32_t bits;
-            memcpy(&bits, &value, sizeof bits);
-            upper_halves.push_back((uint16_t)(bits >> 16));
-        }
-        const void *data = bf16 ? (const void *)upper_halves.data() : values.data();
-        if (file < 0 || write(file, data, values.size() * width()) != (ssize_t)(values.size() * width())) abort();
+        bytes data = narrowed(bf16 ? LAZY_BF16 : LAZY_F32, values);
+        if (file < 0 || write(file, data.data(), data.size()) != (ssize_t)data.size()) abort();
         close(file);
     }
     ~checkpoint() { unlink(path); }
@@ -145,14 +114,14 @@ class checkpoint
         for (int64_t n : shape) count *= (size_t)n;
         held.push_back({ name, shape, values.size(), count });
         for (size_t i = 0; i < count; i++)
-            values.push_back(limit > 0 ? limit * draw(seed) : (bf16 ? 0.0f : 1.0f) + 0.2f * draw(seed));
+            values.push_back(limit > 0 ? random_values(LAZY_F32, 1, limit)[0]
+                                       : (bf16 ? 0.0f : 1.0f) + random_values(LAZY_F32, 1, 0.2f)[0]);
     }
 
     int head;
     bool bf16;
     std::vector<tensor> held;
     std::vector<float> values;
-    uint64_t seed = 7;
     char path[32] = "/tmp/lazyllm-engine-XXXXXX";
 };
 
@@ -163,21 +132,21 @@ struct setting {
     lazy_pruning pruning;
 };
 
-struct side {
+struct talk {
     lazy_session *session;
-    std::vector<float> logits = std::vector<float>(VOCAB);
+    floats logits = floats(VOCAB);
 
-    side(lazy_model *model, const lazy_pruning &pruning)
+    talk(lazy_model *model, const lazy_pruning &pruning)
     {
         lazy_error err = {};
         if (!lazy_session_open(&session, model, &pruning, &err)) return;
         printf("%s\n", err.message);
         exit(1);
     }
-    ~side() { lazy_session_close(session); }
-    side(const side &) = delete;
+    ~talk() { lazy_session_close(session); }
+    talk(const talk &) = delete;
 
-    bool forward(const std::vector<int32_t> &ids, bool generated)
+    bool forward(const ints &ids, bool generated)
     {
         lazy_error err = {};
         lazy_pass pass = {};
@@ -190,16 +159,6 @@ struct side {
         return !code;
     }
 };
-
-static double difference(const std::vector<float> &got, const std::vector<float> &want)
-{
-    double worst = 0, largest = 0;
-    for (size_t i = 0; i < want.size(); i++) {
-        worst = std::max(worst, std::fabs((double)got[i] - want[i]));
-        largest = std::max(largest, std::fabs((double)want[i]));
-    }
-    return worst / largest;
-}
 
 /* Compares positions in play and computed positions, for every run of layers. */
 static bool same_trace(const lazy_session *a, const lazy_session *b)
@@ -216,61 +175,59 @@ static bool same_trace(const lazy_session *a, const lazy_session *b)
     return true;
 }
 
-static void compare_pass(const char *subject, side &cpu, side &cuda, const std::vector<int32_t> &ids, bool generated)
+struct turn {
+    ints ids;
+    bool generated;
+};
+
+static void compare_pass(talk &cpu, talk &cuda, const turn &t)
 {
-    bool ran = cpu.forward(ids, generated) && cuda.forward(ids, generated);
-    check(ran, subject, "a pass failed");
+    bool ran = cpu.forward(t.ids, t.generated) && cuda.forward(t.ids, t.generated);
+    check(ran, "a pass failed");
     if (!ran) return;
     const lazy_tokens *want = lazy_session_tokens(cpu.session), *got = lazy_session_tokens(cuda.session);
-    check(got->length == want->length, subject, "lengths differ");
-    check(std::equal(want->depths, want->depths + want->length, got->depths), subject, "depths differ");
+    check(got->length == want->length, "lengths differ");
+    check(std::equal(want->depths, want->depths + want->length, got->depths), "depths differ");
     const lazy_layer_count *counts = lazy_session_last_pass(cpu.session)->counts;
-    check(memcmp(counts, lazy_session_last_pass(cuda.session)->counts, LAYERS * sizeof *counts) == 0, subject,
-          "counts differ");
-    check(same_trace(cpu.session, cuda.session), subject, "sets differ");
-    check(difference(cuda.logits, cpu.logits) <= TOLERANCE, subject, "logits differ");
+    check(memcmp(counts, lazy_session_last_pass(cuda.session)->counts, LAYERS * sizeof *counts) == 0, "counts differ");
+    check(same_trace(cpu.session, cuda.session), "sets differ");
+    check(error_of(cuda.logits, cpu.logits) <= TOLERANCE, "logits differ");
 }
 
-static std::vector<int32_t> some_ids(int n, uint64_t seed)
+/* Prompts, and decode steps of one token. */
+static std::vector<turn> turns(const ints &lengths)
 {
-    std::vector<int32_t> ids;
-    for (int i = 0; i < n; i++) ids.push_back((int32_t)((draw(seed) + 1) / 2 * (VOCAB - 1)));
-    return ids;
+    std::vector<turn> all;
+    for (int n : lengths) {
+        all.push_back({ ints((size_t)n), n == 1 });
+        for (int32_t &id : all.back().ids) id = random_int(0, VOCAB - 1);
+    }
+    return all;
 }
 
-/* Compares a prompt, decode steps, a follow-up prompt and more decode steps on both cores. */
-static void compare(lazy_model *cpu_model, lazy_model *cuda_model, const setting &s)
+static void compare(lazy_model *cpu_model, lazy_model *cuda_model, const setting &s, const std::vector<turn> &all)
 {
-    side cpu(cpu_model, s.pruning), cuda(cuda_model, s.pruning);
+    now("%s", s.name);
+    talk cpu(cpu_model, s.pruning), cuda(cuda_model, s.pruning);
     *lazy_session_traces(cpu.session) = true;
     *lazy_session_traces(cuda.session) = true;
-    compare_pass(s.name, cpu, cuda, some_ids(PROMPT, 1), false);
-    for (int step = 0; step < 3; step++) compare_pass(s.name, cpu, cuda, some_ids(1, (uint64_t)step + 2), true);
-    compare_pass(s.name, cpu, cuda, some_ids(9, 20), false);
-    for (int step = 0; step < 2; step++) compare_pass(s.name, cpu, cuda, some_ids(1, (uint64_t)step + 30), true);
+    for (const turn &t : all) compare_pass(cpu, cuda, t);
 }
 
 /* ---- settings --------------------------------------------------------------------------- */
 
-static lazy_stage keep(int layer, double share)
+static lazy_stage keep(int layer, double share, bool for_good = false)
 {
     lazy_stage stage = {};
     stage.layer = layer;
     stage.keep = share;
-    return stage;
-}
-
-static lazy_stage drop(int layer, double share)
-{
-    lazy_stage stage = keep(layer, share);
-    stage.for_good = true;
+    stage.for_good = for_good;
     return stage;
 }
 
 static lazy_stage mass(int layer, double share)
 {
-    lazy_stage stage = {};
-    stage.layer = layer;
+    lazy_stage stage = keep(layer, 0);
     stage.by_mass = true;
     stage.mass = share;
     stage.keep_min = 0.1;
@@ -280,8 +237,8 @@ static lazy_stage mass(int layer, double share)
 
 static const lazy_stage two_stages[] = { keep(0, 0.6), keep(2, 0.25) };
 static const lazy_stage one_stage[] = { keep(1, 0.3) };
-static const lazy_stage for_good[] = { drop(0, 0.6), keep(2, 0.25) };
-static const lazy_stage one_for_good[] = { drop(1, 0.3) };
+static const lazy_stage for_good[] = { keep(0, 0.6, true), keep(2, 0.25) };
+static const lazy_stage one_for_good[] = { keep(1, 0.3, true) };
 static const lazy_stage by_mass[] = { mass(1, 0.8) };
 static const lazy_span spans[] = { { 5, 9 }, { 30, 31 } };
 
@@ -328,12 +285,13 @@ static std::vector<setting> all_settings()
 static void run_in_bf16(lazy_model *cpu_model, lazy_model *cuda_model, const std::vector<setting> &settings)
 {
     for (const setting &s : settings) {
-        side cpu(cpu_model, s.pruning), cuda(cuda_model, s.pruning);
-        for (int n : { (int)PROMPT, 1, 1, 9 }) {
-            bool ran = cpu.forward(some_ids(n, 3), n == 1) && cuda.forward(some_ids(n, 3), n == 1);
-            check(ran, s.name, "a pass in bf16 failed");
+        now("%s in bf16", s.name);
+        talk cpu(cpu_model, s.pruning), cuda(cuda_model, s.pruning);
+        for (const turn &t : turns({ PROMPT, 1, 1, 9 })) {
+            bool ran = cpu.forward(t.ids, t.generated) && cuda.forward(t.ids, t.generated);
+            check(ran, "a pass in bf16 failed");
             if (ran && !s.pruning.n_stages)
-                check(difference(cuda.logits, cpu.logits) <= BF16_TOLERANCE, s.name, "logits in bf16 differ");
+                check(error_of(cuda.logits, cpu.logits) <= BF16_TOLERANCE, "logits in bf16 differ");
         }
     }
 }
@@ -345,8 +303,9 @@ int main()
         checkpoint weights(8, false);
         lazy_model *cpu = weights.open("cpu"), *cuda = weights.open("cuda");
         printf("%s\n", lazy_model_isa(cuda));
+        const std::vector<turn> all = turns({ PROMPT, 1, 1, 1, 9, 1, 1 });
         std::vector<std::thread> threads;
-        for (const setting &s : settings) threads.emplace_back(compare, cpu, cuda, s);
+        for (const setting &s : settings) threads.emplace_back(compare, cpu, cuda, s, all);
         for (std::thread &thread : threads) thread.join();
         lazy_model_close(cuda);
         lazy_model_close(cpu);
@@ -357,6 +316,5 @@ int main()
     run_in_bf16(cpu, cuda, settings);
     lazy_model_close(cuda);
     lazy_model_close(cpu);
-    printf("%d passed, %d failed\n", passed.load(), failed.load());
-    return failed != 0;
+    return checked();
 }

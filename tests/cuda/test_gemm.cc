@@ -1,265 +1,122 @@
 /* test_gemm.cc — tests matrix products against plain loops, what is asked of cuBLASLt, and the search for it.
  *
- * Runs on a GPU, or without one on the fakes in cuda/cuda_on_cpu. With the path of a libcublasLt (real or fake) as its
- * argument, it also tests that the library is found in each place that is searched. Prints the failures, then "N
- * passed, N failed". */
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_runtime_api.h>
+ * Runs on a GPU, or without one on the fakes in cuda/cuda_on_cpu. With the path of a libcublasLt as its argument, it
+ * also tests that the library is found in each place that is searched. Prints the failures, then "N passed, N failed".
+ */
 #include <dlfcn.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <string>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
-#include <vector>
 
-#include "../../cuda/gemm.h"
-#include "../c/check.h"
+#include "common.h"
 
-static uint64_t seed = 1;
-
-static uint32_t random_bits()
-{
-    seed = seed * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(seed >> 32);
-}
-
-/* ---- numbers of three types ------------------------------------------------------------- */
-
-static size_t width_of(cudaDataType_t type) { return type == CUDA_R_32F ? 4 : 2; }
-
-static const char *name_of(cudaDataType_t type)
-{
-    return type == CUDA_R_32F ? "f32" : type == CUDA_R_16F ? "f16" : "bf16";
-}
-
-static void put(char *at, cudaDataType_t type, float value)
-{
-    __half f16 = __float2half_rn(value);
-    __nv_bfloat16 bf16 = __float2bfloat16_rn(value);
-    const void *from = type == CUDA_R_16F    ? (const void *)&f16
-                       : type == CUDA_R_16BF ? (const void *)&bf16
-                                             : (const void *)&value;
-    memcpy(at, from, width_of(type));
-}
-
-static float get(const char *at, cudaDataType_t type)
-{
-    __half f16;
-    __nv_bfloat16 bf16;
-    float f32;
-    switch (type) {
-    case CUDA_R_16F: memcpy(&f16, at, sizeof f16); return __half2float(f16);
-    case CUDA_R_16BF: memcpy(&bf16, at, sizeof bf16); return __bfloat162float(bf16);
-    default: memcpy(&f32, at, sizeof f32); return f32;
-    }
-}
-
-static float rounded(double value, cudaDataType_t type)
-{
-    char bytes[4];
-    put(bytes, type, (float)value);
-    return get(bytes, type);
-}
-
-/* A matrix in host memory. */
-typedef std::vector<char> bytes;
+static side gpu;
 
 /* Multiples of 1/16 from -4 to 4: exact in every type, and f32 sums of a few thousand of their products are exact in
- * any order, so results are compared bit by bit. Most
- * algorithms of cuBLASLt round a product to the output's type before they add it. */
-static bytes sixteenths(cudaDataType_t type, size_t n)
+ * any order, so results are compared bit by bit. */
+static floats sixteenths(size_t n)
 {
-    bytes data(n * width_of(type));
-    for (size_t i = 0; i < n; i++) put(&data[i * width_of(type)], type, (float)((int)(random_bits() % 129) - 64) / 16);
-    return data;
+    floats values(n);
+    for (float &value : values) value = (float)random_int(-64, 64) / 16;
+    return values;
 }
 
-static bytes any_floats(size_t n)
-{
-    bytes data(n * sizeof(float));
-    for (size_t i = 0; i < n; i++)
-        put(&data[i * sizeof(float)], CUDA_R_32F, (float)random_bits() / 2147483648.0f - 1.0f);
-    return data;
-}
-
-/* ---- one product ------------------------------------------------------------------------ */
-
-static void must(cudaError_t status)
-{
-    if (status == cudaSuccess) return;
-    printf("CUDA: %s\n", cudaGetErrorString(status));
-    exit(2);
-}
-
-static cudaStream_t stream;
-
-static void transfer(void *to, const void *from, size_t size, cudaMemcpyKind direction)
-{
-    must(cudaMemcpyAsync(to, from, size, direction, stream));
-    must(cudaStreamSynchronize(stream));
-}
-
-/* A copy on the device between guards; its address is `skip` bytes past a 256-byte boundary. */
-struct copy {
-    enum { GUARD = 256 };
-    char *memory;
-    size_t skip, size;
-
-    copy(const bytes &from, size_t skip_bytes) : skip(skip_bytes), size(from.size())
-    {
-        bytes all(size + skip + 2 * GUARD, 0x7f);
-        memcpy(&all[GUARD + skip], from.data(), size);
-        must(cudaMalloc((void **)&memory, all.size()));
-        transfer(memory, all.data(), all.size(), cudaMemcpyHostToDevice);
-    }
-    ~copy() { cudaFree(memory); }
-    copy(const copy &) = delete;
-    void *at() const { return memory + GUARD + skip; }
-
-    /* Copies it back; *whole: the guards are unchanged. */
-    bytes back(bool *whole) const
-    {
-        bytes all(size + skip + 2 * GUARD);
-        transfer(all.data(), memory, all.size(), cudaMemcpyDeviceToHost);
-        *whole = true;
-        for (size_t i = 0; i < all.size(); i++) {
-            bool inside = i >= GUARD + skip && i < GUARD + skip + size;
-            *whole = *whole && (inside || all[i] == 0x7f);
-        }
-        return bytes(all.begin() + GUARD + (long)skip, all.begin() + GUARD + (long)(skip + size));
-    }
-};
+static float rounded(double value, lazy_dtype type) { return widened(type, narrowed(type, { (float)value }))[0]; }
 
 struct kind {
-    cudaDataType_t in, out;
+    lazy_dtype in, out;
     bool accumulate;
     size_t skip; /* elements by which the operands are misaligned */
 };
 
+static const char *const NAMES[] = { "f32", "f16", "bf16" }; /* by lazy_dtype */
+
+static int run(lazy_gemm *gemm, cudaStream_t queue, void *y, const void *x, const void *w, int n, int rows, int cols,
+               kind t, bool *refused, lazy_error *err)
+{
+    return lazy_gemm_run(gemm, queue, y, x, w, n, rows, cols, rows, t.accumulate, lazy_cuda_data_type(t.in),
+                         lazy_cuda_data_type(t.out), refused, err);
+}
+
+static cudaStream_t queue_of(const side &s) { return lazy_cuda_scratch(s.stream)->queue; }
+
+/* ---- one product ------------------------------------------------------------------------ */
+
 static int refused_products; /* how many of the next products cuBLASLt refuses to run */
 
-static void test_product(lazy_gemm *gemm, kind t, int n, int rows, int cols, bool exact, bool must_refuse = false)
+static void test_product(lazy_gemm *gemm, kind t, int n, int rows, int cols, bool exact,
+                         [[maybe_unused]] bool must_refuse = false)
 {
-    size_t k = (size_t)cols, r = (size_t)rows;
-    bytes x = exact ? sixteenths(t.in, (size_t)n * k) : any_floats((size_t)n * k);
-    bytes w = exact ? sixteenths(t.in, r * k) : any_floats(r * k);
-    bytes y = sixteenths(t.out, (size_t)n * r);
-    bytes start = y;
-    if (!t.accumulate) start.assign(y.size(), (char)0xff); /* NaN in every type */
-    copy on_x(x, t.skip * width_of(t.in)), on_w(w, t.skip * width_of(t.in)), on_y(start, t.skip * width_of(t.out));
-
+    now("%s to %s, %d x (%d, %d)%s, %zu off", NAMES[t.in], NAMES[t.out], n, rows, cols,
+        t.accumulate ? ", accumulated" : "", t.skip);
+    size_t k = (size_t)cols, r = (size_t)rows, size = (size_t)n * r;
+    auto operand = [&](size_t values) {
+        floats all = exact ? sixteenths(values) : random_values(LAZY_F32, values);
+        return result<float>(gpu, all, t.in, t.skip);
+    };
+    result x = operand((size_t)n * k), w = operand(r * k);
+    result y(gpu, t.accumulate ? sixteenths(size) : unwritten(size), t.out, t.skip);
+    bytes start = y.bits();
     lazy_error err = {};
     bool refused = true;
-    int code = lazy_gemm_run(gemm, stream, on_y.at(), on_x.at(), on_w.at(), n, rows, cols, rows, t.accumulate, t.in,
-                             t.out, &refused, &err);
-    bool whole, whole_x, whole_w;
-    bytes got = on_y.back(&whole);
-    bool untouched = on_x.back(&whole_x) == x && on_w.back(&whole_w) == w;
+    int code = run(gemm, queue_of(gpu), y.on_device(), x.on_device(), w.on_device(), n, rows, cols, t, &refused, &err);
+    floats got = y.read();
+    check(code == LAZY_OK && x.read() == x.plain && w.read() == w.plain, "code %d (%s), or an operand has changed",
+          code, err.message);
 #ifdef LAZY_CUDA_ON_CPU
-    bool may_refuse = must_refuse || (t.in != CUDA_R_32F && cols % 2);
-    check(refused == may_refuse, "%s, %d x (%d, %d): refused is %d", name_of(t.in), n, rows, cols, refused);
+    check(refused == (must_refuse || (t.in != LAZY_F32 && cols % 2)), "refused is %d", refused);
 #endif
     if (refused) {
-        check(code == LAZY_OK && got == start, "%s, %d x (%d, %d): refused, but y has changed", name_of(t.in), n, rows,
-              cols);
+        check(y.bits() == start, "refused, but y has changed");
         return;
     }
 
     double worst = 0;
-    for (size_t j = 0; j < (size_t)n; j++) {
-        for (size_t i = 0; i < r; i++) {
-            double sum = 0, size = 1;
-            for (size_t kk = 0; kk < k; kk++) {
-                double part =
-                    (double)get(&x[(j * k + kk) * width_of(t.in)], t.in) * get(&w[(i * k + kk) * width_of(t.in)], t.in);
-                sum += part;
-                size += fabs(part);
-            }
-            double before = t.accumulate ? get(&y[(j * r + i) * width_of(t.out)], t.out) : 0.0;
-            double result = get(&got[(j * r + i) * width_of(t.out)], t.out);
-            double off = fabs(result - (exact ? rounded(rounded(sum, t.out) + before, t.out) : sum + before));
-#ifndef LAZY_CUDA_ON_CPU
-            if (exact) off = fmin(off, fabs(result - rounded(sum + before, t.out))); /* as some algorithms do */
-#endif
-            worst = fmax(worst, isnan(off) ? INFINITY : off / size);
+    for (size_t at = 0; at < size; at++) {
+        double sum = 0, terms = 1;
+        for (size_t i = 0; i < k; i++) {
+            double term = (double)x.plain[at / r * k + i] * w.plain[at % r * k + i];
+            sum += term;
+            terms += fabs(term);
         }
+        double before = t.accumulate ? y.plain[at] : 0.0;
+        double off = fabs(got[at] - (exact ? rounded(rounded(sum, t.out) + before, t.out) : sum + before));
+#ifndef LAZY_CUDA_ON_CPU /* some algorithms do not round a product before they add it */
+        if (exact) off = fmin(off, fabs(got[at] - rounded(sum + before, t.out)));
+#endif
+        worst = fmax(worst, isnan(off) ? INFINITY : off / terms);
     }
-    double allowed = exact ? 0 : 1e-6;
-    check(code == LAZY_OK && whole && whole_x && whole_w && untouched && worst <= allowed,
-          "%s to %s, %d x (%d, %d)%s, %zu off: code %d (%s), error %g%s", name_of(t.in), name_of(t.out), n, rows, cols,
-          t.accumulate ? ", accumulated" : "", t.skip, code, err.message, worst, whole ? "" : ", wrote outside");
+    check(worst <= (exact ? 0 : 1e-6), "error %g", worst);
 }
-
-static const cudaDataType_t TYPES[][2] = {
-    { CUDA_R_32F, CUDA_R_32F },   { CUDA_R_16F, CUDA_R_16F },  { CUDA_R_16F, CUDA_R_32F },
-    { CUDA_R_16BF, CUDA_R_16BF }, { CUDA_R_16BF, CUDA_R_32F },
-};
 
 static void test_products(lazy_gemm *gemm)
 {
+    const lazy_dtype types[][2] = { { LAZY_F32, LAZY_F32 },
+                                    { LAZY_F16, LAZY_F16 },
+                                    { LAZY_F16, LAZY_F32 },
+                                    { LAZY_BF16, LAZY_BF16 },
+                                    { LAZY_BF16, LAZY_F32 } };
     const int shapes[][3] = { { 1, 1, 1 },    { 1, 64, 32 },   { 2, 3, 5 },       { 4, 17, 33 },  { 7, 96, 80 },
                               { 16, 40, 64 }, { 31, 65, 129 }, { 100, 48, 1000 }, { 300, 33, 7 }, { 513, 24, 40 } };
-    for (const auto &types : TYPES) {
-        for (int accumulate = 0; accumulate < 2; accumulate++) {
-            for (const auto &s : shapes)
-                test_product(gemm, { types[0], types[1], accumulate != 0, 0 }, s[0], s[1], s[2], true);
+    for (const auto &[in, out] : types)
+        for (bool accumulate : { false, true }) {
+            for (const auto &s : shapes) test_product(gemm, { in, out, accumulate, 0 }, s[0], s[1], s[2], true);
             /* the same shape again, whose choice is stored; then with misaligned operands */
-            test_product(gemm, { types[0], types[1], accumulate != 0, 0 }, 16, 40, 64, true);
-            test_product(gemm, { types[0], types[1], accumulate != 0, 1 }, 16, 40, 64, true);
-            test_product(gemm, { types[0], types[1], accumulate != 0, 8 }, 16, 40, 64, true);
+            for (size_t skip : { 0, 1, 8 }) test_product(gemm, { in, out, accumulate, skip }, 16, 40, 64, true);
         }
-    }
     /* f32 products must not use TF32 or other shorter types */
-    test_product(gemm, { CUDA_R_32F, CUDA_R_32F, false, 0 }, 33, 70, 500, false);
-    test_product(gemm, { CUDA_R_32F, CUDA_R_32F, true, 0 }, 128, 128, 256, false);
-}
-
-static void test_arguments(lazy_gemm *gemm)
-{
-    copy m(bytes(1024, 0), 0);
-    lazy_error err = {};
-    bool refused;
-    check(lazy_gemm_run(gemm, stream, nullptr, nullptr, nullptr, 0, 4, 4, 4, false, CUDA_R_32F, CUDA_R_32F, &refused,
-                        &err) == LAZY_OK,
-          "no rows: %s", err.message);
-    const struct {
-        void *y;
-        int n, rows, cols;
-        cudaDataType_t in, out;
-        const char *says;
-    } bad[] = {
-        { nullptr, 2, 2, 2, CUDA_R_32F, CUDA_R_32F, "NULL" },
-        { m.at(), -1, 2, 2, CUDA_R_32F, CUDA_R_32F, "below 1" },
-        { m.at(), 2, 0, 2, CUDA_R_32F, CUDA_R_32F, "below 1" },
-        { m.at(), 2, 2, -3, CUDA_R_32F, CUDA_R_32F, "below 1" },
-        { m.at(), 2, 2, 2, CUDA_R_64F, CUDA_R_64F, "type 1" },
-        { m.at(), 2, 2, 2, CUDA_R_32F, CUDA_R_16F, "type 2" },
-        { m.at(), 2, 2, 2, CUDA_R_16F, CUDA_R_16BF, "to type 14" },
-    };
-    for (const auto &b : bad) {
-        err = {};
-        int code = lazy_gemm_run(gemm, stream, b.y, m.at(), m.at(), b.n, b.rows, b.cols, b.rows, false, b.in, b.out,
-                                 &refused, &err);
-        check(code == LAZY_INVALID && strstr(err.message, b.says), "%s: code %d, %s", b.says, code, err.message);
-    }
+    test_product(gemm, { LAZY_F32, LAZY_F32, false, 0 }, 33, 70, 500, false);
+    test_product(gemm, { LAZY_F32, LAZY_F32, true, 0 }, 128, 128, 256, false);
 }
 
 /* ---- what cuBLASLt is asked, with a table of functions that count their calls ----------- */
 
 static const lazy_cublas *real_table;
-static lazy_cublas counting;
 static int n_guesses, n_products;
-static uint64_t workspace_allowed; /* by the last preference */
-static uint32_t reduction_seen, alignment_asked;
-static uint64_t max_workspace =
-    UINT64_MAX; /* guesses that allow more workspace, or that rely on more alignment, are refused */
-static uint32_t max_alignment = UINT32_MAX;
+static uint64_t preferred[CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES + 1]; /* attributes of the last preference */
+/* guesses that allow more workspace, or that rely on more alignment, are refused */
+static uint64_t max_workspace = UINT64_MAX, max_alignment = UINT64_MAX;
 static cublasStatus_t product_status; /* of every product that is not refused; other than success: not run */
 static void *workspace_seen;
 static bool workspace_moved;
@@ -270,7 +127,8 @@ static cublasStatus_t count_guess(cublasLtHandle_t handle, cublasLtMatmulDesc_t 
                                   cublasLtMatmulHeuristicResult_t *found, int *n_found)
 {
     n_guesses++;
-    if (workspace_allowed > max_workspace || alignment_asked > max_alignment) {
+    if (preferred[CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES] > max_workspace ||
+        preferred[CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES] > max_alignment) {
         *n_found = 0;
         return n_guesses % 2 ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS; /* cuBLASLt does either */
     }
@@ -285,8 +143,7 @@ static cublasStatus_t count_product(cublasLtHandle_t handle, cublasLtMatmulDesc_
                                     cudaStream_t queue)
 {
     n_products++;
-    if (workspace_seen && workspace != workspace_seen) workspace_moved = true;
-    if (workspace_bytes != 32u << 20) workspace_moved = true;
+    workspace_moved |= (workspace_seen && workspace != workspace_seen) || workspace_bytes != 32u << 20;
     workspace_seen = workspace;
     if (refused_products && refused_products--) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (product_status != CUBLAS_STATUS_SUCCESS) return product_status;
@@ -297,28 +154,19 @@ static cublasStatus_t count_product(cublasLtHandle_t handle, cublasLtMatmulDesc_
 static cublasStatus_t see_preference(cublasLtMatmulPreference_t preference,
                                      cublasLtMatmulPreferenceAttributes_t attribute, const void *value, size_t size)
 {
-    if (attribute == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK) memcpy(&reduction_seen, value, sizeof reduction_seen);
-    if (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES)
-        memcpy(&workspace_allowed, value, sizeof workspace_allowed);
-    if (attribute == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES)
-        memcpy(&alignment_asked, value, sizeof alignment_asked);
+    memcpy(&preferred[attribute], value, size);
     return real_table->preference_set(preference, attribute, value, size);
 }
 
-static cublasStatus_t refuse_handle(cublasLtHandle_t *) { return CUBLAS_STATUS_NOT_INITIALIZED; }
-
 static lazy_gemm *open_gemm(const lazy_cublas *cublas)
 {
-    lazy_gemm *gemm = nullptr;
+    lazy_gemm *gemm;
     lazy_error err = {};
-    if (lazy_gemm_open(&gemm, cublas, &err) != LAZY_OK) {
-        printf("open: %s\n", err.message);
-        exit(2);
-    }
+    must(lazy_gemm_open(&gemm, cublas, &err), err);
     return gemm;
 }
 
-static const kind ADDED = { CUDA_R_16BF, CUDA_R_16BF, true, 0 };
+static const kind ADDED = { LAZY_BF16, LAZY_BF16, true, 0 };
 
 /* Runs a product, checks its result and the number of calls to cuBLASLt. */
 static void test_asked(lazy_gemm *gemm, const char *what, int n, int rows, int guesses, int products, kind t = ADDED,
@@ -332,12 +180,13 @@ static void test_asked(lazy_gemm *gemm, const char *what, int n, int rows, int g
 
 static void test_choices()
 {
-    counting = *real_table;
+    lazy_cublas counting = *real_table;
     counting.heuristic = count_guess;
     counting.matmul = count_product;
     counting.preference_set = see_preference;
     lazy_gemm *gemm = open_gemm(&counting);
-    check(reduction_seen == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, "sums may be split as %u", reduction_seen);
+    check(preferred[CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK] == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE,
+          "sums may be split otherwise");
 
     test_asked(gemm, "a new shape", 20, 200, 1, 1);
     test_asked(gemm, "a known shape", 20, 200, 0, 1);
@@ -345,11 +194,11 @@ static void test_choices()
     for (int n : { 1, 9, 33, 65, 129, 257 }) test_asked(gemm, "an n that is rounded up otherwise", n, 200, 1, 1);
     for (int n : { 8, 16, 64, 128, 256, 384 }) test_asked(gemm, "what those are rounded to", n, 200, 0, 1);
     test_asked(gemm, "more rows", 20, 201, 1, 1);
-    test_asked(gemm, "not added", 20, 200, 1, 1, { CUDA_R_16BF, CUDA_R_16BF, false, 0 });
-    test_asked(gemm, "another output", 20, 200, 1, 1, { CUDA_R_16BF, CUDA_R_32F, true, 0 });
-    test_asked(gemm, "another input", 20, 200, 1, 1, { CUDA_R_16F, CUDA_R_16F, true, 0 });
-    test_asked(gemm, "off by an element", 20, 200, 1, 1, { CUDA_R_16BF, CUDA_R_16BF, true, 1 });
-    test_asked(gemm, "off by 16 bytes", 20, 200, 1, 1, { CUDA_R_16BF, CUDA_R_16BF, true, 8 });
+    test_asked(gemm, "not added", 20, 200, 1, 1, { LAZY_BF16, LAZY_BF16, false, 0 });
+    test_asked(gemm, "another output", 20, 200, 1, 1, { LAZY_BF16, LAZY_F32, true, 0 });
+    test_asked(gemm, "another input", 20, 200, 1, 1, { LAZY_F16, LAZY_F16, true, 0 });
+    test_asked(gemm, "off by an element", 20, 200, 1, 1, { LAZY_BF16, LAZY_BF16, true, 1 });
+    test_asked(gemm, "off by 16 bytes", 20, 200, 1, 1, { LAZY_BF16, LAZY_BF16, true, 8 });
     for (int rows = 1000; rows < 1260; rows++) test_asked(gemm, "more shapes than are remembered", 5, rows, 1, 1);
     test_asked(gemm, "one of the last shapes", 5, 1259, 0, 1);
     test_asked(gemm, "a shape forgotten", 5, 1000, 1, 1);
@@ -360,7 +209,7 @@ static void test_choices()
     max_workspace = UINT64_MAX;
     max_alignment = 2;
     test_asked(gemm, "refused with its alignment", 20, 301, 2, 1);
-    max_alignment = UINT32_MAX;
+    max_alignment = UINT64_MAX;
     refused_products = 1;
     test_asked(gemm, "refused for what n is rounded to", 20, 302, 2, 2);
     test_asked(gemm, "the same n", 20, 302, 0, 1);
@@ -374,28 +223,25 @@ static void test_choices()
     test_asked(gemm, "the same once more", 32, 304, 0, 0, ADDED, true);
     check(workspace_seen && !workspace_moved, "the workspace moved or shrank");
 
+    const kind plain = { LAZY_F32, LAZY_F32, false, 0 };
     max_alignment = 0;
-    copy m(bytes(1024, 0), 0);
+    test_asked(gemm, "no algorithm at all", 3, 5, 4, 0, plain, true);
+    max_alignment = UINT64_MAX;
+    product_status = CUBLAS_STATUS_EXECUTION_FAILED;
+    result m(gpu, bytes(1024, 0));
     lazy_error err = {};
     bool refused = false;
-    int code =
-        lazy_gemm_run(gemm, stream, m.at(), m.at(), m.at(), 3, 5, 7, 5, false, CUDA_R_32F, CUDA_R_32F, &refused, &err);
-    check(code == LAZY_OK && refused, "no algorithm at all: code %d, %s, refused is %d", code, err.message, refused);
-    max_alignment = UINT32_MAX;
-    product_status = CUBLAS_STATUS_EXECUTION_FAILED;
-    code =
-        lazy_gemm_run(gemm, stream, m.at(), m.at(), m.at(), 3, 6, 7, 6, false, CUDA_R_32F, CUDA_R_32F, &refused, &err);
+    int code = run(gemm, queue_of(gpu), m.on_device(), m.on_device(), m.on_device(), 3, 6, 7, plain, &refused, &err);
     check(code == LAZY_DEVICE && strstr(err.message, "(3, 7) by (6, 7)^T") &&
               strstr(err.message, "CUBLAS_STATUS_EXECUTION_FAILED"),
           "a device that fails: code %d, %s", code, err.message);
     product_status = CUBLAS_STATUS_SUCCESS;
     lazy_gemm_close(gemm);
 
-    lazy_cublas broken = counting;
-    broken.create = refuse_handle;
     err = {};
-    code = lazy_gemm_open(&gemm, &broken, &err);
-    check(code == LAZY_DEVICE && !gemm && strstr(err.message, "CUBLAS_STATUS_NOT_INITIALIZED"),
+    counting.create = [](cublasLtHandle_t *) { return CUBLAS_STATUS_EXECUTION_FAILED; };
+    code = lazy_gemm_open(&gemm, &counting, &err);
+    check(code == LAZY_DEVICE && !gemm && strstr(err.message, "could not be set up: CUBLAS_STATUS_EXECUTION_FAILED"),
           "no handle: code %d, %s", code, err.message);
     lazy_gemm_close(nullptr);
 }
@@ -403,56 +249,53 @@ static void test_choices()
 /* A product that uses the workspace waits for the one before it on another stream. */
 static void test_workspace(lazy_gemm *gemm)
 {
-    cudaStream_t other;
-    must(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
-    copy x(sixteenths(CUDA_R_32F, 64), 0), w(sixteenths(CUDA_R_32F, 3 * 64), 0), y(bytes(3 * sizeof(float), -1), 0),
-        later(bytes(3 * sizeof(float), -1), 0);
-    bool refused;
-    lazy_error err = {};
-    float got[2][3];
-    for (auto [queue, to] : { std::pair(stream, y.at()), std::pair(other, later.at()) })
-        check(!lazy_gemm_run(gemm, queue, to, x.at(), w.at(), 1, 3, 64, 3, false, CUDA_R_32F, CUDA_R_32F, &refused,
-                             &err) &&
-                  !refused,
-              "%s", err.message);
-    must(cudaStreamSynchronize(other));
-    must(cudaMemcpy(got[0], y.at(), sizeof got[0], cudaMemcpyDeviceToHost)); /* of the stream that is not waited for */
-    must(cudaMemcpy(got[1], later.at(), sizeof got[1], cudaMemcpyDeviceToHost));
-    check(memcmp(got[0], got[1], sizeof got[0]) == 0, "a product runs beside another that uses the same workspace");
-    must(cudaStreamSynchronize(stream));
-    for (cudaStream_t queue : { stream, other }) lazy_gemm_leave(gemm, queue);
-    must(cudaStreamDestroy(other));
+    lazy_config config = *gpu.stream->config;
+    side other = stream_of(gpu.backend, &config, 1, 1);
+    {
+        given<float> x(gpu, sixteenths(64)), w(gpu, sixteenths(3 * 64));
+        result<float> y(gpu, unwritten(3)), later(other, unwritten(3));
+        y.read(); /* waits for the uploads */
+        bool refused;
+        lazy_error err = {};
+        float got[3];
+        for (auto [queue, to] : { std::pair(queue_of(gpu), y.on_device()), { queue_of(other), later.on_device() } })
+            check(!run(gemm, queue, to, x.on_device(), w.on_device(), 1, 3, 64, { LAZY_F32, LAZY_F32, false, 0 },
+                       &refused, &err) &&
+                      !refused,
+                  "%s", err.message);
+        floats want = later.read();
+        cudaMemcpy(got, y.on_device(), sizeof got, cudaMemcpyDeviceToHost); /* of the stream that is not waited for */
+        check(memcmp(got, want.data(), sizeof got) == 0, "a product runs beside another that uses the same workspace");
+    }
+    for (const side &s : { gpu, other }) lazy_gemm_leave(gemm, queue_of(s));
+    other.ops->stream_close(other.stream);
 }
 
 /* Two threads, each with its own stream, run the same shapes concurrently. */
 static void test_threads(lazy_gemm *gemm)
 {
     enum { MOST = 70, ROWS = 26, COLS = 64 };
-    copy x(sixteenths(CUDA_R_32F, MOST * COLS), 0), w(sixteenths(CUDA_R_32F, ROWS * COLS), 0);
-    std::vector<float> results[2];
-    lazy_error errors[2] = {};
+    given<float> x(gpu, sixteenths(MOST * COLS)), w(gpu, sixteenths(ROWS * COLS));
+    side sides[2];
+    floats results[2];
+    for (side &s : sides) s = stream_of(gpu.backend, gpu.stream->config, 1, 1);
+    result<float>(gpu, unwritten(1)).read(); /* waits for the uploads */
     auto work = [&](int which) {
+        const side &s = sides[which];
         bool refused;
-        cudaStream_t own;
-        float *y;
-        must(cudaStreamCreateWithFlags(&own, cudaStreamNonBlocking));
-        must(cudaMalloc((void **)&y, MOST * ROWS * sizeof *y));
-        results[which].resize(MOST * ROWS);
-        int code = LAZY_OK;
-        for (int n = 1; n <= MOST && code == LAZY_OK; n++)
-            code = lazy_gemm_run(gemm, own, y, x.at(), w.at(), n, ROWS, COLS, ROWS, false, CUDA_R_32F, CUDA_R_32F,
-                                 &refused, &errors[which]);
-        must(cudaMemcpyAsync(results[which].data(), y, MOST * ROWS * sizeof *y, cudaMemcpyDeviceToHost, own));
-        must(cudaStreamSynchronize(own));
-        lazy_gemm_leave(gemm, own);
-        must(cudaFree(y));
-        must(cudaStreamDestroy(own));
+        result<float> y(s, unwritten(MOST * ROWS));
+        for (int n = 1; n <= MOST; n++)
+            did(s, "a product",
+                run(gemm, queue_of(s), y.on_device(), x.on_device(), w.on_device(), n, ROWS, COLS,
+                    { LAZY_F32, LAZY_F32, false, 0 }, &refused, &s.err));
+        results[which] = y.read();
+        lazy_gemm_leave(gemm, queue_of(s));
     };
     std::thread other(work, 1);
     work(0);
     other.join();
-    check(!errors[0].code && !errors[1].code && results[0] == results[1], "two threads: %s %s", errors[0].message,
-          errors[1].message);
+    check(results[0] == results[1], "other products on another thread");
+    for (side &s : sides) s.ops->stream_close(s.stream);
 }
 
 /* ---- search for the library ------------------------------------------------------------- */
@@ -500,17 +343,16 @@ static void test_loading(const char *library)
     unsetenv("CUDA_HOME");
     const char *missing[] = { "/nowhere/one/libcublasLt.so.13", "/nowhere/two/libcublasLt.so.12" };
     const char *useless[] = { "/etc/passwd" };
-
-    check(alone([] {
-              setenv("LAZYLLM_CUBLAS", "/nowhere/libcublasLt.so.13", 1);
-              return load_fails(nullptr, 0, { "LAZYLLM_CUBLAS=/nowhere/libcublasLt.so.13", "No such file" });
-          }),
-          "a variable that names no file");
-    check(alone([] {
-              setenv("LAZYLLM_CUBLAS", "libm.so.6", 1);
-              return load_fails(nullptr, 0, { "LAZYLLM_CUBLAS=libm.so.6", "it has no cublasLtCreate" });
-          }),
-          "a variable that names another library");
+    auto variable = [](const char *file, const char *trouble) {
+        now("LAZYLLM_CUBLAS=%s", file);
+        check(alone([&] {
+                  setenv("LAZYLLM_CUBLAS", file, 1);
+                  return load_fails(nullptr, 0, { "LAZYLLM_CUBLAS=", file, trouble });
+              }),
+              "it is taken");
+    };
+    variable("/nowhere/libcublasLt.so.13", "No such file");
+    variable("libm.so.6", "it has no cublasLtCreate");
 
     const bool none_by_loader = alone([] {
         const lazy_cublas *table;
@@ -565,26 +407,23 @@ static void test_loading(const char *library)
 
 int main(int argc, char **argv)
 {
-    const char *library = argc > 1 ? argv[1] : nullptr;
-#ifdef LAZY_CUDA_ON_CPU
-    (void)library;
-#else
+    [[maybe_unused]] const char *library = argc > 1 ? argv[1] : nullptr;
+#ifndef LAZY_CUDA_ON_CPU
     test_loading(library);
 #endif
     lazy_error err = {};
-    if (lazy_cublas_load(&real_table, nullptr, 0, &err) != LAZY_OK) {
-        printf("%s\n", err.message);
-        return 2;
-    }
+    lazy_config config = {};
+    config.n_heads = config.n_kv_heads = config.head_dim = config.hidden = config.ffn = 8;
+    gpu = stream_of(open_cuda(LAZY_F32), &config, 1, 1);
+    must(lazy_cublas_load(&real_table, nullptr, 0, &err), err);
     printf("%s, version %zu\n", real_table->file, real_table->version);
-    must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     lazy_gemm *gemm = open_gemm(real_table);
     test_products(gemm);
-    test_arguments(gemm);
     test_workspace(gemm);
     test_threads(gemm);
     lazy_gemm_close(gemm);
     test_choices();
-    must(cudaStreamDestroy(stream));
+    gpu.ops->stream_close(gpu.stream);
+    gpu.ops->close(gpu.backend);
     return checked();
 }

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Tests the harness that runs kernels on the CPU (test_harness.cc), and that it reports every defect that harness_kernels.cu can contain:
+# Tests the harness that runs kernels on the CPU, and that it reports every defect that the kernels of test_harness.cu can contain:
 #   tests/cuda/test_harness.sh
 # Takes CUDA's headers from $CUDA_INCLUDE, else from nvcc's installation. Also compiles the kernels with nvcc if there is one.
 set -eu
@@ -16,7 +16,7 @@ build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
 export CUDA_INCLUDE CXX build
 
-# build, defect in harness_kernels.cu, test in test_harness.cc, text that its output must contain
+# build, defect, test, text that its output must contain
 PLANTED='
 tsan  NO_SYNCTHREADS                  sums          data race
 tsan  NO_SYNCTHREADS_BEFORE_REUSE     sums          data race
@@ -56,14 +56,13 @@ esac
 exec $CXX -std=c++17 -g1 -O1 -Wall -Wextra -Werror -Wno-unknown-pragmas -fno-strict-aliasing -pthread $sanitize -isystem "$CUDA_INCLUDE" -DPLANTS -x c++ -c "$2" -o "$3"
 END
 for kind in plain asan tsan; do
-    # harness_kernels.cu is linked last; otherwise libbacktrace does not find its line numbers for the sanitizers' reports
-    for source in cuda/cuda_on_cpu/fake_cudart.cc tests/cuda/test_harness.cc tests/cuda/harness_kernels.cu; do
+    for source in cuda/cuda_on_cpu/fake_cudart.cc tests/cuda/test_harness.cu; do
         echo "$kind $source $build/$kind.$(basename $source).o"
     done
 done | xargs -P "$(nproc)" -L 1 sh "$build/compile"
 for kind in plain asan tsan; do
     case $kind in plain) sanitize= ;; asan) sanitize=-fsanitize=address ;; tsan) sanitize=-fsanitize=thread ;; esac
-    $CXX -pthread $sanitize "$build/$kind.fake_cudart.cc.o" "$build/$kind.test_harness.cc.o" "$build/$kind.harness_kernels.cu.o" -o "$build/$kind"
+    $CXX -pthread $sanitize "$build/$kind.fake_cudart.cc.o" "$build/$kind.test_harness.cu.o" -o "$build/$kind"
 done
 
 n_failed=0
@@ -96,7 +95,7 @@ done <"$build/planted"
 if command -v nvcc >/dev/null; then
     holds=yes
     nvcc -std=c++17 -Werror all-warnings -Xptxas -warn-spills -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a \
-        -c tests/cuda/harness_kernels.cu -o "$build/nvcc.o" >"$build/output" 2>&1 || holds=no
+        -c tests/cuda/test_harness.cu -o "$build/nvcc.o" >"$build/output" 2>&1 || holds=no
     report $holds 'nvcc compiles it for sm_80 and sm_90a without a warning'
 else
     echo 'SKIPPED nvcc: not found'

@@ -8,150 +8,32 @@
  *   quick              fewer shapes, for slow sanitizers
  *   without_wgmma, wgmma_alone
  *   a number           the seed of an earlier run, which printed it, to repeat that run */
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <float.h>
-#include <math.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
-#include <algorithm>
-#include <atomic>
 #include <deque>
 #include <memory>
-#include <string>
-#include <thread>
-#include <tuple>
-#include <vector>
 
-#include "../../cuda/cuda.h"
+#include "common.h"
 
 extern "C" {
 #include "../c/reference.h"
 }
 
-typedef std::vector<unsigned char> bytes;
-typedef std::vector<float> floats;
-typedef std::vector<int32_t> ints;
-
-static std::atomic<int> passed, failed;
 static bool quick, wgmma = true, portable = true;
-
-/* Describes the current test; printed with each failure. */
-static thread_local std::string subject;
-
-__attribute__((format(printf, 1, 2))) static void now(const char *format, ...)
-{
-    char text[300];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    subject = text;
-}
-
-__attribute__((format(printf, 2, 3))) static void check(bool good, const char *format, ...)
-{
-    if (good) {
-        passed++;
-        return;
-    }
-    failed++;
-    char text[600];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    printf("FAILED %s: %s\n", subject.c_str(), text);
-}
-
-/* ---- types ------------------------------------------------------------------------------ */
 
 /* Maximum errors, relative to the largest value. */
 static const struct precision {
     const char *name;
-    size_t width;
     double of_activations, of_f32;
 } precisions[] = {
     /* indexed by lazy_dtype */
-    { "f32", 4, 1e-5, 1e-5 },    /* f32 sums of up to a few thousand terms, in any order */
-    { "f16", 2, 2e-3, 1e-5 },    /* four roundings of up to 5e-4: intermediate gate and up, accumulation to y */
-    { "bf16", 2, 1.5e-2, 1e-5 }, /* four roundings of up to 4e-3 */
+    { "f32", 1e-5, 1e-5 },    /* f32 sums of up to a few thousand terms, in any order */
+    { "f16", 2e-3, 1e-5 },    /* four roundings of up to 5e-4: intermediate gate and up, accumulation to y */
+    { "bf16", 1.5e-2, 1e-5 }, /* four roundings of up to 4e-3 */
 };
 
-static size_t width_of(lazy_dtype type) { return precisions[type].width; }
-
-static void put(unsigned char *at, lazy_dtype type, float value)
-{
-    __half f16 = __float2half_rn(value);
-    __nv_bfloat16 bf16 = __float2bfloat16_rn(value);
-    const void *from = type == LAZY_F16    ? (const void *)&f16
-                       : type == LAZY_BF16 ? (const void *)&bf16
-                                           : (const void *)&value;
-    memcpy(at, from, width_of(type));
-}
-
-static float get(const unsigned char *at, lazy_dtype type)
-{
-    __half f16;
-    __nv_bfloat16 bf16;
-    float f32;
-    switch (type) {
-    case LAZY_F16: memcpy(&f16, at, sizeof f16); return __half2float(f16);
-    case LAZY_BF16: memcpy(&bf16, at, sizeof bf16); return __bfloat162float(bf16);
-    default: memcpy(&f32, at, sizeof f32); return f32;
-    }
-}
-
-static bytes narrowed(lazy_dtype type, const floats &values)
-{
-    bytes data(values.size() * width_of(type));
-    for (size_t i = 0; i < values.size(); i++) put(&data[i * width_of(type)], type, values[i]);
-    return data;
-}
-
-static floats widened(lazy_dtype type, const bytes &data)
-{
-    floats values(data.size() / width_of(type));
-    for (size_t i = 0; i < values.size(); i++) values[i] = get(&data[i * width_of(type)], type);
-    return values;
-}
-
-template <class T> static bytes bytes_of(const std::vector<T> &values)
-{
-    const unsigned char *data = reinterpret_cast<const unsigned char *>(values.data());
-    return bytes(data, data + values.size() * sizeof(T));
-}
-
-static ints ints_of(const bytes &data)
-{
-    ints values(data.size() / sizeof(int32_t));
-    if (!values.empty()) memcpy(values.data(), data.data(), data.size());
-    return values;
-}
-
 /* ---- random data ------------------------------------------------------------------------ */
-
-static uint64_t seed;
-
-static uint32_t random_bits()
-{
-    seed = seed * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(seed >> 32);
-}
-
-static int random_int(int low, int high) { return low + (int)(random_bits() % (uint32_t)(high - low + 1)); }
-
-/* Uniform from -limit to limit, exact in the type. */
-static floats random_values(lazy_dtype type, size_t n, float limit = 1)
-{
-    floats values(n);
-    for (float &value : values) value = (float)((double)random_bits() / 2147483648.0 - 1.0) * limit;
-    return type == LAZY_F32 ? values : widened(type, narrowed(type, values));
-}
 
 /* Weights of any type, n values of up to about 1. */
 static bytes random_weights(lazy_dtype type, size_t n)
@@ -201,37 +83,6 @@ static float huge(lazy_dtype type) { return type == LAZY_F16 ? 60000.0f : 1e25f;
 
 static int pick(const ints &list) { return list[(size_t)random_int(0, (int)list.size() - 1)]; }
 
-/* ---- the two sides ---------------------------------------------------------------------- */
-
-struct side {
-    lazy_backend *backend;
-    const lazy_ops *ops;
-    lazy_stream *stream;
-    mutable lazy_error err;
-};
-
-static void must(int code, const lazy_error &err)
-{
-    if (code == LAZY_OK) return;
-    printf("%s\n", err.message);
-    exit(2);
-}
-
-static void did(const side &s, const char *op, int code)
-{
-    if (code == LAZY_OK) return;
-    check(false, "%s: code %d, %s", op, code, s.err.message);
-    s.err = {};
-}
-
-static side stream_of(lazy_backend *backend, const lazy_config *config, int rows, int tokens)
-{
-    side s = { backend, backend->ops, nullptr, {} };
-    must(s.ops->stream_open(backend, config, &s.stream, &s.err), s.err);
-    must(s.ops->reserve(s.stream, rows, tokens, &s.err), s.err);
-    return s;
-}
-
 static lazy_config config_of(int n_heads, int n_kv_heads, int head_dim)
 {
     lazy_config config = {};
@@ -251,6 +102,7 @@ static lazy_config config_of(int n_heads, int n_kv_heads, int head_dim)
     return config;
 }
 
+/* The backend under test and the reference. */
 struct rig {
     lazy_dtype type, stored; /* of the backend, and of weights */
     lazy_config config;
@@ -260,12 +112,9 @@ struct rig {
         : type(of_type), stored(of_type), config(of_config)
     {
         lazy_error err = {};
-        lazy_backend *cuda, *cpu;
-        lazy_cuda_options options = {};
-        options.type = type;
-        must(lazy_cuda_open(&cuda, &options, &err), err);
+        lazy_backend *cpu;
         must(reference_open(&cpu, LAZY_F32, &err), err);
-        gpu = stream_of(cuda, &config, rows, tokens);
+        gpu = stream_of(open_cuda(type), &config, rows, tokens);
         plain = stream_of(cpu, &config, rows, tokens);
     }
     ~rig()
@@ -278,85 +127,21 @@ struct rig {
     rig(const rig &) = delete;
 
     const char *name() const { return precisions[type].name; }
-    size_t width() const { return width_of(type); }
-};
-
-/* ---- memory of the device --------------------------------------------------------------- */
-
-/* An op's input, allocated with its exact size so that ASan and compute-sanitizer detect reads beyond it. */
-class input
-{
-  public:
-    input(const side &owner, const bytes &data) : s(owner)
+    double precision() const { return precisions[type].of_activations; }
+    bool is_gpu(const side &s) const { return s.backend == gpu.backend; }
+    /* Random values of activations. */
+    floats values(size_t n, float limit = 1) const { return random_values(type, n, limit); }
+    given<float> in(floats values) const { return { gpu, std::move(values), type }; }
+    result<float> out(floats values) const { return { gpu, std::move(values), type }; }
+    given<float> in_f32(floats values) const { return { gpu, std::move(values) }; }
+    result<float> out_f32(floats values) const { return { gpu, std::move(values) }; }
+    /* Runs an op on both sides. */
+    template <class F> void both(F op) const
     {
-        did(s, "alloc", s.ops->alloc(s.backend, &memory, data.size(), "an input", &s.err));
-        did(s, "upload", s.ops->upload(s.stream, memory, data.data(), data.size(), &s.err));
+        op(gpu);
+        op(plain);
     }
-    template <class T> input(const side &owner, const std::vector<T> &data) : input(owner, bytes_of(data)) {}
-    ~input() { s.ops->free(s.backend, memory); }
-    input(const input &) = delete;
-
-    template <class T> const T *as() const { return static_cast<const T *>(memory); }
-    const void *at(size_t byte = 0) const { return static_cast<char *>(memory) + byte; }
-
-  private:
-    side s;
-    void *memory;
 };
-
-/* An op's output, between guards; filled with NaN unless initial bytes are given. */
-class output
-{
-  public:
-    output(const side &owner, const bytes &initial) : s(owner), size(initial.size())
-    {
-        bytes all(size + 2 * MARGIN, GUARD);
-        std::copy(initial.begin(), initial.end(), all.begin() + MARGIN);
-        did(s, "alloc", s.ops->alloc(s.backend, &memory, all.size(), "an output", &s.err));
-        did(s, "upload", s.ops->upload(s.stream, memory, all.data(), all.size(), &s.err));
-    }
-    output(const side &owner, size_t bytes_of_it) : output(owner, bytes(bytes_of_it, 0xff)) {}
-    ~output() { s.ops->free(s.backend, memory); }
-    output(const output &) = delete;
-
-    template <class T = void> T *as() const { return static_cast<T *>(at()); }
-    void *at(size_t byte = 0) const { return static_cast<char *>(memory) + MARGIN + byte; }
-
-    bytes read() const
-    {
-        bytes all(size + 2 * MARGIN);
-        did(s, "download", s.ops->download(s.stream, all.data(), memory, all.size(), &s.err));
-        auto begin = all.begin() + MARGIN, end = begin + (long)size;
-        auto is_guard = [](unsigned char byte) { return byte == GUARD; };
-        check(std::all_of(all.begin(), begin, is_guard) && std::all_of(end, all.end(), is_guard),
-              "wrote outside its output");
-        return bytes(begin, end);
-    }
-
-  private:
-#ifdef __SANITIZE_ADDRESS__ /* checks the bounds of allocations itself, for reads too */
-    static constexpr long MARGIN = 0;
-#else
-    static constexpr long MARGIN = 256; /* keeps the device's alignment */
-#endif
-    static constexpr unsigned char GUARD = 0xdb;
-    side s;
-    void *memory;
-    size_t size;
-};
-
-/* Largest absolute difference divided by the largest value of `want`, or by min_scale if that is greater; infinity if
- * any value is NaN. */
-static double error_of(const floats &got, const floats &want, double min_scale = 1e-30)
-{
-    double worst = 0, largest = min_scale;
-    for (size_t i = 0; i < want.size(); i++) {
-        if (isnan(got[i]) || isnan(want[i])) return INFINITY;
-        worst = fmax(worst, fabs((double)got[i] - want[i]));
-        largest = fmax(largest, fabs(want[i]));
-    }
-    return worst / largest;
-}
 
 static void compare(const floats &got, const floats &want, double tolerance, double min_scale = 1e-30)
 {
@@ -364,21 +149,34 @@ static void compare(const floats &got, const floats &want, double tolerance, dou
     check(error < tolerance, "error %.2g", error);
 }
 
+static void compare(const array<float> &y, double tolerance, double min_scale = 1e-30)
+{
+    compare(y.read(), y.plain, tolerance, min_scale);
+}
+
+template <class T> static void same(const array<T> &y, const char *what)
+{
+    check(y.read() == y.plain, "other %s than the reference's", what);
+}
+
 /* ---- memory and streams ----------------------------------------------------------------- */
+
+static bytes random_bytes(size_t n)
+{
+    bytes data(n);
+    for (unsigned char &byte : data) byte = (unsigned char)random_bits();
+    return data;
+}
 
 static void test_copies(const rig &r)
 {
-    const side &gpu = r.gpu;
     for (int i = 0; i < 5; i++) {
         size_t n = (size_t)random_int(1, 1000), from = (size_t)random_int(0, 9), to = (size_t)random_int(0, 9);
         now("%s copies of %zu bytes from %zu to %zu", r.name(), n, from, to);
-        bytes data(from + n), want(to + n + 5, 0xff);
-        for (unsigned char &byte : data) byte = (unsigned char)random_bits();
-        input source(gpu, data);
-        output copied(gpu, want.size());
-        did(gpu, "copy", gpu.ops->copy(gpu.stream, copied.at(to), source.at(from), n, &gpu.err));
-        std::copy(data.begin() + (long)from, data.end(), want.begin() + (long)to);
-        check(copied.read() == want, "other bytes arrived");
+        given source(r.gpu, random_bytes(from + n));
+        result copied(r.gpu, bytes(to + n + 5, 0xff));
+        r.both([&](const side &s) { DO(s, copy, copied.on(s, to), source.on(s, from), n); });
+        same(copied, "bytes");
     }
 }
 
@@ -387,17 +185,15 @@ static void test_copies(const rig &r)
 static void test_uploads(const rig &r)
 {
     now("%s uploads", r.name());
-    const side &gpu = r.gpu;
-    bytes want(3 * lazy_staging::SLOTS * lazy_staging::SLOT_BYTES + 77), source;
-    for (unsigned char &byte : want) byte = (unsigned char)random_bits();
-    output uploaded(gpu, want.size());
-    for (size_t done = 0; done < want.size(); done += source.size()) {
-        size_t n = std::min(want.size() - done, (size_t)random_int(1, 2 * (int)lazy_staging::SLOT_BYTES));
-        source.assign(want.begin() + (long)done, want.begin() + (long)(done + n));
-        did(gpu, "upload", gpu.ops->upload(gpu.stream, uploaded.at(done), source.data(), n, &gpu.err));
+    result uploaded(r.gpu, bytes(3 * lazy_staging::SLOTS * lazy_staging::SLOT_BYTES + 77, 0xff));
+    uploaded.plain = random_bytes(uploaded.plain.size());
+    for (size_t done = 0, n; done < uploaded.plain.size(); done += n) {
+        n = std::min(uploaded.plain.size() - done, (size_t)random_int(1, 2 * (int)lazy_staging::SLOT_BYTES));
+        bytes source(&uploaded.plain[done], &uploaded.plain[done] + n);
+        DO(r.gpu, upload, uploaded.on_device(done), source.data(), n);
         std::fill(source.begin(), source.end(), 0xee);
     }
-    check(uploaded.read() == want, "other bytes arrived");
+    same(uploaded, "bytes");
 }
 
 /* Requests that cannot be met fail with the sizes in the message, and leave existing objects intact. */
@@ -405,8 +201,7 @@ static void test_refusals(const rig &r)
 {
     now("%s refusals", r.name());
     const side &gpu = r.gpu;
-    bytes data = narrowed(r.type, random_values(r.type, 100));
-    output kept(gpu, data);
+    result kept = r.out(r.values(100));
     auto refused = [&](const char *what, int code, lazy_code wanted, const char *words) {
         check(code == wanted && strstr(gpu.err.message, words), "%s: code %d, \"%s\"", what, code, gpu.err.message);
         gpu.err = {};
@@ -416,8 +211,7 @@ static void test_refusals(const rig &r)
     void *memory = &memory;
     int code = gpu.ops->alloc(gpu.backend, &memory, HUGE_BYTES, "a test's memory", &gpu.err);
     check(!memory, "alloc left an address");
-    check(strstr(gpu.err.message, "a test's memory"), "alloc names nothing: \"%s\"", gpu.err.message);
-    refused("alloc", code, LAZY_MEMORY, std::to_string(HUGE_BYTES).c_str());
+    refused("alloc", code, LAZY_MEMORY, ("a test's memory: " + std::to_string(HUGE_BYTES)).c_str());
     refused("admit", gpu.ops->admit(gpu.backend, HUGE_BYTES, "the test's weights", &gpu.err), LAZY_MEMORY,
             "the test's weights take 1048576.00 GiB");
     did(gpu, "admit", gpu.ops->admit(gpu.backend, 1, "a byte", &gpu.err));
@@ -434,8 +228,7 @@ static void test_refusals(const rig &r)
     lazy_config many_heads = config_of(512, 1, 16);
     side s = stream_of(gpu.backend, &many_heads, 1, 7);
     lazy_cuda_stream before = *lazy_cuda_scratch(s.stream);
-    code = s.ops->reserve(s.stream, 1, INT32_MAX, &gpu.err);
-    refused("reserve", code, LAZY_MEMORY, "scratch");
+    refused("reserve", s.ops->reserve(s.stream, 1, INT32_MAX, &gpu.err), LAZY_MEMORY, "scratch");
     lazy_cuda_stream after = *lazy_cuda_scratch(s.stream);
     check(after.tokens == before.tokens && after.products == before.products, "a refused reserve left traces");
     s.ops->stream_close(s.stream);
@@ -444,7 +237,7 @@ static void test_refusals(const rig &r)
     lazy_cuda_options options = {};
     options.device = 999;
     refused("a device that is not there", lazy_cuda_open(&none, &options, &gpu.err), LAZY_DEVICE, "cuda:999");
-    check(kept.read() == data, "what was there before has changed");
+    same(kept, "values");
 }
 
 static size_t free_memory()
@@ -466,8 +259,7 @@ static void test_streams(const rig &r)
     for (int i = 0; i < 40; i++) {
         side s = { r.gpu.backend, r.gpu.ops, nullptr, {} };
         did(s, "stream_open", s.ops->stream_open(s.backend, &r.config, &s.stream, &s.err));
-        for (int tokens = 10; i % 8 == 0 && tokens <= 30; tokens += 10)
-            did(s, "reserve", s.ops->reserve(s.stream, tokens / 10, tokens, &s.err));
+        for (int tokens = 10; i % 8 == 0 && tokens <= 30; tokens += 10) DO(s, reserve, tokens / 10, tokens);
         s.ops->stream_close(s.stream);
         if (i == 0) left = free_memory(); /* the first stream may allocate memory that stays */
     }
@@ -477,54 +269,71 @@ static void test_streams(const rig &r)
 
 /* ---- products --------------------------------------------------------------------------- */
 
-/* A matrix of several parts for the device; the reference gets the values after conversion to the device's type, but
+/* n matrices for the device, of several parts; the reference gets the values after conversion to the device's type, but
  * those of quantized parts as they are. */
 class weights
 {
   public:
-    lazy_matrix gpu = {}, plain = {}, rounded = {}; /* rounded: all values are, to the device's type */
+    std::vector<lazy_matrix> gpu, plain, rounded; /* rounded: all values are, to the device's type */
+    int rows = 0;                                 /* of a matrix */
 
-    weights(const rig &r, int n_parts, int rows, int cols, bool mixed, bool biased)
-        : weights(r, r.stored, n_parts, rows, cols, mixed, biased)
+    weights(const rig &r, int n_parts, int part_rows, int cols, bool mixed, bool biased)
+        : weights(r, { r.stored }, n_parts, part_rows, cols, mixed, biased)
     {
     }
-    weights(const rig &r, lazy_dtype stored, int n_parts, int rows, int cols, bool mixed, bool biased) : s(r.gpu)
+    /* stored: the type of each matrix, or of its first part where `mixed` */
+    weights(const rig &r, const std::vector<lazy_dtype> &stored, int n_parts, int part_rows, int cols, bool mixed,
+            bool biased)
+        : s(r.gpu)
     {
-        gpu.cols = cols;
-        gpu.n_parts = n_parts;
-        for (int i = 0; i < n_parts; i++) {
-            lazy_dtype type = type_of(r, stored, i, cols, mixed);
-            int part_rows = rows + i;
-            size_t n = (size_t)part_rows * (size_t)cols;
-            parts[i] = random_weights(type, n);
-            floats part = weights_of(type, parts[i], n), narrow = widened(r.type, narrowed(r.type, part));
-            narrow_values.insert(narrow_values.end(), narrow.begin(), narrow.end());
-            if (lazy_is_quantized(type)) narrow = part;
-            values.insert(values.end(), narrow.begin(), narrow.end());
-            gpu.part[i] = { parts[i].data(), part_rows, type };
-            gpu.rows += part_rows;
-        }
-        plain = gpu;
-        plain.part[0] = { values.data(), gpu.rows, LAZY_F32 };
-        plain.n_parts = 1;
+        for (lazy_dtype type : stored) add(r, type, n_parts, part_rows, cols, mixed);
         if (biased) {
-            bias = random_values(LAZY_F32, (size_t)gpu.rows);
-            on_gpu = std::make_unique<input>(s, bias);
-            gpu.bias = on_gpu->as<float>();
-            plain.bias = bias.data();
+            bias = std::make_unique<given<float>>(s, random_values(LAZY_F32, (size_t)rows));
+            gpu[0].bias = bias->on_device();
+            plain[0].bias = rounded[0].bias = bias->plain.data();
         }
-        rounded = plain;
-        rounded.part[0].data = narrow_values.data();
-        did(s, "bind", s.ops->bind(s.backend, &gpu, 1, &s.err));
+        did(s, "bind", s.ops->bind(s.backend, gpu.data(), (int)stored.size(), &s.err));
     }
-    ~weights() { s.ops->unbind(s.backend, &gpu); }
+    ~weights() { s.ops->unbind(s.backend, gpu.data()); }
     weights(const weights &) = delete;
+
+    lazy_matrix *on(const side &of, bool all_rounded = false)
+    {
+        return (of.backend == s.backend ? gpu : all_rounded ? rounded : plain).data();
+    }
 
   private:
     side s;
-    bytes parts[LAZY_MAX_PARTS];
-    floats values, narrow_values, bias;
-    std::unique_ptr<input> on_gpu;
+    std::deque<bytes> parts;
+    std::deque<floats> values;
+    std::unique_ptr<given<float>> bias;
+
+    void add(const rig &r, lazy_dtype stored, int n_parts, int part_rows, int cols, bool mixed)
+    {
+        lazy_matrix matrix = {};
+        floats kept, narrow;
+        matrix.cols = cols;
+        matrix.n_parts = n_parts;
+        for (int i = 0; i < n_parts; i++) {
+            lazy_dtype type = type_of(r, stored, i, cols, mixed);
+            size_t n = (size_t)(part_rows + i) * (size_t)cols;
+            parts.push_back(random_weights(type, n));
+            floats wide = weights_of(type, parts.back(), n), rounded_part = widened(r.type, narrowed(r.type, wide));
+            const floats &used = lazy_is_quantized(type) ? wide : rounded_part;
+            kept.insert(kept.end(), used.begin(), used.end());
+            narrow.insert(narrow.end(), rounded_part.begin(), rounded_part.end());
+            matrix.part[i] = { parts.back().data(), part_rows + i, type };
+            matrix.rows += part_rows + i;
+        }
+        rows = matrix.rows;
+        gpu.push_back(matrix);
+        matrix.n_parts = 1;
+        for (auto [list, all] : { std::pair(&plain, &kept), std::pair(&rounded, &narrow) }) {
+            values.push_back(std::move(*all));
+            matrix.part[0] = { values.back().data(), rows, LAZY_F32 };
+            list->push_back(matrix);
+        }
+    }
 
     /* Where mixed, beside a first quantized part there are some of any type. */
     static lazy_dtype type_of(const rig &r, lazy_dtype stored, int part, int cols, bool mixed)
@@ -549,22 +358,15 @@ static void test_matmul(const rig &r, const product &p)
     now("%s matmul n %d, %d parts of %d, cols %d%s%s%s, %d skipped", r.name(), p.n, p.parts, p.rows, p.cols,
         p.mixed ? ", mixed" : "", p.biased ? ", bias" : "", p.accumulate ? ", accumulated" : "", p.skipped);
     weights w(r, p.parts, p.rows, p.cols, p.mixed, p.biased);
-    size_t n = (size_t)p.n, cols = (size_t)p.cols, rows = (size_t)w.gpu.rows, skipped = (size_t)p.skipped;
-    floats x = random_values(r.type, (skipped + n) * cols), want = random_values(r.type, n * rows);
-    bytes start(skipped * rows * r.width(), 0xff), before = narrowed(r.type, want);
-    if (!p.accumulate) before.assign(before.size(), 0xff);
-    start.insert(start.end(), before.begin(), before.end());
-    input on_gpu(r.gpu, narrowed(r.type, x));
-    output y(r.gpu, start);
-
-    did(r.gpu, "matmul",
-        r.gpu.ops->matmul(r.gpu.stream, y.at(skipped * rows * r.width()), on_gpu.at(skipped * cols * r.width()), p.n,
-                          &w.gpu, p.accumulate, &r.gpu.err));
-    r.plain.ops->matmul(r.plain.stream, want.data(), x.data() + skipped * cols, p.n, &w.plain, p.accumulate, nullptr);
-    bytes got = y.read();
-    bytes::iterator first = got.begin() + (long)(skipped * rows * r.width());
-    check(std::all_of(got.begin(), first, [](unsigned char byte) { return byte == 0xff; }), "wrote before its output");
-    compare(widened(r.type, bytes(first, got.end())), want, precisions[r.type].of_activations, TERM);
+    size_t cols = (size_t)p.cols, rows = (size_t)w.rows, skipped = (size_t)p.skipped, n = (size_t)p.n + skipped;
+    floats before = p.accumulate ? r.values(n * rows) : unwritten(n * rows);
+    std::fill_n(before.begin(), skipped * rows, 0.0f);
+    given x = r.in(r.values(n * cols));
+    result y = r.out(before);
+    r.both([&](const side &s) {
+        DO(s, matmul, y.on(s, skipped * rows), x.on(s, skipped * cols), p.n, w.on(s), p.accumulate);
+    });
+    compare(y, r.precision(), TERM);
 }
 
 static void test_logits(const rig &r, int n, int rows, int cols, bool mixed)
@@ -572,13 +374,10 @@ static void test_logits(const rig &r, int n, int rows, int cols, bool mixed)
     now("%s logits n %d, rows %d, cols %d, cap %g%s", r.name(), n, rows, cols, r.config.logit_cap,
         mixed ? ", mixed" : "");
     weights w(r, 1, rows, cols, mixed, false);
-    floats x = random_values(r.type, (size_t)(n * cols)), want((size_t)(n * rows));
-    input on_gpu(r.gpu, narrowed(r.type, x));
-    output y(r.gpu, want.size() * sizeof(float));
-    did(r.gpu, "logits", r.gpu.ops->logits(r.gpu.stream, y.as<float>(), on_gpu.at(), n, &w.gpu, &r.gpu.err));
-    const lazy_matrix *plain = n > LAZY_GEMV_BLOCK_ROWS ? &w.rounded : &w.plain;
-    r.plain.ops->logits(r.plain.stream, want.data(), x.data(), n, plain, nullptr);
-    compare(widened(LAZY_F32, y.read()), want, precisions[r.type].of_f32, TERM);
+    given x = r.in(r.values((size_t)(n * cols)));
+    result y = r.out_f32(unwritten((size_t)(n * rows)));
+    r.both([&](const side &s) { DO(s, logits, y.on(s), x.on(s), n, w.on(s, n > LAZY_GEMV_BLOCK_ROWS)); });
+    compare(y, precisions[r.type].of_f32, TERM);
 }
 
 static void test_gated(rig &r, int n, int ffn, int cols, bool mixed, bool gelu)
@@ -587,57 +386,38 @@ static void test_gated(rig &r, int n, int ffn, int cols, bool mixed, bool gelu)
     now("%s gated n %d, ffn %d, cols %d%s%s", r.name(), n, ffn, cols, mixed ? ", mixed" : "", gelu ? ", GELU" : "");
     r.config.gelu = gelu;
     weights w(r, mixed ? 3 : 1, mixed ? 2 * ffn / 3 - 1 : 2 * ffn, cols, mixed, n % 2);
-    floats x = random_values(r.type, (size_t)(n * cols)), want((size_t)(n * ffn));
-    input on_gpu(r.gpu, narrowed(r.type, x));
-    output y(r.gpu, want.size() * r.width());
-    did(r.gpu, "gated", r.gpu.ops->gated(r.gpu.stream, y.at(), on_gpu.at(), n, &w.gpu, &r.gpu.err));
-    r.plain.ops->gated(r.plain.stream, want.data(), x.data(), n, &w.plain, nullptr);
-    compare(widened(r.type, y.read()), want, precisions[r.type].of_activations, TERM);
+    given x = r.in(r.values((size_t)(n * cols)));
+    result y = r.out(unwritten((size_t)(n * ffn)));
+    r.both([&](const side &s) { DO(s, gated, y.on(s), x.on(s), n, w.on(s)); });
+    compare(y, r.precision(), TERM);
 }
 
-/* Weights of one layer's experts, as `weights` has those of one matrix. */
+/* Weights of one layer's experts. */
 class expert_weights
 {
   public:
-    lazy_experts gpu = {}, plain = {};
-
-    expert_weights(const rig &r, int n, int d, int ffn) : s(r.gpu), router(r, r.type, 1, n, d, false, false)
+    expert_weights(const rig &r, int n, int d, int ffn)
+        : router(r, { r.type }, 1, n, d, false, false), gate_up(r, types(r, n), 1, 2 * ffn, d, false, false),
+          down(r, types(r, n), 1, d, ffn, false, false)
     {
-        for (int e = 0; e < n; e++) {
-            lazy_dtype type = r.stored != r.type && n % 2 && e == 1 ? LAZY_F16 : r.stored;
-            for (auto [parts, rows, cols] : { std::tuple(&gate_up, 2 * ffn, d), std::tuple(&down, d, ffn) }) {
-                size_t size = (size_t)rows * (size_t)cols;
-                stored.push_back(random_weights(type, size));
-                kept.push_back(weights_of(type, stored.back(), size));
-                lazy_matrix matrix = {};
-                matrix.n_parts = 1;
-                matrix.rows = rows;
-                matrix.cols = cols;
-                matrix.part[0] = { stored.back().data(), rows, type };
-                parts->gpu.push_back(matrix);
-                matrix.part[0] = { kept.back().data(), rows, LAZY_F32 };
-                parts->plain.push_back(matrix);
-            }
-        }
-        for (both *parts : { &gate_up, &down }) did(s, "bind", s.ops->bind(s.backend, parts->gpu.data(), n, &s.err));
-        gpu = { router.gpu, gate_up.gpu.data(), down.gpu.data() };
-        plain = { router.plain, gate_up.plain.data(), down.plain.data() };
     }
-    ~expert_weights()
+    /* *to = those of a side; returns `to`. */
+    const lazy_experts *on(const side &s, lazy_experts *to)
     {
-        for (both *parts : { &gate_up, &down }) s.ops->unbind(s.backend, parts->gpu.data());
+        *to = { *router.on(s), gate_up.on(s), down.on(s) };
+        return to;
     }
-    expert_weights(const expert_weights &) = delete;
 
   private:
-    struct both {
-        std::vector<lazy_matrix> gpu, plain;
-    };
-    side s;
-    weights router;
-    both gate_up, down;
-    std::deque<floats> kept;
-    std::deque<bytes> stored;
+    weights router, gate_up, down;
+
+    /* One of an odd number of quantized experts is not. */
+    static std::vector<lazy_dtype> types(const rig &r, int n)
+    {
+        std::vector<lazy_dtype> all((size_t)n, r.stored);
+        if (r.stored != r.type && n % 2) all[1] = LAZY_F16;
+        return all;
+    }
 };
 
 static void test_mix_experts(rig &r, int n, int n_experts, int k, int d, bool accumulate)
@@ -646,13 +426,12 @@ static void test_mix_experts(rig &r, int n, int n_experts, int k, int d, bool ac
     r.config.experts_per_token = k;
     r.config.normed_experts = k % 2;
     expert_weights w(r, n_experts, d, r.config.expert_ffn);
-    floats x = random_values(r.type, (size_t)(n * d)), want = random_values(r.type, x.size());
-    input on_gpu(r.gpu, narrowed(r.type, x));
-    output y(r.gpu, accumulate ? narrowed(r.type, want) : bytes(x.size() * r.width(), 0xff));
-    did(r.gpu, "mix_experts",
-        r.gpu.ops->mix_experts(r.gpu.stream, y.at(), on_gpu.at(), n, &w.gpu, accumulate, &r.gpu.err));
-    r.plain.ops->mix_experts(r.plain.stream, want.data(), x.data(), n, &w.plain, accumulate, nullptr);
-    compare(widened(r.type, y.read()), want, precisions[r.type].of_activations, TERM);
+    size_t size = (size_t)(n * d);
+    given x = r.in(r.values(size));
+    result y = r.out(accumulate ? r.values(size) : unwritten(size));
+    lazy_experts experts;
+    r.both([&](const side &s) { DO(s, mix_experts, y.on(s), x.on(s), n, w.on(s, &experts), accumulate); });
+    compare(y, r.precision(), TERM);
 }
 
 /* A router's NaN or Inf makes the row NaN, and the experts chosen are some all the same. */
@@ -661,12 +440,13 @@ static void test_spoilt_router(rig &r, int n, float value)
     now("%s mix_experts n %d, %g in a row", r.name(), n, value);
     r.config.experts_per_token = 2;
     expert_weights w(r, 3, 8, r.config.expert_ffn);
-    floats x = random_values(r.type, (size_t)(n * 8));
-    x[3] = value;
-    input on_gpu(r.gpu, narrowed(r.type, x));
-    output y(r.gpu, bytes(x.size() * r.width(), 0));
-    did(r.gpu, "mix_experts", r.gpu.ops->mix_experts(r.gpu.stream, y.at(), on_gpu.at(), n, &w.gpu, false, &r.gpu.err));
-    floats got = widened(r.type, y.read());
+    floats states = r.values((size_t)(n * 8));
+    states[3] = value;
+    given x = r.in(states);
+    result y = r.out(floats(states.size(), 0.0f));
+    lazy_experts experts;
+    DO(r.gpu, mix_experts, y.on_device(), x.on_device(), n, w.on(r.gpu, &experts), false);
+    floats got = y.read();
     for (size_t i = 0; i < got.size(); i++) check(std::isnan(got[i]) == (i < 8), "%g at %zu", got[i], i);
 }
 
@@ -704,18 +484,17 @@ static void test_embed(rig &r, int n, int cols, bool mixed, float scale)
 {
     now("%s embed n %d, cols %d%s, scale %g", r.name(), n, cols, mixed ? ", mixed" : "", scale);
     weights table(r, mixed ? LAZY_MAX_PARTS : 1, 20, cols, mixed, false);
-    ints ids((size_t)n);
-    for (int32_t &id : ids) id = random_int(0, table.gpu.rows - 1);
-    ids[0] = table.gpu.rows - 1;
-    floats want((size_t)(n * cols));
-    input on_gpu(r.gpu, ids);
-    output x(r.gpu, want.size() * r.width());
-    r.config.embedding_scale = scale;
-    did(r.gpu, "embed", r.gpu.ops->embed(r.gpu.stream, x.at(), on_gpu.as<int32_t>(), n, &table.gpu, &r.gpu.err));
-    r.config.embedding_scale = widened(r.type, narrowed(r.type, { scale }))[0];
-    r.plain.ops->embed(r.plain.stream, want.data(), ids.data(), n, &table.plain, nullptr);
+    ints wanted((size_t)n);
+    for (int32_t &id : wanted) id = random_int(0, table.rows - 1);
+    wanted[0] = table.rows - 1;
+    given ids(r.gpu, wanted);
+    result x = r.out(unwritten((size_t)(n * cols)));
+    r.both([&](const side &s) {
+        r.config.embedding_scale = r.is_gpu(s) ? scale : widened(r.type, narrowed(r.type, { scale }))[0];
+        DO(s, embed, x.on(s), ids.on(s), n, table.on(s));
+    });
     r.config.embedding_scale = 1;
-    check(x.read() == narrowed(r.type, want), "other values than the table's");
+    check(x.bits() == narrowed(r.type, x.plain), "other values than the table's");
 }
 
 /* Weights of one format, alone and beside others, by few rows and by many, for which they are widened a few rows at a
@@ -728,7 +507,7 @@ static void test_quantized(lazy_dtype type, lazy_dtype format)
     rig r(type, config, 1, 1);
     r.stored = format;
     weights largest(r, 1, pick({ 1, 5, 9, 140 }), cols, false, false);
-    did(r.gpu, "reserve", r.gpu.ops->reserve(r.gpu.stream, 40, 40, &r.gpu.err));
+    DO(r.gpu, reserve, 40, 40);
     for (int n : quick ? ints{ 1, 6, 20 } : ints{ 1, 2, 4, 5, 16, 17, 40 }) {
         test_matmul(r, { n, random_int(1, 3), random_int(1, 20), cols, ++round % 2 > 0, n % 3 > 0, n % 4 > 1, 1 });
         test_logits(r, n, random_int(1, quick ? 200 : 300), cols, false);
@@ -742,16 +521,13 @@ static void test_quantized(lazy_dtype type, lazy_dtype format)
 
 static void test_rmsnorm(const rig &r, int n, int d, float limit, bool accumulate = false)
 {
-    now("%s rmsnorm n %d, d %d, of values up to %g%s", r.name(), n, d, limit, accumulate ? ", accumulated" : "");
-    floats x = random_values(r.type, (size_t)(n * d), limit), weight = random_values(LAZY_F32, (size_t)d),
-           want = random_values(r.type, x.size());
-    input on_gpu(r.gpu, narrowed(r.type, x)), factors(r.gpu, weight);
-    output y(r.gpu, accumulate ? narrowed(r.type, want) : bytes(x.size() * r.width(), 0xff));
-    did(r.gpu, "rmsnorm",
-        r.gpu.ops->rmsnorm(r.gpu.stream, y.at(), on_gpu.at(), n, d, factors.as<float>(), 1e-5f, accumulate,
-                           &r.gpu.err));
-    r.plain.ops->rmsnorm(r.plain.stream, want.data(), x.data(), n, d, weight.data(), 1e-5f, accumulate, nullptr);
-    compare(widened(r.type, y.read()), want, precisions[r.type].of_activations);
+    now("%s rmsnorm n %d, d %d, of values up to %g%s%s", r.name(), n, d, limit, accumulate ? ", accumulated" : "",
+        r.config.layer_norm ? ", less their mean" : "");
+    size_t size = (size_t)(n * d);
+    given x = r.in(r.values(size, limit)), weight = r.in_f32(random_values(LAZY_F32, (size_t)d));
+    result y = r.out(accumulate ? r.values(size) : unwritten(size));
+    r.both([&](const side &s) { DO(s, rmsnorm, y.on(s), x.on(s), n, d, weight.on(s), 1e-5f, accumulate); });
+    compare(y, r.precision());
 }
 
 static void test_layer_norm(rig &r, int n, int d)
@@ -765,97 +541,70 @@ static void test_layer_norm(rig &r, int n, int d)
 static void test_checked_rmsnorm(const rig &r, int n, int d, float value, int noted, int layer)
 {
     now("%s checked_rmsnorm n %d, d %d, %g, %d noted, layer %d", r.name(), n, d, value, noted, layer);
-    floats x = random_values(r.type, (size_t)(n * d)), weight = random_values(LAZY_F32, (size_t)d);
-    x[(size_t)random_int(0, n * d - 1)] = value;
-    input on_gpu(r.gpu, narrowed(r.type, x)), factors(r.gpu, weight);
-    bytes unwritten(x.size() * r.width(), 0xff);
-    output y(r.gpu, unwritten), same(r.gpu, unwritten), first_bad(r.gpu, bytes_of(ints{ noted }));
-    did(r.gpu, "checked_rmsnorm",
-        r.gpu.ops->checked_rmsnorm(r.gpu.stream, y.at(), on_gpu.at(), n, d, factors.as<float>(), 1e-5f, layer,
-                                   first_bad.as<int32_t>(), &r.gpu.err));
-    did(r.gpu, "rmsnorm",
-        r.gpu.ops->rmsnorm(r.gpu.stream, same.at(), on_gpu.at(), n, d, factors.as<float>(), 1e-5f, false, &r.gpu.err));
-    int32_t got = ints_of(first_bad.read())[0], want = isfinite(value) ? noted : std::min(noted, layer);
+    floats values = r.values((size_t)(n * d));
+    values[(size_t)random_int(0, n * d - 1)] = value;
+    given x = r.in(values), weight = r.in_f32(random_values(LAZY_F32, (size_t)d));
+    result y = r.out(unwritten(values.size())), unchecked = r.out(unwritten(values.size()));
+    result first_bad(r.gpu, ints{ noted });
+    DO(r.gpu, checked_rmsnorm, y.on_device(), x.on_device(), n, d, weight.on_device(), 1e-5f, layer,
+       first_bad.on_device());
+    DO(r.gpu, rmsnorm, unchecked.on_device(), x.on_device(), n, d, weight.on_device(), 1e-5f, false);
+    int32_t got = first_bad.read()[0], want = isfinite(value) ? noted : std::min(noted, layer);
     check(got == want, "%d instead of %d", got, want);
-    check(y.read() == same.read(), "other bits than rmsnorm");
+    check(y.bits() == unchecked.bits(), "other bits than rmsnorm");
 }
 
-/* wide, late: the norms are over all heads, or behind RoPE; layer_norm: they subtract the mean, with weights for each
+/* WIDE: the norms are over all heads; LATE: behind RoPE; LAYER_NORM: they subtract the mean, with weights for each
  * head */
-static void test_rotate(rig &r, int n, bool q_normed, bool k_normed, float limit, bool wide = false, bool late = false,
-                        bool layer_norm = false)
+enum norming { PER_HEAD, WIDE, LATE, LAYER_NORM };
+
+static void test_rotate(rig &r, int n, bool q_normed, bool k_normed, float limit, norming how = PER_HEAD)
 {
     lazy_config &c = r.config;
-    c.layer_norm = layer_norm;
-    c.wide_qk_norm = wide;
-    c.late_qk_norm = late;
-    now("%s rotate n %d, head_dim %d, heads %d to %d%s%s%s%s, of values up to %g", r.name(), n, c.head_dim, c.n_heads,
-        c.n_kv_heads, q_normed ? ", q normed" : "", k_normed ? ", k normed" : "", wide ? ", wide" : "",
-        late         ? ", late"
-        : layer_norm ? ", layer norm"
-                     : "",
-        limit);
+    c.wide_qk_norm = how == WIDE;
+    c.late_qk_norm = how == LATE;
+    c.layer_norm = how == LAYER_NORM;
+    now("%s rotate n %d, head_dim %d, heads %d to %d%s%s, norming %d, of values up to %g", r.name(), n, c.head_dim,
+        c.n_heads, c.n_kv_heads, q_normed ? ", q normed" : "", k_normed ? ", k normed" : "", how, limit);
     int length = 2 * n + 3, capacity = length + 4;
-    size_t d = (size_t)c.head_dim, width = (size_t)(c.n_heads + 2 * c.n_kv_heads) * d, q_width = (size_t)c.n_heads * d;
-    size_t cache_size = (size_t)(c.n_kv_heads * capacity) * d;
-    ints rows = random_positions(n, length);
-    floats qkv = random_values(r.type, (size_t)n * width, limit), k = random_values(r.type, cache_size),
-           v = random_values(r.type, cache_size);
-    floats q_rope = random_values(LAZY_F32, (size_t)length * d), k_rope = random_values(LAZY_F32, (size_t)length * d),
-           q_norm = random_values(LAZY_F32, wide || layer_norm ? q_width : d),
-           k_norm = random_values(LAZY_F32, wide || layer_norm ? (size_t)c.n_kv_heads * d : d);
-    input positions(r.gpu, rows), q_angles(r.gpu, q_rope), k_angles(r.gpu, k_rope), of_q(r.gpu, q_norm),
-        of_k(r.gpu, k_norm);
-    output got_qkv(r.gpu, narrowed(r.type, qkv)), got_k(r.gpu, narrowed(r.type, k)), got_v(r.gpu, narrowed(r.type, v));
-    did(r.gpu, "rotate",
-        r.gpu.ops->rotate(r.gpu.stream, got_qkv.at(), positions.as<int32_t>(), n, { got_k.at(), got_v.at(), capacity },
-                          q_angles.as<float>(), k_angles.as<float>(), q_normed ? of_q.as<float>() : nullptr,
-                          k_normed ? of_k.as<float>() : nullptr, 1e-6f, &r.gpu.err));
-    floats before = k;
-    r.plain.ops->rotate(r.plain.stream, qkv.data(), rows.data(), n, { k.data(), v.data(), capacity }, q_rope.data(),
-                        k_rope.data(), q_normed ? q_norm.data() : nullptr, k_normed ? k_norm.data() : nullptr, 1e-6f,
-                        nullptr);
-
-    floats all = widened(r.type, got_qkv.read()), q, want_q, new_k = widened(r.type, got_k.read());
-    for (size_t row = 0; row < (size_t)n; row++) {
-        q.insert(q.end(), all.begin() + (long)(row * width), all.begin() + (long)(row * width + q_width));
-        want_q.insert(want_q.end(), qkv.begin() + (long)(row * width), qkv.begin() + (long)(row * width + q_width));
-    }
-    compare(q, want_q, precisions[r.type].of_activations);
-    compare(new_k, k, precisions[r.type].of_activations);
-    check(widened(r.type, got_v.read()) == v, "v: other values than those given, or in other slots");
-    bool untouched = true;
-    for (size_t i = 0; i < cache_size; i++) {
-        int slot = (int)(i / d) % capacity;
-        untouched = untouched && (std::binary_search(rows.begin(), rows.end(), slot) || new_k[i] == before[i]);
-    }
-    check(untouched, "a slot of k that was not meant has changed");
+    size_t d = (size_t)c.head_dim, width = (size_t)lazy_qkv_width(&c), q_width = (size_t)lazy_q_width(&c),
+           kv_width = (size_t)lazy_kv_width(&c), angles = (size_t)length * d;
+    bool all_heads = how == WIDE || how == LAYER_NORM;
+    given rows(r.gpu, random_positions(n, length));
+    given q_rope = r.in_f32(random_values(LAZY_F32, angles)), k_rope = r.in_f32(random_values(LAZY_F32, angles)),
+          q_norm = r.in_f32(random_values(LAZY_F32, all_heads ? q_width : d)),
+          k_norm = r.in_f32(random_values(LAZY_F32, all_heads ? kv_width : d));
+    result qkv = r.out(r.values((size_t)n * width, limit)), k = r.out(r.values(kv_width * (size_t)capacity)),
+           v = r.out(r.values(kv_width * (size_t)capacity));
+    r.both([&](const side &s) {
+        DO(s, rotate, qkv.on(s), rows.on(s), n, { k.on(s), v.on(s), capacity }, q_rope.on(s), k_rope.on(s),
+           q_normed ? q_norm.on(s) : address{}, k_normed ? k_norm.on(s) : address{}, 1e-6f);
+    });
+    floats q = qkv.read();
+    for (size_t i = 0; i < q.size(); i++)
+        if (i % width >= q_width) q[i] = qkv.plain[i] = 0; /* k and v are in the cache now */
+    compare(q, qkv.plain, r.precision());
+    compare(k, r.precision());
+    same(v, "values in v");
 }
 
 static void test_surprisal(const rig &r, int n, int vocab)
 {
     now("%s surprisal n %d, vocab %d", r.name(), n, vocab);
-    floats logits = random_values(LAZY_F32, (size_t)(n * vocab), 30), want((size_t)n);
-    ints ids((size_t)n);
-    for (int32_t &id : ids) id = random_int(0, vocab - 1);
-    input wanted(r.gpu, ids);
-    output on_gpu(r.gpu, bytes_of(logits)), surprisal(r.gpu, want.size() * sizeof(float)),
-        beside_nan(r.gpu, sizeof(float));
-    did(r.gpu, "surprisal",
-        r.gpu.ops->surprisal(r.gpu.stream, surprisal.as<float>(), on_gpu.as<float>(), n, vocab, wanted.as<int32_t>(),
-                             &r.gpu.err));
-    floats kept = logits;
-    r.plain.ops->surprisal(r.plain.stream, want.data(), kept.data(), n, vocab, ids.data(), nullptr);
+    ints wanted((size_t)n);
+    for (int32_t &id : wanted) id = random_int(0, vocab - 1);
+    floats values = random_values(LAZY_F32, (size_t)(n * vocab), 30);
+    given ids(r.gpu, wanted);
+    result logits = r.out_f32(values), surprisal = r.out_f32(unwritten((size_t)n));
+    r.both([&](const side &s) { DO(s, surprisal, surprisal.on(s), logits.on(s), n, vocab, ids.on(s)); });
     /* log(sum) of an f32 sum of at least 1: exact to a few 1e-7, however small the surprisal of a likely token is. */
-    compare(widened(LAZY_F32, surprisal.read()), want, 1e-6, 1);
+    compare(surprisal, 1e-6, 1);
 
     for (float bad : { NAN, INFINITY }) {
-        logits[(size_t)random_int(0, vocab - 1)] = bad;
-        output damaged(r.gpu, bytes_of(logits));
-        did(r.gpu, "surprisal",
-            r.gpu.ops->surprisal(r.gpu.stream, beside_nan.as<float>(), damaged.as<float>(), 1, vocab,
-                                 wanted.as<int32_t>(), &r.gpu.err));
-        check(!std::isfinite(widened(LAZY_F32, beside_nan.read())[0]), "a number beside a logit of %g", bad);
+        values[(size_t)random_int(0, vocab - 1)] = bad;
+        result damaged = r.out_f32(values), beside_nan = r.out_f32({ 0 });
+        DO(r.gpu, surprisal, beside_nan.on_device(), damaged.on_device(), 1, vocab, ids.on_device());
+        check(!std::isfinite(beside_nan.read()[0]), "a number beside a logit of %g", bad);
     }
 }
 
@@ -864,18 +613,16 @@ static void test_argmax(const rig &r, int vocab)
 {
     for (int round = 0; round < 12; round++) {
         now("%s argmax of %d, round %d", r.name(), vocab, round);
-        floats logits = random_values(LAZY_F32, (size_t)vocab, round % 2 ? 3 : -1e30f);
-        for (float &logit : logits) logit = round % 2 ? truncf(logit) : logit;
+        floats values = random_values(LAZY_F32, (size_t)vocab, round % 2 ? 3 : -1e30f);
+        for (float &logit : values) logit = round % 2 ? truncf(logit) : logit;
         if (round % 4 == 3)
-            for (float &logit : logits) logit = -fabsf(logit);
+            for (float &logit : values) logit = -fabsf(logit);
         for (int bad = 0; bad < round - 8; bad++)
-            logits[(size_t)random_int(0, vocab - 1)] = bad == 0 ? -INFINITY : bad == 1 ? INFINITY : NAN;
-        input on_gpu(r.gpu, logits);
-        output id(r.gpu, sizeof(int32_t));
-        did(r.gpu, "argmax", r.gpu.ops->argmax(r.gpu.stream, id.as<int32_t>(), on_gpu.as<float>(), vocab, &r.gpu.err));
-        int32_t got = ints_of(id.read())[0], want;
-        r.plain.ops->argmax(r.plain.stream, &want, logits.data(), vocab, nullptr);
-        check(got == want, "%d instead of %d", got, want);
+            values[(size_t)random_int(0, vocab - 1)] = bad == 0 ? -INFINITY : bad == 1 ? INFINITY : NAN;
+        given logits = r.in_f32(values);
+        result id(r.gpu, ints{ -7 });
+        r.both([&](const side &s) { DO(s, argmax, id.on(s), logits.on(s), vocab); });
+        same(id, "token");
     }
 }
 
@@ -911,90 +658,81 @@ static void test_rows(rig &r)
 enum { MAX_ROWS = 130, MAX_TOKENS = 300 };
 
 /* Inputs of attention: n rows, m tokens in play, from a longer context. Cache slots of tokens that are not in play hold
- * NaN. */
+ * NaN; so does, if there is one, one value of the key `bad` in head bad_head. */
 struct scene {
     int n, m, length, capacity;
-    ints in_play, rows;
-    floats qkv, k, v;
+    given<int32_t> in_play, rows;
+    given<float> qkv, k, v;
 
+    scene(const rig &r, int of_n, int of_m, int of_length, const ints &positions, const ints &of_rows, int bad = -1,
+          int bad_head = 0)
+        : n(of_n), m(of_m), length(of_length), capacity(of_length + 3), in_play(r.gpu, positions), rows(r.gpu, of_rows),
+          qkv(r.in(r.values((size_t)(n * lazy_qkv_width(&r.config)), 4))), /* large: the softmax is peaked */
+          k(r.in(cache(r, positions, bad, bad_head))), v(r.in(cache(r, positions, -1, 0)))
+    {
+        v.read(); /* waits for the uploads, because other streams read the inputs */
+    }
+    scene(const rig &r, int of_n, int of_m, int of_length, const ints &positions)
+        : scene(r, of_n, of_m, of_length, positions, random_rows(of_n, positions))
+    {
+    }
     scene(const rig &r, int of_n, int of_m, int of_length)
-        : n(of_n), m(of_m), length(of_length), capacity(of_length + 3)
+        : scene(r, of_n, of_m, of_length, random_positions(of_m, of_length))
     {
-        const lazy_config &c = r.config;
-        size_t d = (size_t)c.head_dim, slots = (size_t)(c.n_kv_heads * capacity);
-        in_play = random_positions(m, length);
-        rows = random_rows(n, in_play);
-        qkv = random_values(r.type, (size_t)(n * (c.n_heads + 2 * c.n_kv_heads)) * d,
-                            4); /* large queries, so that the softmax is peaked */
-        k = random_values(r.type, slots * d);
-        v = random_values(r.type, slots * d);
-        for (size_t slot = 0; slot < slots; slot++) {
-            if (std::binary_search(in_play.begin(), in_play.end(), (int)slot % capacity)) continue;
-            std::fill_n(k.begin() + (long)(slot * d), d, NAN);
-            std::fill_n(v.begin() + (long)(slot * d), d, NAN);
-        }
     }
-    lazy_attending attending(int window)
-    {
-        return { qkv.data(), rows.data(), n, { k.data(), v.data(), capacity }, in_play.data(), m, window };
-    }
-};
 
-/* A scene in device memory. */
-struct staged_scene {
-    input qkv, k, v, rows, in_play;
-    int capacity;
-
-    staged_scene(const rig &r, const scene &t)
-        : qkv(r.gpu, narrowed(r.type, t.qkv)), k(r.gpu, narrowed(r.type, t.k)), v(r.gpu, narrowed(r.type, t.v)),
-          rows(r.gpu, t.rows), in_play(r.gpu, t.in_play), capacity(t.capacity)
+    lazy_attending attending(const side &s, int window)
     {
-        char waited; /* waits for the uploads, because other streams read the inputs */
-        did(r.gpu, "download", r.gpu.ops->download(r.gpu.stream, &waited, in_play.at(), 1, &r.gpu.err));
+        return { qkv.on(s), rows.on(s), n, { k.on(s), v.on(s), capacity }, in_play.on(s), m, window };
     }
-    lazy_attending attending(const scene &t, int window) const
+
+  private:
+    floats cache(const rig &r, const ints &positions, int bad, int bad_head) const
     {
-        lazy_kv kv = { const_cast<void *>(k.at()), const_cast<void *>(v.at()), capacity };
-        return { qkv.at(), rows.as<int32_t>(), t.n, kv, in_play.as<int32_t>(), t.m, window };
+        size_t d = (size_t)r.config.head_dim, slots = (size_t)(r.config.n_kv_heads * capacity);
+        floats values = r.values(slots * d);
+        for (size_t slot = 0; slot < slots; slot++)
+            if (!std::binary_search(positions.begin(), positions.end(), (int)slot % capacity))
+                std::fill_n(values.begin() + (long)(slot * d), d, NAN);
+        if (bad >= 0) values[(size_t)(bad_head * capacity + bad) * d + (size_t)random_int(0, (int)d - 1)] = NAN;
+        return values;
     }
 };
 
 /* Overrides the device's number of multiprocessors, which determines the number of key chunks. */
-class processor_override
+static floats attention_of(const rig &r, scene &t, int window, int processors)
 {
-  public:
-    processor_override(const rig &r, int processors)
-        : cuda(reinterpret_cast<lazy_cuda *>(r.gpu.backend)), own(cuda->processors)
+    lazy_cuda *cuda = reinterpret_cast<lazy_cuda *>(r.gpu.backend);
+    int own = cuda->processors;
+    cuda->processors = processors;
+    floats got;
     {
-        cuda->processors = processors;
+        side s = stream_of(r.gpu.backend, &r.config, t.n, t.m); /* with scratch for that number of multiprocessors */
+        result<float> y(s, unwritten((size_t)(t.n * lazy_q_width(&r.config))), r.type);
+        const lazy_attending a = t.attending(s, window);
+        DO(s, attention, y.on_device(), &a);
+        got = y.read();
+        s.ops->stream_close(s.stream);
     }
-    ~processor_override() { cuda->processors = own; }
-    processor_override(const processor_override &) = delete;
-
-  private:
-    lazy_cuda *cuda;
-    int own;
-};
-
-static floats attention_of(const rig &r, const scene &t, const staged_scene &staged, int window, int processors)
-{
-    processor_override override_in_scope(r, processors);
-    side s =
-        stream_of(r.gpu.backend, &r.config, t.n, t.m); /* its scratch has the size for that number of multiprocessors */
-    output y(s, (size_t)(t.n * r.config.n_heads * r.config.head_dim) * r.width());
-    const lazy_attending a = staged.attending(t, window);
-    did(s, "attention", s.ops->attention(s.stream, y.at(), &a, &s.err));
-    floats got = widened(r.type, y.read());
-    s.ops->stream_close(s.stream);
+    cuda->processors = own;
     return got;
 }
 
 static floats plain_attention_of(const rig &r, scene &t, int window)
 {
-    floats y((size_t)(t.n * r.config.n_heads * r.config.head_dim));
-    const lazy_attending a = t.attending(window);
-    r.plain.ops->attention(r.plain.stream, y.data(), &a, nullptr);
+    floats y((size_t)(t.n * lazy_q_width(&r.config)));
+    const lazy_attending a = t.attending(r.plain, window);
+    DO(r.plain, attention, y.data(), &a);
     return y;
+}
+
+static std::string text_of(const rig &r, const scene &t, int window)
+{
+    const lazy_config &c = r.config;
+    char text[200];
+    snprintf(text, sizeof text, "n %d, m %d of %d, head_dim %d, heads %d to %d, window %d, cap %g", t.n, t.m, t.length,
+             c.head_dim, c.n_heads, c.n_kv_heads, window, c.attention_cap);
+    return text;
 }
 
 #ifdef LAZY_CUDA_ON_CPU
@@ -1003,38 +741,33 @@ extern "C" unsigned long long cuda_on_cpu_launches;
 static unsigned long long cuda_on_cpu_launches; /* not counted on a GPU */
 #endif
 
-/* s: a stream of r.gpu's backend. NaNs must be where the reference has them. */
-static void test_scores(const rig &r, const side &s, scene &t, const staged_scene &staged, int window, int queries,
-                        int first_asking, lazy_pooling pooling)
+/* on: a stream of r.gpu's backend. NaNs must be where the reference has them. */
+static void test_scores(const rig &r, const side &on, scene &t, int window, int queries, int first_asking)
 {
-    now("%s scores n %d, m %d of %d, head_dim %d, heads %d to %d, window %d, cap %g, queries %d, pooling %d, "
-        "new from %d",
-        r.name(), t.n, t.m, t.length, r.config.head_dim, r.config.n_heads, r.config.n_kv_heads, window,
-        r.config.attention_cap, queries, pooling, first_asking);
-    floats want((size_t)t.m), got, got_numbers, want_numbers;
-    const lazy_attending on_gpu = staged.attending(t, window), plain = t.attending(window);
-    r.plain.ops->scores(r.plain.stream, want.data(), &plain, queries, pooling, first_asking, nullptr);
-    output first(s, want.size() * sizeof(float)), again(s, want.size() * sizeof(float));
-    unsigned long long launches = 0;
-    for (const output *scores : { &first, &again }) {
-        launches = cuda_on_cpu_launches;
-        did(s, "scores", s.ops->scores(s.stream, scores->as<float>(), &on_gpu, queries, pooling, first_asking, &s.err));
-        launches = cuda_on_cpu_launches - launches; /* the first time the ranges of the rows are found too */
-    }
-    check(launches <= 3, "%llu launches", launches);
-    got = widened(LAZY_F32, first.read());
-    check(again.read() == bytes_of(got), "other bits the second time");
+    lazy_pooling pooling = random_int(0, 1) ? LAZY_POOLING_MAX : LAZY_POOLING_MEAN;
+    now("%s scores %s, queries %d, pooling %d, new from %d", r.name(), text_of(r, t, window).c_str(), queries, pooling,
+        first_asking);
+    result<float> first(on, unwritten((size_t)t.m)), again(on, unwritten((size_t)t.m));
+    auto score = [&](const side &s, result<float> &scores) {
+        const lazy_attending a = t.attending(s, window);
+        DO(s, scores, scores.on(s), &a, queries, pooling, first_asking);
+    };
+    score(r.plain, first);
+    score(on, first); /* finds the ranges of the rows too */
+    unsigned long long before = cuda_on_cpu_launches;
+    score(on, again);
+    check(cuda_on_cpu_launches - before <= 3, "%llu launches", cuda_on_cpu_launches - before);
+    check(again.bits() == first.bits(), "other bits the second time");
+    floats got = first.read(), want = first.plain;
     double sum = 0;
-    bool same = true;
+    bool alike = true;
     for (size_t j = 0; j < want.size(); j++) {
-        same = same && isnan(got[j]) == isnan(want[j]);
+        alike = alike && isnan(got[j]) == isnan(want[j]);
         sum += got[j];
-        if (isnan(want[j])) continue;
-        got_numbers.push_back(got[j]);
-        want_numbers.push_back(want[j]);
+        if (isnan(want[j])) got[j] = want[j] = 0;
     }
-    check(same, "NaNs elsewhere");
-    compare(got_numbers, want_numbers, precisions[r.type].of_f32);
+    check(alike, "NaNs elsewhere");
+    compare(got, want, precisions[r.type].of_f32);
     check(pooling == LAZY_POOLING_MAX || isnan(sum) || fabs(sum - 1) < 1e-5, "the sum is %.8g, not 1", sum);
 }
 
@@ -1043,17 +776,12 @@ static const int NO_WINDOW = INT32_MAX;
 static void test_attention(const rig &r, int n, int m, int length, int window = NO_WINDOW)
 {
     scene t(r, n, m, length);
-    staged_scene staged(r, t);
     floats want = plain_attention_of(r, t, window);
-    ints devices = n <= 128 && m > 128 ? ints{ 1, 132 } : ints{ 132 };
-    for (int processors : devices) {
-        now("%s attention n %d, m %d of %d, head_dim %d, heads %d to %d, window %d, cap %g, on %d processors", r.name(),
-            n, m, length, r.config.head_dim, r.config.n_heads, r.config.n_kv_heads, window, r.config.attention_cap,
-            processors);
-        compare(attention_of(r, t, staged, window, processors), want, precisions[r.type].of_activations);
+    for (int processors : n <= 128 && m > 128 ? ints{ 1, 132 } : ints{ 132 }) {
+        now("%s attention %s, on %d processors", r.name(), text_of(r, t, window).c_str(), processors);
+        compare(attention_of(r, t, window, processors), want, r.precision());
     }
-    test_scores(r, r.gpu, t, staged, window, random_int(1, 5), pick(t.rows),
-                random_int(0, 1) ? LAZY_POOLING_MAX : LAZY_POOLING_MEAN);
+    test_scores(r, r.gpu, t, window, random_int(1, 5), pick(t.rows.plain));
 }
 
 /* Scores by few and many rows, all or some of which are query rows; the last scene has a NaN in one key. The scratch is
@@ -1063,17 +791,15 @@ static void test_query_rows(lazy_dtype type, int n_heads, int n_kv_heads, int he
     rig r(type, config_of(n_heads, n_kv_heads, head_dim), MAX_ROWS, MAX_TOKENS);
     for (int queries : { 1, 2, 17, 32, 64, 100, 20 }) {
         if (quick && (queries == 64 || queries == 17)) continue;
-        int n = queries + random_int(0, 20), m = random_int(std::max(n, 130), quick ? 170 : MAX_TOKENS);
-        scene t(r, n, m, m + random_int(0, 60));
-        if (queries == 20)
-            t.k[(size_t)(random_int(0, n_kv_heads - 1) * t.capacity + pick(t.in_play)) * (size_t)head_dim] = NAN;
-        staged_scene staged(r, t);
+        int n = queries + random_int(0, 20), m = random_int(std::max(n, 130), quick ? 170 : MAX_TOKENS),
+            length = m + random_int(0, 60);
+        ints in_play = random_positions(m, length);
+        scene t(r, n, m, length, in_play, random_rows(n, in_play), queries == 20 ? pick(in_play) : -1,
+                random_int(0, n_kv_heads - 1));
         side s = stream_of(r.gpu.backend, &r.config, n, m);
         for (int window : { NO_WINDOW, random_int(1, m) })
-            for (int asking : { 1, random_int(1, n), n }) {
-                lazy_pooling pooling = random_int(0, 1) ? LAZY_POOLING_MAX : LAZY_POOLING_MEAN;
-                test_scores(r, s, t, staged, window, queries, t.rows[(size_t)(n - asking)], pooling);
-            }
+            for (int asking : { 1, random_int(1, n), n })
+                test_scores(r, s, t, window, queries, t.rows.plain[(size_t)(n - asking)]);
         s.ops->stream_close(s.stream);
     }
 }
@@ -1083,30 +809,23 @@ static void test_query_rows(lazy_dtype type, int n_heads, int n_kv_heads, int he
 static void test_bad_key(const rig &r, int n, int m)
 {
     const lazy_config &c = r.config;
-    scene t(r, n, m, m + 40);
-    size_t d = (size_t)c.head_dim;
-    int bad = t.in_play[(size_t)random_int(m / 4, 3 * m / 4)], g = random_int(0, c.n_kv_heads - 1),
-        group = c.n_heads / c.n_kv_heads;
-    t.k[(size_t)(g * t.capacity + bad) * d + (size_t)random_int(0, c.head_dim - 1)] = NAN;
-    staged_scene staged(r, t);
-    int window = random_int(0, 1) ? NO_WINDOW : random_int(1, m);
-    floats want = plain_attention_of(r, t, window);
+    ints in_play = random_positions(m, m + 40);
+    int bad = in_play[(size_t)random_int(m / 4, 3 * m / 4)], g = random_int(0, c.n_kv_heads - 1),
+        group = c.n_heads / c.n_kv_heads, window = random_int(0, 1) ? NO_WINDOW : random_int(1, m);
+    scene t(r, n, m, m + 40, in_play, random_rows(n, in_play), bad, g);
+    const floats wanted = plain_attention_of(r, t, window);
     for (int processors : { 1, 132 }) {
-        now("%s attention to a NaN n %d, m %d, head_dim %d, heads %d to %d, window %d, on %d processors", r.name(), n,
-            m, c.head_dim, c.n_heads, c.n_kv_heads, window, processors);
-        floats got = attention_of(r, t, staged, window, processors), others, wanted;
+        now("%s attention to a NaN %s, on %d processors", r.name(), text_of(r, t, window).c_str(), processors);
+        floats got = attention_of(r, t, window, processors), want = wanted;
         bool spread = true;
         for (size_t i = 0; i < got.size(); i++) {
-            int row = (int)(i / d) / c.n_heads, head = (int)(i / d) % c.n_heads;
-            if (t.rows[(size_t)row] >= bad && bad > t.rows[(size_t)row] - window && head / group == g) {
-                spread = spread && isnan(got[i]);
-                continue;
-            }
-            others.push_back(got[i]);
-            wanted.push_back(want[i]);
+            int head = (int)i / c.head_dim, row = t.rows.plain[(size_t)(head / c.n_heads)];
+            if (row < bad || bad <= row - window || head % c.n_heads / group != g) continue;
+            spread = spread && isnan(got[i]);
+            got[i] = want[i] = 0;
         }
         check(spread, "the NaN was lost");
-        compare(others, wanted, precisions[r.type].of_activations);
+        compare(got, want, r.precision());
     }
 }
 
@@ -1114,55 +833,39 @@ static void test_bad_key(const rig &r, int n, int m)
  * knew of them. Nothing else may run on the stream in between, so all memory is prepared before. */
 static void test_other_positions(const rig &r)
 {
-    const side &gpu = r.gpu;
     const int N = 3, M = 40, LENGTH = 90, SETS = 4;
-    scene t(r, N, M, LENGTH);
-    t.rows = { 30, 60, LENGTH - 1 };
-    t.k = random_values(r.type, t.k.size());
-    t.v = random_values(r.type, t.v.size());
-    ints all((size_t)LENGTH);
-    for (int i = 0; i < LENGTH; i++) all[(size_t)i] = i;
-    std::vector<ints> sets;
-    std::vector<std::unique_ptr<input>> depths, scores;
+    ints all, rows = { 30, 60, LENGTH - 1 };
+    for (int i = 0; i < LENGTH; i++) all.push_back(i);
+    std::vector<std::unique_ptr<given<int32_t>>> depths;
+    std::vector<std::unique_ptr<given<float>>> scores;
     for (int i = 0; i < SETS; i++) {
-        sets.push_back(t.rows);
-        for (int32_t position : random_positions(M + 5, LENGTH))
-            if ((int)sets.back().size() < M && !std::count(t.rows.begin(), t.rows.end(), position))
-                sets.back().push_back(position);
-        std::sort(sets.back().begin(), sets.back().end());
-        ints depth((size_t)LENGTH, 1);
+        ints chosen = random_positions(M - N, LENGTH), depth((size_t)LENGTH, 1);
         floats score((size_t)LENGTH, 0);
-        for (int32_t position : sets.back()) depth[(size_t)position] = 7, score[(size_t)position] = 1;
-        depths.push_back(std::make_unique<input>(gpu, depth));
-        scores.push_back(std::make_unique<input>(gpu, score));
+        for (const ints &some : { chosen, rows })
+            for (int32_t position : some) depth[(size_t)position] = 7, score[(size_t)position] = 1;
+        depths.push_back(std::make_unique<given<int32_t>>(r.gpu, depth));
+        scores.push_back(std::make_unique<given<float>>(r.gpu, score));
     }
-    input qkv(gpu, narrowed(r.type, t.qkv)), k(gpu, narrowed(r.type, t.k)), v(gpu, narrowed(r.type, t.v)),
-        rows(gpu, t.rows);
-    input positions(gpu, all), free(gpu, bytes((size_t)LENGTH, LAZY_PRUNABLE));
-    output in_play(gpu, (size_t)M * sizeof(int32_t)),
-        y(gpu, (size_t)(N * r.config.n_heads * r.config.head_dim) * r.width());
-    lazy_kv kv = { const_cast<void *>(k.at()), const_cast<void *>(v.at()), t.capacity };
+    scene t(r, N, M, LENGTH, all, rows);
+    given free(r.gpu, bytes((size_t)LENGTH, LAZY_PRUNABLE));
+    result in_play(r.gpu, ints((size_t)M, -1));
+    result y = r.out(unwritten((size_t)(N * lazy_q_width(&r.config))));
     for (int i = 0; i < SETS; i++) {
-        int m = (int)sets[(size_t)i].size();
-        t.in_play = sets[(size_t)i];
-        if (i < SETS / 2) {
-            did(gpu, "filter",
-                gpu.ops->filter(gpu.stream, in_play.as<int32_t>(), &m, positions.as<int32_t>(), LENGTH,
-                                depths[(size_t)i]->as<int32_t>(), 7, 7, &gpu.err));
-        } else {
-            did(gpu, "select",
-                gpu.ops->select(gpu.stream, in_play.as<int32_t>(), positions.as<int32_t>(),
-                                scores[(size_t)i]->as<float>(), LENGTH, free.as<uint8_t>(), m, &gpu.err));
-        }
+        const ints &depth = depths[(size_t)i]->plain;
+        int m = (int)std::count(depth.begin(), depth.end(), 7);
+        r.both([&](const side &s) {
+            if (i < SETS / 2) DO(s, filter, in_play.on(s), &m, t.in_play.on(s), LENGTH, depths[(size_t)i]->on(s), 7, 7);
+            else DO(s, select, in_play.on(s), t.in_play.on(s), scores[(size_t)i]->on(s), LENGTH, free.on(s), m);
+        });
         for (int window : { NO_WINDOW, 20 }) {
             now("%s attention after positions changed, set %d, window %d", r.name(), i, window);
-            const lazy_attending a = { qkv.at(), rows.as<int32_t>(), N, kv, in_play.as<int32_t>(), m, window };
-            did(gpu, "attention", gpu.ops->attention(gpu.stream, y.at(), &a, &gpu.err));
-            floats want((size_t)(N * r.config.n_heads * r.config.head_dim));
-            const lazy_attending plain = { t.qkv.data(), t.rows.data(), N, t.attending(window).kv, t.in_play.data(), m,
-                                           window };
-            r.plain.ops->attention(r.plain.stream, want.data(), &plain, nullptr);
-            compare(widened(r.type, y.read()), want, precisions[r.type].of_activations);
+            r.both([&](const side &s) {
+                lazy_attending a = t.attending(s, window);
+                a.in_play = in_play.on(s);
+                a.m = m;
+                DO(s, attention, y.on(s), &a);
+            });
+            compare(y, r.precision());
         }
     }
 }
@@ -1191,12 +894,10 @@ static void test_heads(lazy_dtype type, int head_dim, int group, bool thorough)
     test_rotate(r, 1, false, false, 1);
     test_rotate(r, 3, true, true, 1);
     test_rotate(r, random_int(2, 9), thorough, !thorough, 1);
-    test_rotate(r, 2, true, true, 1, true);
-    test_rotate(r, 2, true, true, 1, false, true);
-    test_rotate(r, 3, true, thorough, 1, false, false, true);
-    r.config.layer_norm = false;
-    if (thorough) test_rotate(r, 2, true, true, huge(type));
-    r.config.wide_qk_norm = r.config.late_qk_norm = false;
+    test_rotate(r, 2, true, true, 1, WIDE);
+    test_rotate(r, 2, true, true, 1, LATE);
+    test_rotate(r, 3, true, thorough, 1, LAYER_NORM);
+    test_rotate(r, 2, true, true, thorough ? huge(type) : 1);
 }
 
 static void test_all_heads(lazy_dtype type)
@@ -1269,26 +970,21 @@ static void test_wgmma(lazy_dtype type)
 static void test_smooth(const rig &r, int m, int width)
 {
     now("%s smooth m %d, width %d", r.name(), m, width);
-    floats scores = random_values(LAZY_F32, (size_t)m), want(scores.size());
-    input on_gpu(r.gpu, scores);
-    output out(r.gpu, scores.size() * sizeof(float));
-    did(r.gpu, "smooth", r.gpu.ops->smooth(r.gpu.stream, out.as<float>(), on_gpu.as<float>(), m, width, &r.gpu.err));
-    r.plain.ops->smooth(r.plain.stream, want.data(), scores.data(), m, width, nullptr);
-    check(widened(LAZY_F32, out.read()) == want, "other means than the reference's");
+    given scores = r.in_f32(random_values(LAZY_F32, (size_t)m));
+    result out = r.out_f32(unwritten((size_t)m));
+    r.both([&](const side &s) { DO(s, smooth, out.on(s), scores.on(s), m, width); });
+    same(out, "means");
 }
 
 static void test_average(const rig &r, int m, int n)
 {
     now("%s average of %d over m %d", r.name(), n, m);
-    floats want((size_t)m);
-    output mean(r.gpu, want.size() * sizeof(float));
+    result mean = r.out_f32(unwritten((size_t)m));
     for (int i = 1; i <= n; i++) {
-        floats scores = random_values(LAZY_F32, (size_t)m);
-        input on_gpu(r.gpu, scores);
-        did(r.gpu, "average", r.gpu.ops->average(r.gpu.stream, mean.as<float>(), on_gpu.as<float>(), m, i, &r.gpu.err));
-        r.plain.ops->average(r.plain.stream, want.data(), scores.data(), m, i, nullptr);
+        given scores = r.in_f32(random_values(LAZY_F32, (size_t)m));
+        r.both([&](const side &s) { DO(s, average, mean.on(s), scores.on(s), m, i); });
     }
-    check(widened(LAZY_F32, mean.read()) == want, "other means than the reference's");
+    same(mean, "means");
 }
 
 enum flagging { ALL_FREE, SOME_FORCED, SOME_UNPRUNABLE, ANY_FLAGS, NONE_FREE, FLAGGINGS };
@@ -1317,55 +1013,63 @@ static floats random_scores(int m, int levels)
     return scores;
 }
 
-static void test_choice(const rig &r, const ints &in_play, const floats &scores, const std::vector<uint8_t> &flags,
-                        int budget)
-{
-    const side &gpu = r.gpu;
-    int m = (int)in_play.size(), n_kept = 0;
-    for (int32_t position : in_play) n_kept += flags[(size_t)position] != LAZY_PRUNABLE;
-    ints want((size_t)(n_kept + budget));
-    r.plain.ops->select(r.plain.stream, want.data(), in_play.data(), scores.data(), m, flags.data(), budget, nullptr);
-    input positions(gpu, in_play), on_gpu(gpu, scores), allowed(gpu, flags);
-    output kept(gpu, want.size() * sizeof(int32_t));
-    did(gpu, "select",
-        gpu.ops->select(gpu.stream, kept.as<int32_t>(), positions.as<int32_t>(), on_gpu.as<float>(), m,
-                        allowed.as<uint8_t>(), budget, &gpu.err));
-    check(ints_of(kept.read()) == want, "other tokens than the reference's");
-}
+/* Tokens to choose among. */
+struct choosing {
+    const rig &r;
+    int m;
+    given<int32_t> in_play;
+    given<uint8_t> flags;
+    given<float> scores;
 
-/* Scores whose sums are exact. */
-static void test_mass(const rig &r, const ints &in_play, const floats &scores, const std::vector<uint8_t> &flags)
-{
-    int m = (int)in_play.size();
-    input positions(r.gpu, in_play), on_gpu(r.gpu, scores), allowed(r.gpu, flags);
-    for (double mass : { random_bits() / 4294967296.0, 0.9, 1.0 }) {
-        int got = -1, want = -1;
-        did(r.gpu, "mass",
-            r.gpu.ops->mass(r.gpu.stream, &got, positions.as<int32_t>(), on_gpu.as<float>(), m, allowed.as<uint8_t>(),
-                            mass, &r.gpu.err));
-        r.plain.ops->mass(r.plain.stream, &want, in_play.data(), scores.data(), m, flags.data(), mass, nullptr);
-        check(got == want, "mass %g: %d tokens, not %d", mass, got, want);
+    choosing(const rig &of, const ints &positions, const std::vector<uint8_t> &of_tokens, const floats &of_positions)
+        : r(of), m((int)positions.size()), in_play(r.gpu, positions), flags(r.gpu, of_tokens),
+          scores(r.in_f32(of_positions))
+    {
     }
-}
+
+    int n_free() const
+    {
+        const ints &all = in_play.plain;
+        auto is_free = [&](int32_t position) { return flags.plain[(size_t)position] == LAZY_PRUNABLE; };
+        return (int)std::count_if(all.begin(), all.end(), is_free);
+    }
+    void test_select(int budget)
+    {
+        result kept(r.gpu, ints((size_t)(m - n_free() + budget), -1));
+        r.both([&](const side &s) { DO(s, select, kept.on(s), in_play.on(s), scores.on(s), m, flags.on(s), budget); });
+        same(kept, "tokens");
+    }
+    /* Of scores whose sums are exact. */
+    void test_mass()
+    {
+        for (double mass : { random_bits() / 4294967296.0, 0.9, 1.0 }) {
+            int n[2] = { -1, -2 };
+            r.both([&](const side &s) {
+                DO(s, mass, &n[r.is_gpu(s)], in_play.on(s), scores.on(s), m, flags.on(s), mass);
+            });
+            check(n[1] == n[0], "mass %g: %d tokens, not %d", mass, n[1], n[0]);
+        }
+    }
+};
 
 static void test_select(const rig &r, int m, flagging how, int levels)
 {
-    int length = m + random_int(0, m), n_free = 0;
+    int length = m + random_int(0, m);
     ints in_play = random_positions(m, length);
     std::vector<uint8_t> flags = random_flags(how, length);
-    floats scores = random_scores(m, levels);
-    for (int32_t position : in_play) n_free += flags[(size_t)position] == LAZY_PRUNABLE;
+    floats scores = random_scores(m, levels), lowered = scores; /* half of them below 0 */
+    choosing tokens(r, in_play, flags, scores);
+    int n_free = tokens.n_free();
     for (int budget : { 0, random_int(0, n_free), n_free }) {
         now("%s select m %d, flags %d, levels %d, %d of %d free", r.name(), m, how, levels, budget, n_free);
-        test_choice(r, in_play, scores, flags, budget);
+        tokens.test_select(budget);
     }
-    floats lowered = scores; /* half of them below 0 */
     std::sort(lowered.begin(), lowered.end());
     float middle = lowered[(size_t)m / 2];
     std::transform(scores.begin(), scores.end(), lowered.begin(), [&](float score) { return score - middle; });
-    test_choice(r, in_play, lowered, flags, n_free / 2);
+    choosing(r, in_play, flags, lowered).test_select(n_free / 2);
     now("%s mass of m %d, flags %d, levels %d", r.name(), m, how, levels);
-    if (levels) test_mass(r, in_play, scores, flags);
+    if (levels) tokens.test_mass();
 }
 
 /* NaN among the scores: the next op that waits for the device reports the first one, once. */
@@ -1377,15 +1081,10 @@ static void test_bad_scores(const rig &r, int m)
     int first = random_int(0, m - 1), layer = random_int(0, 90);
     scores[(size_t)first] = scores.back() = later.front() = NAN;
     now("%s NaN among the scores of %d after layer %d", r.name(), m, layer);
-    input positions(gpu, in_play), bad(gpu, scores), also_bad(gpu, later),
-        free(gpu, bytes((size_t)(2 * m), LAZY_PRUNABLE));
-    output kept(gpu, (size_t)m * sizeof(int32_t));
-    auto select = [&](const input &chosen_by, int after) {
-        gpu.stream->layers_done = after + 1;
-        did(gpu, "select",
-            gpu.ops->select(gpu.stream, kept.as<int32_t>(), positions.as<int32_t>(), chosen_by.as<float>(), m,
-                            free.as<uint8_t>(), m / 2, &gpu.err));
-    };
+    given positions(gpu, in_play);
+    given free(gpu, bytes((size_t)(2 * m), LAZY_PRUNABLE));
+    given bad = r.in_f32(scores), also_bad = r.in_f32(later);
+    result kept(gpu, ints((size_t)m, -1));
     std::string words = "after layer " + std::to_string(layer) + ": the score of the token at position " +
                         std::to_string(in_play[(size_t)first]) + " is not a number";
     auto expect_error = [&](const char *op, int code) {
@@ -1393,14 +1092,16 @@ static void test_bad_scores(const rig &r, int m)
               gpu.err.message);
         gpu.err = {};
     };
+    for (const given<float> *chosen_by : { &bad, &also_bad }) {
+        gpu.stream->layers_done = layer + 1 + (chosen_by == &also_bad);
+        DO(gpu, select, kept.on_device(), positions.on_device(), chosen_by->on_device(), m, free.on_device(), m / 2);
+    }
     int32_t any;
-    select(bad, layer);
-    select(also_bad, layer + 1);
-    expect_error("download", gpu.ops->download(gpu.stream, &any, positions.at(), sizeof any, &gpu.err));
-    did(gpu, "the download after that", gpu.ops->download(gpu.stream, &any, positions.at(), sizeof any, &gpu.err));
+    const address at = positions.on_device();
+    expect_error("download", gpu.ops->download(gpu.stream, &any, at, sizeof any, &gpu.err));
+    DO(gpu, download, &any, at, sizeof any);
     gpu.stream->layers_done = layer + 1;
-    expect_error("mass", gpu.ops->mass(gpu.stream, &any, positions.as<int32_t>(), bad.as<float>(), m,
-                                       free.as<uint8_t>(), 0.5, &gpu.err));
+    expect_error("mass", gpu.ops->mass(gpu.stream, &any, at, bad.on_device(), m, free.on_device(), 0.5, &gpu.err));
     gpu.stream->layers_done = 0;
     kept.read();
 }
@@ -1410,38 +1111,27 @@ static void test_pooling(const rig &r, int m, flagging how)
 {
     now("%s pooling m %d, flags %d", r.name(), m, (int)how);
     int length = m + random_int(0, 50), capacity = length + random_int(0, 9), n_old = random_int(0, length);
-    ints in_play = random_positions(m, length);
-    std::vector<uint8_t> flags = random_flags(how, length);
-    input positions(r.gpu, in_play), flagged(r.gpu, flags);
-    floats shares(3 * (size_t)capacity), scores((size_t)m), known = random_values(LAZY_F32, (size_t)capacity);
-    for (float &score : known) score = fabsf(score);
-    output on_gpu(r.gpu, shares.size() * sizeof(float)), largest(r.gpu, scores.size() * sizeof(float)),
-        remembered(r.gpu, bytes_of(known));
-    for (int layer = 0; layer < 3; layer++) {
-        floats raw = random_values(LAZY_F32, (size_t)m);
-        for (float &score : raw) score = fabsf(score);
-        input given(r.gpu, raw);
-        size_t row = (size_t)layer * (size_t)capacity;
-        did(r.gpu, "share",
-            r.gpu.ops->share(r.gpu.stream, on_gpu.as<float>() + row, given.as<float>(), positions.as<int32_t>(), m,
-                             flagged.as<uint8_t>(), &r.gpu.err));
-        r.plain.ops->share(r.plain.stream, shares.data() + row, raw.data(), in_play.data(), m, flags.data(), nullptr);
-    }
-    did(r.gpu, "largest",
-        r.gpu.ops->largest(r.gpu.stream, largest.as<float>(), on_gpu.as<float>(), 1, capacity, positions.as<int32_t>(),
-                           m, false, &r.gpu.err));
-    did(r.gpu, "largest",
-        r.gpu.ops->largest(r.gpu.stream, largest.as<float>(), on_gpu.as<float>() + capacity, 2, capacity,
-                           positions.as<int32_t>(), m, true, &r.gpu.err));
-    r.plain.ops->largest(r.plain.stream, scores.data(), shares.data(), 3, capacity, in_play.data(), m, false, nullptr);
     float factor = random_int(0, 2) * 0.5f;
-    did(r.gpu, "remember",
-        r.gpu.ops->remember(r.gpu.stream, largest.as<float>(), remembered.as<float>(), n_old, length, factor,
-                            positions.as<int32_t>(), m, &r.gpu.err));
-    r.plain.ops->remember(r.plain.stream, scores.data(), known.data(), n_old, length, factor, in_play.data(), m,
-                          nullptr);
-    compare(widened(LAZY_F32, largest.read()), scores, 1e-6);
-    compare(widened(LAZY_F32, remembered.read()), known, 1e-6);
+    auto sizes = [](size_t n) {
+        floats values = random_values(LAZY_F32, n);
+        for (float &value : values) value = fabsf(value);
+        return values;
+    };
+    given in_play(r.gpu, random_positions(m, length));
+    given flags(r.gpu, random_flags(how, length));
+    given raw = r.in_f32(sizes(3 * (size_t)m));
+    result shares = r.out_f32(unwritten(3 * (size_t)capacity)), largest = r.out_f32(unwritten((size_t)m)),
+           remembered = r.out_f32(sizes((size_t)capacity));
+    r.both([&](const side &s) {
+        for (size_t layer = 0; layer < 3; layer++)
+            DO(s, share, shares.on(s, layer * (size_t)capacity), raw.on(s, layer * (size_t)m), in_play.on(s), m,
+               flags.on(s));
+        DO(s, largest, largest.on(s), shares.on(s), 1, capacity, in_play.on(s), m, false);
+        DO(s, largest, largest.on(s), shares.on(s, (size_t)capacity), 2, capacity, in_play.on(s), m, true);
+        DO(s, remember, largest.on(s), remembered.on(s), n_old, length, factor, in_play.on(s), m);
+    });
+    compare(largest, 1e-6);
+    compare(remembered, 1e-6);
 }
 
 static void test_selection(const rig &r)
@@ -1463,34 +1153,27 @@ static void test_selection(const rig &r)
 
 static void test_depths(const rig &r, int n)
 {
-    const side &gpu = r.gpu;
-    int length = n + random_int(0, n), value = random_int(0, 9), low = random_int(0, 5), high = random_int(low, 9);
+    int length = n + random_int(0, n), value = random_int(0, 9), low = random_int(0, 5), high = random_int(low, 9),
+        n_positions = random_int(1, length), n_found[2] = { -1, -2 };
     now("%s mark and filter n %d of %d, depths %d to %d", r.name(), n, length, low, high);
-    ints rows = random_positions(n, length), positions = random_positions(random_int(1, length), length),
-         depth((size_t)length);
-    for (int32_t &layers : depth) layers = random_int(0, 9);
-    input on_gpu(gpu, rows), candidates(gpu, positions);
-    output marked(gpu, bytes_of(depth));
-    did(gpu, "mark", gpu.ops->mark(gpu.stream, marked.as<int32_t>(), on_gpu.as<int32_t>(), n, value, &gpu.err));
-    r.plain.ops->mark(r.plain.stream, depth.data(), rows.data(), n, value, nullptr);
-    check(ints_of(marked.read()) == depth, "other depths than the reference's");
+    ints layers((size_t)length);
+    for (int32_t &depth : layers) depth = random_int(0, 9);
+    given rows(r.gpu, random_positions(n, length)), positions(r.gpu, random_positions(n_positions, length));
+    result depths(r.gpu, layers);
+    r.both([&](const side &s) { DO(s, mark, depths.on(s), rows.on(s), n, value); });
+    same(depths, "depths");
 
-    ints want(positions.size());
-    int n_want = -1, n_got = -1;
-    r.plain.ops->filter(r.plain.stream, want.data(), &n_want, positions.data(), (int)positions.size(), depth.data(),
-                        low, high, nullptr);
-    want.resize((size_t)n_want);
-    output found(gpu, want.size() * sizeof(int32_t));
-    did(gpu, "filter",
-        gpu.ops->filter(gpu.stream, found.as<int32_t>(), &n_got, candidates.as<int32_t>(), (int)positions.size(),
-                        marked.as<int32_t>(), low, high, &gpu.err));
-    check(n_got == n_want, "%d found, not %d", n_got, n_want);
-    check(ints_of(found.read()) == want, "other positions than the reference's");
-    output same(gpu, want.size() * sizeof(int32_t));
-    did(gpu, "filter",
-        gpu.ops->filter(gpu.stream, same.as<int32_t>(), nullptr, candidates.as<int32_t>(), (int)positions.size(),
-                        marked.as<int32_t>(), low, high, &gpu.err));
-    check(same.read() == found.read(), "other positions where their number is known");
+    size_t room = (size_t)std::count_if(positions.plain.begin(), positions.plain.end(), [&](int32_t position) {
+        return depths.plain[(size_t)position] >= low && depths.plain[(size_t)position] <= high;
+    });
+    result found(r.gpu, ints(room, -1)), again(r.gpu, ints(room, -1));
+    r.both([&](const side &s) {
+        DO(s, filter, found.on(s), &n_found[r.is_gpu(s)], positions.on(s), n_positions, depths.on(s), low, high);
+        DO(s, filter, again.on(s), nullptr, positions.on(s), n_positions, depths.on(s), low, high);
+    });
+    check(n_found[1] == n_found[0], "%d found, not %d", n_found[1], n_found[0]);
+    same(found, "positions");
+    same(again, "positions, where their number is known,");
 }
 
 /* Tens of thousands of tokens, in many blocks: most scores in one bucket of a histogram or in few, all equal, or below
@@ -1511,71 +1194,50 @@ static void test_many_tokens()
                                                     : level) *
                     0x1p-30f;
         if (kind == ONE_AMONG_EQUALS) scores[(size_t)random_int(0, m - 1)] *= 1.5f;
-        std::vector<uint8_t> flags = random_flags(kind % 2 ? ANY_FLAGS : ALL_FREE, length);
-        int n_free = 0;
-        for (int32_t position : in_play) n_free += flags[(size_t)position] == LAZY_PRUNABLE;
+        choosing tokens(r, in_play, random_flags(kind % 2 ? ANY_FLAGS : ALL_FREE, length), scores);
+        int n_free = tokens.n_free();
         for (int budget : { 0, 1, random_int(0, n_free), n_free - 1, n_free }) {
             now("select m %d, kind %d, %d of %d free", m, kind, budget, n_free);
-            test_choice(r, in_play, scores, flags, budget);
+            tokens.test_select(budget);
         }
         now("mass of m %d, kind %d", m, kind);
-        if (kind != BELOW_0) test_mass(r, in_play, scores, flags);
+        if (kind != BELOW_0) tokens.test_mass();
     }
     test_pooling(r, random_int(MOST / 2, MOST - 1), ANY_FLAGS);
     test_depths(r, random_int(MOST / 4, MOST / 2));
 }
 
-static void test_regroup(const rig &r, int n, int n_new, int length, int d)
+/* Without aux, the new rows are some of the old ones. */
+static void test_regroup(const rig &r, int n, int n_new, int length, int d, bool with_aux)
 {
-    const side &gpu = r.gpu;
-    now("%s regroup %d to %d of %d, d %d", r.name(), n, n_new, length, d);
-    ints rows = random_positions(n, length), new_rows = random_positions(n_new, length + 1);
-    new_rows.back() = random_int(n_new > 1 ? new_rows[(size_t)n_new - 2] + 1 : 0,
-                                 length); /* the last row may be evicted, kept or new */
-    floats x = random_values(r.type, (size_t)(n * d)), aux = random_values(r.type, (size_t)((length + 1) * d)),
-           want((size_t)(n_new * d));
-    input of_x(gpu, narrowed(r.type, x)), of_rows(gpu, rows), of_new(gpu, new_rows);
-    output y(gpu, want.size() * r.width()), of_aux(gpu, narrowed(r.type, aux)), n_revived(gpu, bytes{ 3, 0, 0, 0 });
-    did(gpu, "regroup",
-        gpu.ops->regroup(gpu.stream, y.at(), of_new.as<int32_t>(), n_new, of_x.at(), of_rows.as<int32_t>(), n,
-                         of_aux.at(), d, n_revived.as<int32_t>(), &gpu.err));
-    int32_t revived = 3;
-    r.plain.ops->regroup(r.plain.stream, want.data(), new_rows.data(), n_new, x.data(), rows.data(), n, aux.data(), d,
-                         &revived, nullptr);
-    check(widened(r.type, y.read()) == want, "a row holds another token's values");
-    check(widened(r.type, of_aux.read()) == aux, "other rows in Aux than the reference's");
-    check(ints_of(n_revived.read())[0] == revived, "%d revived, not %d", ints_of(n_revived.read())[0], revived);
-}
-
-/* Without aux, evicted rows are dropped and the others are kept unchanged. */
-static void test_regroup_without_aux(const rig &r, int n, int d)
-{
-    const side &gpu = r.gpu;
-    int n_new = random_int(1, n);
-    now("%s regroup %d to %d for good, d %d", r.name(), n, n_new, d);
-    ints rows = random_positions(n, n), new_rows = random_positions(n_new, n);
-    floats x = random_values(r.type, (size_t)(n * d)), want;
-    for (int32_t row : new_rows)
-        want.insert(want.end(), x.begin() + (int64_t)row * d, x.begin() + (int64_t)(row + 1) * d);
-    input of_x(gpu, narrowed(r.type, x)), of_rows(gpu, rows), of_new(gpu, new_rows);
-    output y(gpu, want.size() * r.width()), n_revived(gpu, bytes(sizeof(int32_t), 0));
-    did(gpu, "regroup",
-        gpu.ops->regroup(gpu.stream, y.at(), of_new.as<int32_t>(), n_new, of_x.at(), of_rows.as<int32_t>(), n, nullptr,
-                         d, n_revived.as<int32_t>(), &gpu.err));
-    check(widened(r.type, y.read()) == want, "a row holds another token's values");
-    check(ints_of(n_revived.read())[0] == 0, "%d revived, of none", ints_of(n_revived.read())[0]);
+    now("%s regroup %d to %d of %d, d %d%s", r.name(), n, n_new, length, d, with_aux ? "" : ", for good");
+    ints old = random_positions(n, length),
+         kept = with_aux ? random_positions(n_new, length + 1) : random_rows(n_new, old);
+    if (with_aux) /* the last row may be evicted, kept or new */
+        kept.back() = random_int(n_new > 1 ? kept[(size_t)n_new - 2] + 1 : 0, length);
+    given rows(r.gpu, old), new_rows(r.gpu, kept);
+    given x = r.in(r.values((size_t)(n * d)));
+    result y = r.out(unwritten((size_t)(n_new * d))), aux = r.out(r.values((size_t)((length + 1) * d)));
+    result n_revived(r.gpu, ints{ 3 });
+    r.both([&](const side &s) {
+        DO(s, regroup, y.on(s), new_rows.on(s), n_new, x.on(s), rows.on(s), n, with_aux ? aux.on(s) : address{}, d,
+           n_revived.on(s));
+    });
+    same(y, "rows");
+    same(aux, "rows in Aux");
+    same(n_revived, "number of revived rows");
 }
 
 static void test_sets(const rig &r)
 {
     const ints sizes = quick ? ints{ 1, 40, 700 } : ints{ 1, 2, 31, 33, random_int(34, 510), 512, 513, 1100 };
     for (int n : sizes) test_depths(r, n);
-    test_regroup(r, 1, 1, 1, 5);
-    test_regroup(r, 20, 20, 20, 3);
-    for (int n : { 1, 33, 300 }) test_regroup_without_aux(r, n, random_int(1, 600));
+    test_regroup(r, 1, 1, 1, 5, true);
+    test_regroup(r, 20, 20, 20, 3, true);
+    for (int n : { 1, 33, 300 }) test_regroup(r, n, random_int(1, n), n, random_int(1, 600), false);
     for (int i = 0; i < (quick ? 4 : 12); i++) {
         int length = random_int(1, quick ? 30 : 90);
-        test_regroup(r, random_int(1, length), random_int(1, length), length, random_int(1, 600));
+        test_regroup(r, random_int(1, length), random_int(1, length), length, random_int(1, 600), true);
     }
 }
 
@@ -1585,118 +1247,9 @@ static void test_read(const rig &r)
 {
     now("%s read", r.name());
     for (size_t size : { (size_t)1, (size_t)16, (size_t)4099, (size_t)100000 }) {
-        input memory(r.gpu, bytes(size));
-        did(r.gpu, "read", lazy_cuda_read(r.gpu.stream, memory.at(), size, &r.gpu.err));
+        given memory(r.gpu, bytes(size));
+        did(r.gpu, "read", lazy_cuda_read(r.gpu.stream, memory.on_device(), size, &r.gpu.err));
     }
-}
-
-/* ---- determinism ------------------------------------------------------------------------ */
-
-/* Weights of one layer that runs through all ops; every bit of its results is compared. */
-struct layer_weights {
-    weights table, qkv, o, gate_up, down;
-
-    explicit layer_weights(const rig &r)
-        : table(r, 1, 50, r.config.hidden, false, false),
-          qkv(r, 1, (r.config.n_heads + 2 * r.config.n_kv_heads) * r.config.head_dim, r.config.hidden, false, true),
-          o(r, 1, r.config.hidden, r.config.n_heads * r.config.head_dim, false, false),
-          gate_up(r, 1, 2 * r.config.ffn, r.config.hidden, true, false),
-          down(r, 1, r.config.hidden, r.config.ffn, false, false)
-    {
-    }
-};
-
-struct pass_inputs {
-    scene tokens;
-    int window;
-    ints ids;
-    floats norm, rope;
-
-    pass_inputs(const rig &r, int n, int m, int of_window) : tokens(r, n, m, m + 30), window(of_window), ids((size_t)n)
-    {
-        for (int32_t &id : ids) id = random_int(0, 49);
-        norm = random_values(LAZY_F32, (size_t)r.config.hidden);
-        rope = random_values(LAZY_F32, (size_t)(tokens.length * r.config.head_dim));
-    }
-};
-
-/* Runs one layer; returns the bytes of all its outputs. */
-static bytes pass(const side &s, const rig &r, const layer_weights &w, const pass_inputs &given)
-{
-    const lazy_config &c = r.config;
-    const scene &t = given.tokens;
-    const lazy_ops *ops = s.ops;
-    int n = t.n, m = t.m, d = c.hidden;
-    size_t rows = (size_t)n, width = r.width(), head = (size_t)c.head_dim;
-    input ids(s, given.ids), norm(s, given.norm), rope(s, given.rope), positions(s, t.rows), in_play(s, t.in_play);
-    input flags(s, std::vector<uint8_t>((size_t)t.length, LAZY_PRUNABLE));
-    output x(s, rows * (size_t)d * width), h(s, rows * (size_t)d * width),
-        heads(s, rows * (size_t)c.n_heads * head * width);
-    output qkv(s, rows * (size_t)(c.n_heads + 2 * c.n_kv_heads) * head * width), gated(s, rows * (size_t)c.ffn * width);
-    output k(s, narrowed(r.type, t.k)), v(s, narrowed(r.type, t.v)), logits(s, 50 * sizeof(float)),
-        bad(s, bytes_of(ints{ 9 }));
-    output scores(s, (size_t)m * sizeof(float)), smooth(s, (size_t)m * sizeof(float)),
-        kept(s, (size_t)m * sizeof(int32_t));
-    lazy_kv kv = { k.at(), v.at(), t.capacity };
-    const int32_t *at = positions.as<int32_t>(), *play = in_play.as<int32_t>();
-    int n_free = -1;
-
-    did(s, "embed", ops->embed(s.stream, x.at(), ids.as<int32_t>(), n, &w.table.gpu, &s.err));
-    did(s, "checked_rmsnorm",
-        ops->checked_rmsnorm(s.stream, h.at(), x.at(), n, d, norm.as<float>(), 1e-5f, 1, bad.as<int32_t>(), &s.err));
-    did(s, "matmul", ops->matmul(s.stream, qkv.at(), h.at(), n, &w.qkv.gpu, false, &s.err));
-    did(s, "rotate",
-        ops->rotate(s.stream, qkv.at(), at, n, kv, rope.as<float>(), rope.as<float>(), nullptr, nullptr, 1e-5f,
-                    &s.err));
-    const lazy_attending attending = { qkv.at(), at, n, kv, play, m, given.window };
-    did(s, "attention", ops->attention(s.stream, heads.at(), &attending, &s.err));
-    did(s, "matmul", ops->matmul(s.stream, x.at(), heads.at(), n, &w.o.gpu, true, &s.err));
-    did(s, "rmsnorm", ops->rmsnorm(s.stream, h.at(), x.at(), n, d, norm.as<float>(), 1e-5f, true, &s.err));
-    did(s, "gated", ops->gated(s.stream, gated.at(), h.at(), n, &w.gate_up.gpu, &s.err));
-    did(s, "matmul", ops->matmul(s.stream, x.at(), gated.at(), n, &w.down.gpu, true, &s.err));
-    did(s, "scores", ops->scores(s.stream, scores.as<float>(), &attending, 3, LAZY_POOLING_MAX, 0, &s.err));
-    did(s, "smooth", ops->smooth(s.stream, smooth.as<float>(), scores.as<float>(), m, 3, &s.err));
-    did(s, "mass", ops->mass(s.stream, &n_free, play, smooth.as<float>(), m, flags.as<uint8_t>(), 0.7, &s.err));
-    did(s, "select",
-        ops->select(s.stream, kept.as<int32_t>(), play, smooth.as<float>(), m, flags.as<uint8_t>(), n_free, &s.err));
-    did(s, "logits", ops->logits(s.stream, logits.as<float>(), x.at(), 1, &w.table.gpu, &s.err));
-
-    check(n_free > 0 && n_free <= m, "%d of %d tokens hold most of the scores", n_free, m);
-    check(ints_of(bad.read())[0] == 9, "a pass over numbers gave none");
-    bytes all;
-    for (const output *left : { &x, &heads, &k, &v, &scores, &kept, &logits }) {
-        bytes part = left->read();
-        all.insert(all.end(), part.begin(), part.end());
-    }
-    return all;
-}
-
-/* A pass gives the same bits when it runs alone, repeatedly, and concurrently with another stream. */
-static void test_repetition(lazy_dtype type)
-{
-    const int STREAMS = 2, ROUNDS = quick ? 1 : 3;
-    rig r(type, config_of(4, 2, 64), 20, 300);
-    layer_weights w(r);
-    output(r.gpu, (size_t)1).read(); /* waits for the biases, which other streams read */
-    std::vector<std::unique_ptr<pass_inputs>> inputs;
-    std::vector<side> sides;
-    std::vector<bytes> alone;
-    for (int i = 0; i < STREAMS; i++) {
-        inputs.push_back(std::make_unique<pass_inputs>(r, i ? 3 : 7, random_int(180, 260), i ? 70 : NO_WINDOW));
-        sides.push_back(stream_of(r.gpu.backend, &r.config, 20, 300));
-        now("%s pass of %d rows over %d, alone", r.name(), inputs.back()->tokens.n, inputs.back()->tokens.m);
-        alone.push_back(pass(sides.back(), r, w, *inputs.back()));
-        check(pass(sides.back(), r, w, *inputs.back()) == alone.back(), "other bits the second time");
-    }
-    std::vector<std::thread> threads;
-    for (size_t i = 0; i < (size_t)STREAMS; i++)
-        threads.emplace_back([&, i] {
-            now("%s pass of %d rows over %d, beside another", r.name(), inputs[i]->tokens.n, inputs[i]->tokens.m);
-            for (int round = 0; round < ROUNDS; round++)
-                check(pass(sides[i], r, w, *inputs[i]) == alone[i], "other bits than alone");
-        });
-    for (std::thread &thread : threads) thread.join();
-    for (const side &s : sides) s.ops->stream_close(s.stream);
 }
 
 /* ---- all -------------------------------------------------------------------------------- */
@@ -1726,7 +1279,6 @@ static void test_portable(lazy_dtype type)
     test_query_rows(type, 3, 3, 33);
     test_long_context(type, 16, quick ? 1000 : 8200);
     test_long_context(type, 64, quick ? 400 : 4200);
-    test_repetition(type);
 }
 
 int main(int argc, char **argv)
@@ -1751,6 +1303,5 @@ int main(int argc, char **argv)
         unsetenv("LAZYLLM_CUDA_WGMMA");
         if (wgmma && type != LAZY_F32) test_wgmma(type);
     }
-    printf("%d passed, %d failed\n", passed.load(), failed.load());
-    return failed != 0;
+    return checked();
 }
