@@ -90,7 +90,8 @@ class Answer:
             finally:
                 self._seconds = time.perf_counter() - self._started
                 if self._encoded.in_chat and self._n_run >= 0:
-                    session.answered(self._begins, len(self._prompt_ids), self._encoded.prompt, self._text)
+                    n_run, prompt, tools = len(self._prompt_ids), self._encoded.prompt, self._request.tools
+                    session.answered(self._begins, n_run, prompt, self._text, tools)
 
     @property
     def _n_run(self) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from lazyllm.counted_work import bare_flops
-from lazyllm.generation import Generation, Request, Stream
+from lazyllm.generation import Generation, Options, Request, Stream
 from lazyllm.method import Method
 from lazyllm.prefix_cache import PrefixCache, shared
 from lazyllm.pruning import DENSE, Pruning
@@ -53,11 +53,11 @@ class Document:
         )
 
     @overload
-    def ask(self, question: str, **options: Any) -> Generation: ...
+    def ask(self, question: str, **options: Unpack[Options]) -> Generation: ...
     @overload
-    def ask(self, question: list[str] | tuple[str, ...], **options: Any) -> list[Generation]: ...
+    def ask(self, question: list[str] | tuple[str, ...], **options: Unpack[Options]) -> list[Generation]: ...
     @takes(Request, "never_first", "chat")
-    def ask(self, question: Any, **options: Any) -> Any:
+    def ask(self, question: Any, **options: Unpack[Options]) -> Any:
         """The answer to a question, or answers to a list of them, each as if it were the only one."""
         options["chat"] = self._in_chat
         single = isinstance(question, str)
@@ -65,7 +65,7 @@ class Document:
         return self.llm.generate(prompt, self.pruning, prefix=self._prefixes, **options)
 
     @takes(Request, "never_first", "chat")
-    def stream(self, question: str, **options: Any) -> Stream:
+    def stream(self, question: str, **options: Unpack[Options]) -> Stream:
         """Like `ask` for one question: an iterator over the text, which sets `generation` at its end."""
         options["chat"] = self._in_chat
         prompt = self._prompt(question)
@@ -95,7 +95,7 @@ class DocumentChat:
     session: Session
 
     @takes(Request, "never_first", "chat")
-    def ask(self, question: str, **options: Any) -> Generation:
+    def ask(self, question: str, **options: Unpack[Options]) -> Generation:
         """The answer to a question that continues the chat; options as in `Session.ask`."""
         prompt = question if self.session.length else self.document._prompt(question)
         options["chat"] = True

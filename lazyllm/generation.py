@@ -7,7 +7,7 @@ from collections.abc import Generator as Pieces
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from lazyllm import _core
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.method import Method
 from lazyllm.pictures.heat_map import Heatmap
+from lazyllm.prompt import Tools
 from lazyllm.sampling import GREEDY, SamplingParams
 from lazyllm.support import checked
 from lazyllm.support.optional import package
@@ -102,6 +103,21 @@ class Generation:
         return f"{text}<small>{escape(self.summary)}</small>"
 
 
+class Options(TypedDict, total=False):
+    """The options of an answer as keywords, for type checkers and editors; `Request` has their defaults."""
+
+    max_new_tokens: int
+    sampling: SamplingParams
+    stop: str | Iterable[str]
+    stop_token_ids: Iterable[int]
+    chat: bool
+    chat_template_kwargs: Mapping[str, Any]
+    tools: Tools
+    logprobs: int
+    trace: bool
+    progress: bool
+
+
 @dataclass(frozen=True)
 class Request:
     """The options of one answer, checked; the first token that is drawn is none of `never_first`."""
@@ -112,7 +128,7 @@ class Request:
     stop_token_ids: Iterable[int] = ()
     chat: bool = False
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    tools: Sequence[Mapping[str, Any]] = ()
+    tools: Tools = ()
     logprobs: int = 0
     trace: bool = False
     progress: bool = True

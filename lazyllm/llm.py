@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 from lazyllm import _core
 from lazyllm.checkpoints.checkpoint import Checkpoint, resolve
@@ -16,7 +16,7 @@ from lazyllm.checkpoints.tensors import rounded_bytes
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.document import Document, costs
 from lazyllm.errors import CheckpointError
-from lazyllm.generation import Generation, Request, Stream
+from lazyllm.generation import Generation, Options, Request, Stream
 from lazyllm.machine.device import check_device, chosen_compute, open_model
 from lazyllm.machine.memory import check_memory
 from lazyllm.methods.parsing import PruningInput, as_method
@@ -83,6 +83,10 @@ def checked_llm(llm: object) -> LLM:
     if isinstance(llm, LLM):
         return llm
     raise TypeError(f'llm must be an open model such as lazyllm.load("path"), not {llm!r}')
+
+
+class PrefixedOptions(Options, total=False):
+    prefix: Prefix
 
 
 @dataclass(eq=False, repr=False)
@@ -176,14 +180,26 @@ class LLM:
         return Document(self, session, **session.document)
 
     @overload
-    def generate(self, prompt: Any, pruning: PruningInput = None, *, n: int, **options: Any) -> Any: ...
+    def generate(
+        self, prompt: Any, pruning: PruningInput = None, *, n: int, **options: Unpack[PrefixedOptions]
+    ) -> Any: ...
     @overload
-    def generate(self, prompt: Prompt, pruning: PruningInput = None, **options: Any) -> Generation: ...
+    def generate(  # type: ignore[overload-overlap]  # a str is a Sequence[str] too
+        self, prompt: Prompt, pruning: PruningInput = None, **options: Unpack[PrefixedOptions]
+    ) -> Generation: ...
     @overload
-    def generate(self, prompt: Batch, pruning: PruningInput = None, **options: Any) -> list[Generation]: ...
+    def generate(
+        self, prompt: Batch, pruning: PruningInput = None, **options: Unpack[PrefixedOptions]
+    ) -> list[Generation]: ...
     @takes(Request, "never_first")
     def generate(
-        self, prompt: Any, pruning: PruningInput = None, *, n: int = 1, prefix: Prefix = None, **options: Any
+        self,
+        prompt: Any,
+        pruning: PruningInput = None,
+        *,
+        n: int = 1,
+        prefix: Prefix = None,
+        **options: Unpack[Options],
     ) -> Any:
         """The answer to a prompt, or answers to a list of prompts, each in a session of its own.
 
@@ -231,7 +247,12 @@ class LLM:
 
     @takes(Request, "never_first")
     def stream(
-        self, prompt: Prompt, pruning: PruningInput = None, *, prefix: Prefix = None, **options: Any
+        self,
+        prompt: Prompt,
+        pruning: PruningInput = None,
+        *,
+        prefix: Prefix = None,
+        **options: Unpack[Options],
     ) -> Stream:
         """Like `generate` for one prompt: an iterator over the text, which sets `generation` at its end."""
         if is_batch(prompt):

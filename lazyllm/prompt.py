@@ -10,6 +10,7 @@ import numpy as np
 
 Ids = Sequence[int] | np.ndarray
 Messages = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]]
 Prompt = str | Ids | Messages
 
 KINDS = "text, token ids (one list of whole numbers) or a list of messages"
@@ -94,12 +95,13 @@ def _part_text(name: str, part: Any) -> str:
 @dataclass(frozen=True)
 class Place:
     """A prompt in the context: its first position, its tokens there, and those given with removed ones. A
-    turn of a chat has its messages, of which the last is the answer."""
+    turn of a chat has its messages, of which the last is the answer, and the tools of the chat."""
 
     begins: int
     n_run: int
     n_given: int
     messages: Sequence[dict[str, Any]] = ()
+    tools: Tools = ()
 
     def until(self, length: int) -> Place:
         """The part of the prompt within this length, which is no turn if it is shorter; of the removed tokens

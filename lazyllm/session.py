@@ -9,17 +9,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack
 from uuid import uuid4
 
 import numpy as np
 
 from lazyllm import _core
 from lazyllm.answer import Answer
-from lazyllm.generation import Generation, Request, Stream
+from lazyllm.generation import Generation, Options, Request, Stream
 from lazyllm.machine.memory import check_memory, reserve
 from lazyllm.method import Method
-from lazyllm.prompt import READ, EncodedPrompt, Ids, Place, Prompt, as_messages, checked_ids, is_messages
+from lazyllm.prompt import (
+    READ,
+    EncodedPrompt,
+    Ids,
+    Place,
+    Prompt,
+    Tools,
+    as_messages,
+    checked_ids,
+    is_messages,
+)
 from lazyllm.pruning import DENSE
 from lazyllm.session_file import write
 from lazyllm.support.files import user_path
@@ -153,7 +163,7 @@ class Session:
             return self.run_pass(run, ids, n_given, progress)
 
     @takes(Request, "never_first")
-    def ask(self, prompt: Prompt, **options: Any) -> Generation:
+    def ask(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
         """Answers a prompt that continues the context or (chat=True) the chat; options as in `generate`."""
         return self.answer(prompt, Request(**options)).finished()
 
@@ -232,12 +242,18 @@ class Session:
         if self.setting.compresses:
             raise TypeError(f"{type(self.setting).__name__} needs text or messages, not token ids")
 
-    def answered(self, begins: int, n_run: int, prompt: Prompt, text: str) -> None:
+    def answered(self, begins: int, n_run: int, prompt: Prompt, text: str, tools: Tools) -> None:
         """Makes a turn of what has been run since `begins`, or renews it: its answer has gone on."""
         earlier = tuple(place for place in self.prompts if place.begins < begins)
         n_given = sum(place.n_given for place in self.prompts[len(earlier) :])
         messages = [*as_messages(prompt), {"role": "assistant", "content": text}]
-        self.places = (*earlier, Place(begins, n_run, n_given, messages))
+        self.places = (*earlier, Place(begins, n_run, n_given, messages, self._tools(tools)))
+
+    def _tools(self, new: Tools) -> Tools:
+        tools = self.prompts[0].tools if self.prompts and self.prompts[0].messages else new
+        if new and list(new) != list(tools):
+            raise ValueError("tools are those of the whole chat: other ones than its first prompt had")
+        return tools
 
     def _rendered(self, new: list[dict[str, Any]], request: Request) -> str:
         """The text that the template renders for new messages after the chat so far: what follows a
@@ -250,7 +266,9 @@ class Session:
         mark, tokenizer = uuid4().hex, self.llm.tokenizer  # the mark is in no message, whatever they say
         chat = [message for turn in self.prompts for message in turn.messages]
         chat[-1:] = [{"role": "assistant", "content": mark}] if chat else []
-        text = tokenizer.chat_text([*chat, *new], tools=request.tools, **request.chat_template_kwargs)
+        text = tokenizer.chat_text(
+            [*chat, *new], tools=self._tools(request.tools), **request.chat_template_kwargs
+        )
         _, marked, tail = text.rpartition(mark)
         if not chat:
             return text

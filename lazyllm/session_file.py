@@ -110,7 +110,7 @@ class SessionFile:
         with self._refusing():
             if hasher.digest() != self._data[end:].tobytes():
                 raise ValueError("its contents do not have the digest at its end")
-            self.saved = parse_object(metadata["session"], "its description", strict=True)
+            self.saved = parse_object(metadata["session"], "its description")
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from toys import as_gguf, write_gguf
 
 import lazyllm
-from benchmarks.suites.memory import resident
+from benchmarks.suites.memory import STATUS, bytes_in
 from lazyllm import Preset, Pruning
 from lazyllm.checkpoints import chat
 
@@ -50,12 +50,12 @@ def bounded(path: Path) -> Iterator[None]:
     most = 2 * sum(file.stat().st_blocks * 512 for file in files) + SPARE
     faulthandler.dump_traceback_later(SECONDS, exit=True)
     Path("/proc/self/clear_refs").write_text("5")  # the highest use so far is forgotten
-    before = resident("VmRSS")
+    before = bytes_in(STATUS, "VmRSS")
     try:
         yield
     finally:
         faulthandler.cancel_dump_traceback_later()
-    assert resident("VmHWM") - before <= most
+    assert bytes_in(STATUS, "VmHWM") - before <= most
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 import lazyllm
 from benchmarks.measuring.models import ModelShape, write_model
 from benchmarks.measuring.process import Process
-from benchmarks.suites.memory import Probe, largest_context, resident
+from benchmarks.suites.memory import STATUS, Probe, bytes_in, largest_context
 from lazyllm import Pruning
 from lazyllm.machine import memory
 
@@ -39,12 +39,12 @@ def test_the_estimate_is_what_weights_and_a_dense_session_take(small: Path, sani
 class Sparse(Probe):
     def growths(self, ids: list[int], pruning: Pruning) -> list[int]:
         """Resident bytes of a session after these tokens, and after one that makes its buffers grow."""
-        before, session = resident("VmRSS"), self._llm.session(pruning)
+        before, session = bytes_in(STATUS, "VmRSS"), self._llm.session(pruning)
         session.core.reserve(len(ids))
         grown = []
         for tokens in (ids, [1]):
             session.forward(tokens, generated=tokens is not ids)
-            grown.append(resident("VmRSS") - before)
+            grown.append(bytes_in(STATUS, "VmRSS") - before)
         return grown
 
 

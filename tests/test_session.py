@@ -417,5 +417,3 @@ def test_an_end_token_is_in_the_context_once(llm: LLM, monkeypatch: pytest.Monke
 
 def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
-
-

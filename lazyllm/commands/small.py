@@ -47,7 +47,7 @@ def generate(parser: argparse.ArgumentParser) -> Run:
         sampling = (field.name for field in fields(lazyllm.SamplingParams))
         keywords = options.keywords_of(args, "max_new_tokens", "stop", "chat")
         keywords["sampling"] = lazyllm.SamplingParams(**options.keywords_of(args, *sampling))
-        keywords["pruning"] = lazyllm.parse_method(args.pruning) if "pruning" in args else None
+        keywords["pruning"] = vars(args).get("pruning")
         from_file = "prompt_file" in args or args.prompt == "-"
         text = options.read_prompt(vars(args).get("prompt_file", "-")) if from_file else args.prompt
         stream = options.loaded(args).stream(text, trace="heatmap" in args, **keywords)
