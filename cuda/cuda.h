@@ -163,8 +163,9 @@ static inline size_t lazy_cuda_aligned(size_t bytes) { return (bytes + 15) / 16 
     OP(alloc)                                                                                                          \
     OP(free)                                                                                                           \
     OP(admit)                                                                                                          \
-    OP(bind) OP(unbind) OP(close) OP(stream_open) OP(stream_close) OP(reserve) OP(scratch_bytes) OP(upload)            \
-        OP(download) OP(copy)                                                         /* backend_cuda.cc */            \
+    OP(bind)                                                                                                           \
+    OP(unbind) OP(close) OP(stream_open) OP(stream_close) OP(reserve) OP(scratch_bytes) OP(upload) OP(download)        \
+        OP(copy)                                                                      /* backend_cuda.cc */            \
         OP(matmul) OP(gated) OP(logits)                                               /* products.cu */                \
         OP(mix_experts)                                                               /* experts.cu */                 \
         OP(embed) OP(rmsnorm) OP(checked_rmsnorm) OP(rotate) OP(surprisal) OP(argmax) /* rows.cu */                    \
