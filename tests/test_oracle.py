@@ -302,7 +302,7 @@ def gemma3() -> Any:
 @needs_gemma
 @pytest.mark.parametrize("count", [900, 3000])
 def test_gemma3_270m(count: int, gemma3: Any) -> None:
-    tokenizer = Tokenizer.from_folder(GEMMA, ModelConfig.from_folder(GEMMA))
+    tokenizer = Tokenizer.from_folder(Path(GEMMA), ModelConfig.from_folder(Path(GEMMA)))
     ids = tokenizer.encode(2 * DOCUMENT.read_text(encoding="utf-8"))
     assert len(ids) >= 3000
     answers_alike(Path(GEMMA), gemma3, [ids[:count]])
@@ -323,5 +323,5 @@ def test_gemma3_270m_is_what_transformers_reads(gemma3: Any) -> None:
     stored = json.loads((Path(GEMMA) / "tokenizer.json").read_text(encoding="utf-8"))
     assert [*map(tuple, stored["model"]["merges"])] == [*map(tuple, backend["model"]["merges"])]
     assert stored["added_tokens"] == backend["added_tokens"]
-    ours = Tokenizer.from_folder(GEMMA, ModelConfig.from_folder(GEMMA))
+    ours = Tokenizer.from_folder(Path(GEMMA), ModelConfig.from_folder(Path(GEMMA)))
     tokenize_alike(ours, oracle, [*recorder.DEMO_TEXTS, *GEMMA_TEXTS], ours.rows)
