@@ -204,8 +204,9 @@ $(FUZZERS:%=fuzz/%): fuzz/%: build/fuzz_%
 
 # ---- long use ----
 
-soak: $(VENV)/test.stamp ## SOAK_SECONDS (1200) of mixed work in one process: nothing grows, no bit changes
+soak: $(VENV)/test.stamp ## SOAK_SECONDS (1200) of mixed work in one process: nothing grows, no bit changes; 50 clients of a server
 	$(BIN)/python tests/soak.py
+	$(BIN)/python tests/soak_serve.py
 
 include cuda/cuda_on_cpu/rules.mk
 include tests/cuda/on_gpu.mk
