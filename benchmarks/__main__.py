@@ -1,7 +1,5 @@
 """The command line, `python -m benchmarks`: runs the suites; every table is printed and written at once."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

@@ -11,8 +11,6 @@ fails, is killed or does not end in time; the others run all the same. A step th
 the reason. The exit code is 1 if a step failed, and 2 if there is no GPU, no nvcc or no make.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -3,8 +3,6 @@
 `ncu python -m benchmarks.kernels`; or `python -m benchmarks.kernels --cupti`, a table of kernels by torch.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """The options of a benchmark run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path

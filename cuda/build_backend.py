@@ -1,7 +1,5 @@
 """setuptools' build backend; with LAZYLLM_CUDA=1 it asks for PyPI's nvcc where the machine has none."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

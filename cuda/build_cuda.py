@@ -4,8 +4,6 @@ The CUDA runtime of that nvcc is linked statically: the driver must be for the s
 later one. So where there are several nvcc, one that fits the driver is taken.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -103,9 +101,7 @@ def architectures(nvcc: str) -> list[str]:
         return [f"sm_{c}" for c in CAPABILITIES if f"sm_{c}" in supported]
     names = [f"sm_{c.strip()}" for c in setting.split(",")]
     if not set(names) <= set(supported):
-        raise SystemExit(
-            f"LAZYLLM_CUDA_ARCHS is {setting!r}; {nvcc} knows {', '.join(supported)}: write 90, or 80,90"
-        )
+        raise SystemExit(f"LAZYLLM_CUDA_ARCHS is {setting!r}; {nvcc} knows {', '.join(supported)}: write 90, or 80,90")
     return names
 
 
@@ -118,9 +114,7 @@ def build(nvcc: str, library: Path, objects: Path) -> None:
     names = architectures(nvcc)
     ptx = [] if os.environ.get("LAZYLLM_CUDA_ARCHS") else [f"compute_{PTX}"]
     portable = [
-        flag
-        for code in [*names, *ptx]
-        for flag in ("-gencode", f"arch={code.replace('sm', 'compute')},code={code}")
+        flag for code in [*names, *ptx] for flag in ("-gencode", f"arch={code.replace('sm', 'compute')},code={code}")
     ]
     named = f'-DLAZY_CUDA_ARCHITECTURES="{", ".join(names)}{" and PTX for later devices" if ptx else ""}"'
     newest_header = max(path.stat().st_mtime for path in HEADERS)
@@ -128,10 +122,7 @@ def build(nvcc: str, library: Path, objects: Path) -> None:
     def compiled(source: Path) -> Path:
         target = objects / f"{source.stem}.o"
         of_device = HOPPER if source.stem.endswith("_sm90a") else portable
-        of_c = [
-            "-Xcompiler",
-            "-std=gnu11,-fPIC,-fvisibility=hidden",
-        ]  # for the host's compiler; FLAGS are for C++
+        of_c = ["-Xcompiler", "-std=gnu11,-fPIC,-fvisibility=hidden"]  # for the host's compiler; FLAGS are for C++
         flags = of_c if source.suffix == ".c" else [*FLAGS, named, *of_device]
         partial, log = target.with_suffix(".partial"), target.with_suffix(".log")
         command = [nvcc, *flags, "-c", str(source), "-o", str(partial)]
@@ -148,6 +139,4 @@ def build(nvcc: str, library: Path, objects: Path) -> None:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         parts = list(pool.map(compiled, SOURCES))
     library.parent.mkdir(parents=True, exist_ok=True)
-    subprocess.run(
-        [nvcc, "-shared", "-cudart", "static", *map(str, parts), "-ldl", "-o", str(library)], check=True
-    )
+    subprocess.run([nvcc, "-shared", "-cudart", "static", *map(str, parts), "-ldl", "-o", str(library)], check=True)

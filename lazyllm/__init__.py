@@ -3,8 +3,6 @@
 The public names are those of __init__.pyi; each is imported when it is first used.
 """
 
-from __future__ import annotations
-
 import re
 from importlib import import_module
 from pathlib import Path

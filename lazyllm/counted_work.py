@@ -1,7 +1,5 @@
 """Counted work: the floating-point operations of a pass, by the number of tokens in each layer."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from lazyllm.checkpoints.config import ModelConfig

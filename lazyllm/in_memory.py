@@ -1,7 +1,5 @@
 """A model of transformers that is in memory."""
 
-from __future__ import annotations
-
 import os
 import weakref
 from dataclasses import replace
@@ -36,8 +34,7 @@ def in_memory(model: Any, tokenizer: Any) -> Checkpoint:
     """
     if not hasattr(model, "state_dict") or not hasattr(model, "config"):
         raise TypeError(
-            "model must be a model of transformers such as AutoModelForCausalLM.from_pretrained(…), "
-            f"not {model!r:.80}"
+            f"model must be a model of transformers such as AutoModelForCausalLM.from_pretrained(…), not {model!r:.80}"
         )
     if hasattr(model, "merge_and_unload"):
         raise TypeError("model has adapters of PEFT; give the model that model.merge_and_unload() returns")
@@ -81,7 +78,5 @@ def stored_weights(model: Any) -> dict[str, Any]:
         if str(tensor.dtype) not in DTYPES:
             raise CheckpointError(f"tensor {name}: {tensor.dtype}; expected one of {', '.join(DTYPES)}")
         if tensor.is_meta:
-            raise CheckpointError(
-                f"tensor {name} is not in memory; load the model without offloading to disk"
-            )
+            raise CheckpointError(f"tensor {name} is not in memory; load the model without offloading to disk")
     return weights

@@ -152,12 +152,7 @@ class LLM:
         return session
 
     def document(
-        self,
-        text: str,
-        pruning: PruningInput = None,
-        chat: bool = False,
-        questions: int = 1,
-        progress: bool = True,
+        self, text: str, pruning: PruningInput = None, chat: bool = False, questions: int = 1, progress: bool = True
     ) -> Document:
         """Reads a text once, for many questions, each answered as if text and question were one prompt.
 
@@ -247,12 +242,7 @@ class LLM:
 
     @takes(Request, "never_first")
     def stream(
-        self,
-        prompt: Prompt,
-        pruning: PruningInput = None,
-        *,
-        prefix: Prefix = None,
-        **options: Unpack[Options],
+        self, prompt: Prompt, pruning: PruningInput = None, *, prefix: Prefix = None, **options: Unpack[Options]
     ) -> Stream:
         """Like `generate` for one prompt: an iterator over the text, which sets `generation` at its end."""
         if is_batch(prompt):

@@ -112,8 +112,7 @@ def _rule(value: object, layer: int) -> Rule:
             return Drop(value["drop"])
         if "mass" not in value or not set(value) <= {field.name for field in fields(Mass)}:
             raise ValueError(
-                f"the stage at layer {layer} must be a keep, or have drop, or mass, keep_min, keep_max, "
-                f"not {value!r}"
+                f"the stage at layer {layer} must be a keep, or have drop, or mass, keep_min, keep_max, not {value!r}"
             )
         return Mass(**value)
     return checked.keep(value, f"keep of the stage at layer {layer}")
@@ -328,11 +327,7 @@ class Pruning(Scheduled):
         return in_play
 
     def pass_flops(
-        self,
-        config: ModelConfig,
-        last_pass: np.ndarray,
-        generated: bool = False,
-        all_layers_score: bool = False,
+        self, config: ModelConfig, last_pass: np.ndarray, generated: bool = False, all_layers_score: bool = False
     ) -> int:
         """Counted operations of a pass that has run, from its token counts, `Session.last_pass`. Those
         computed are assumed to be the last ones in play: an upper bound on the pairs."""

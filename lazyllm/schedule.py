@@ -1,7 +1,5 @@
 """Schedules for a wished speedup: the layers of their stages, and how their keeps relate."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 from lazyllm.checkpoints.config import ModelConfig
@@ -9,10 +7,7 @@ from lazyllm.checkpoints.config import ModelConfig
 Shapes = Sequence[tuple[Mapping[float, float], float]]
 """Keeps by depth, relative to the first stage's, and the least keep of the first stage with which a shape is
 taken; in the order in which they are tried."""
-SPEEDUP_SHAPES: Shapes = (
-    ({0.23: 1, 0.50: 0.85, 0.63: 0.72}, 0.05),
-    ({0.10: 1, 0.25: 0.4, 0.40: 0.16}, 0.0),
-)
+SPEEDUP_SHAPES: Shapes = (({0.23: 1, 0.50: 0.85, 0.63: 0.72}, 0.05), ({0.10: 1, 0.25: 0.4, 0.40: 0.16}, 0.0))
 SHAPE_LENGTH = 2048  # tokens with which a shape is chosen: the layers do not depend on the prompt
 
 

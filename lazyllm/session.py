@@ -19,17 +19,7 @@ from lazyllm.answer import Answer
 from lazyllm.generation import Generation, Options, Request, Stream
 from lazyllm.machine.memory import check_memory, reserve
 from lazyllm.method import Method
-from lazyllm.prompt import (
-    READ,
-    EncodedPrompt,
-    Ids,
-    Place,
-    Prompt,
-    Tools,
-    as_messages,
-    checked_ids,
-    is_messages,
-)
+from lazyllm.prompt import READ, EncodedPrompt, Ids, Place, Prompt, Tools, as_messages, checked_ids, is_messages
 from lazyllm.pruning import DENSE
 from lazyllm.session_file import write
 from lazyllm.support.files import user_path
@@ -266,9 +256,7 @@ class Session:
         mark, tokenizer = uuid4().hex, self.llm.tokenizer  # the mark is in no message, whatever they say
         chat = [message for turn in self.prompts for message in turn.messages]
         chat[-1:] = [{"role": "assistant", "content": mark}] if chat else []
-        text = tokenizer.chat_text(
-            [*chat, *new], tools=self._tools(request.tools), **request.chat_template_kwargs
-        )
+        text = tokenizer.chat_text([*chat, *new], tools=self._tools(request.tools), **request.chat_template_kwargs)
         _, marked, tail = text.rpartition(mark)
         if not chat:
             return text

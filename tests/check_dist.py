@@ -7,8 +7,6 @@ The wheel is made from the sdist without a build environment of its own, to save
 with one. The wheel for manylinux is tried on each of the Pythons.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

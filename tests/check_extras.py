@@ -6,8 +6,6 @@
 hundreds of megabytes, and the demonstration model is fetched unless the user's cache has it.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 import textwrap

@@ -1,7 +1,5 @@
 """Other processes of Python."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Compares the engine with the reference: which values must be equal, and which close."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

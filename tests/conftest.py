@@ -1,7 +1,5 @@
 """Fixtures and profiles shared by all tests."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import os
@@ -38,9 +36,7 @@ ROUNDED = [
 slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
 # those that are slow repeat what a plain core does with all examples, and are to reach each access once more
 examples = 100 if DEVICE == "cpu" and not SANITIZED else 10
-settings.register_profile(
-    "steady", deadline=None, derandomize=True, max_examples=examples, suppress_health_check=slow
-)
+settings.register_profile("steady", deadline=None, derandomize=True, max_examples=examples, suppress_health_check=slow)
 settings.register_profile("search", deadline=None, max_examples=1000, suppress_health_check=slow)
 settings.register_profile("sequences", deadline=None, max_examples=5000, suppress_health_check=slow)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))

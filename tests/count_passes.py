@@ -4,8 +4,6 @@ Prints docs/cuda.md's table, and fails where a number is above the one that is r
     LAZYLLM_TEST_DEVICE=cuda LAZYLLM_CUDA_LIBRARY=build/on_cpu/liblazyllm_cuda.so python tests/count_passes.py
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sys
@@ -103,8 +101,7 @@ def main() -> int:
     with TemporaryDirectory() as folder:
         tiny = build(SHAPE, Path(folder))
         fewer, more = (
-            prefill(tiny, Pruning({16: 0.4}, scoring=replace(RULE.scoring, layers=layers)))
-            for layers in (2, 3)
+            prefill(tiny, Pruning({16: 0.4}, scoring=replace(RULE.scoring, layers=layers))) for layers in (2, 3)
         )
         dense, pruned = prefill(tiny, None), prefill(tiny, RULE)
         seen = {

@@ -4,8 +4,6 @@ Fails below 95 % of C or 92 % of Python. Lines that tests/unreached.txt explains
 and count as not reached. Kernels of instruction sets that this machine lacks are named and left out.
 """
 
-from __future__ import annotations
-
 import collections
 import json
 import re

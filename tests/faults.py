@@ -3,8 +3,6 @@
 A fault changes one file of something whole (a folder, its shards, a GGUF file, a saved session, a preset).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import struct
@@ -410,9 +408,7 @@ FOLDER = [
         ("an id below 0", of_pieces(a=-1), "'a' is -1; expected a token with its id"),
         ("no token", of_pieces(**{"": 3}), "'' is 3; expected a token with its id"),
     ),
-    *faults(
-        "special_tokens_map.json", ("a list", having(unk_token=["a"]), "unk_token is .*; expected a string")
-    ),
+    *faults("special_tokens_map.json", ("a list", having(unk_token=["a"]), "unk_token is .*; expected a string")),
     *faults(
         SETTINGS,
         *((name, holds(text), words) for name, (text, words) in JSON_TEXTS.items()),
@@ -490,11 +486,7 @@ GGUF = faults(
     ("version 99", gguf(version=99), "it has version 99; supported are 2 and 3"),
     ("other byte order", gguf(version=3 << 24), "has version 50331648; supported are 2 and 3, little-endian"),
     ("2^60 tensors", gguf(n_tensors=1 << 60), "the number of tensors: 1152921504606846976 tensors; expected"),
-    (
-        "more fields than there are",
-        one(U8, b"\1" + b"\xff" * 8),
-        "general.architecture is missing; expected",
-    ),
+    ("more fields than there are", one(U8, b"\1" + b"\xff" * 8), "general.architecture is missing; expected"),
     ("a name of 2^60", gguf(struct.pack("<Q", 1 << 60), 1), f"of metadata field 0: it has 115.*; {ENDS}"),
     ("a name that is no text", one(U8, b"\1", b"\xff"), "the name of metadata field 0: it is not UTF-8"),
     ("a field twice", gguf(field(b"a", U8, b"\1") * 2, 2), "metadata field 'a': it appears twice"),
@@ -515,11 +507,7 @@ GGUF = faults(
     ("an offset of 2^63", placed(info(offset=1 << 63)), "tensor 't': it is at bytes 92233720368547.*; the"),
     ("cut by a byte", cut(-1), "it is at bytes .*; the file has"),
     ("cut in its metadata", cut(400), f"metadata field .*; {ENDS}|metadata field .* it is not UTF-8"),
-    (
-        "another model",
-        replaced(string(b"llama"), string(b"falco")),
-        "architecture is 'falco'; expected one",
-    ),
+    ("another model", replaced(string(b"llama"), string(b"falco")), "architecture is 'falco'; expected one"),
     ("a field missing", replaced(b"llama.embedding_length", b"llama.embedding_lengtx"), "length is missing;"),
     ("more KV heads than heads", number(b"llama.attention.head_count_kv", 9), "head_count_kv is 9; expected"),
     ("2^31 layers", number(b"llama.block_count", 1 << 31), "llama.block_count is 2147483648; expected"),
@@ -591,11 +579,7 @@ PRESET = faults(
     ("NaN", replaced(b'"speedup": 2.0', b'"speedup": NaN'), "speedup must be finite, not nan"),
     ("another format", having(format=2), "is no preset of format 1"),
     ("a field missing", lacking("sha256"), "preset: missing a required argument: 'sha256'"),
-    (
-        "an unknown field",
-        having(code="x"),
-        "preset: got an unexpected keyword argument 'code'; it takes pruning",
-    ),
+    ("an unknown field", having(code="x"), "preset: got an unexpected keyword argument 'code'; it takes pruning"),
     ("a speedup of text", having(speedup="fast"), "speedup must be a number, not 'fast'"),
     ("stages beyond 1", having(pruning={"stages": [[1, 1.5]]}), "must be above 0 and at most 1, not 1.5"),
     ("an unknown option", having(pruning={"stages": [], "x": 1}), "preset.json: "),

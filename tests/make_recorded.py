@@ -5,8 +5,6 @@
 Needs torch and transformers. The tests that read the files need neither.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Sequence

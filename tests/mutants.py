@@ -6,8 +6,6 @@ first that killed most, until one fails. tests/mutants.jsonl has a line for each
 started again goes on from there; what survived is tried again after a change of the tests.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import contextlib

@@ -3,8 +3,6 @@
 python tests/narrow_model.py FOLDER     and then LAZYLLM_CACHE=FOLDER
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -39,9 +39,7 @@ def rounded(values: np.ndarray, kv: str) -> np.ndarray:
 class ReferenceView:
     """The view of a layer that a policy gets; its arrays are in float64."""
 
-    def __init__(
-        self, session: Reference, layer: int, first: int, n_keep: int | None, state: dict[str, Any]
-    ) -> None:
+    def __init__(self, session: Reference, layer: int, first: int, n_keep: int | None, state: dict[str, Any]) -> None:
         self.layer, self.n_keep = layer, n_keep
         self.earlier, self.observed = session.earlier, session.observed
         self.window = session.config["windows"][layer] or None
@@ -210,9 +208,7 @@ class Reference:
         hidden = self.run(ids, generated=False)
         rows = [before, *(self.logits(hidden[first + k]) for k in range(len(ids)))]
         self.last_logits = rows[-1]
-        return np.array(
-            [math.nan if row is None else -log_softmax(row)[i] for i, row in zip(ids, rows, strict=False)]
-        )
+        return np.array([math.nan if row is None else -log_softmax(row)[i] for i, row in zip(ids, rows, strict=False)])
 
     def read(self, ids: list[int]) -> None:
         """The beginning of a prompt: a pass that ends after the first stage, where all of it waits."""
@@ -274,9 +270,7 @@ class Reference:
                 if average:
                     scores = np.mean(by_layer, axis=0)
                 elif last > 1:  # what is in play here was in play in every layer below
-                    scores = np.max(
-                        [[share[i] for i in in_play] for share in self.counted(shares, layer)], axis=0
-                    )
+                    scores = np.max([[share[i] for i in in_play] for share in self.counted(shares, layer)], axis=0)
                 else:
                     scores = self.attention(rows, computed, in_play, asking)
                 scores = self.recall(layer, in_play, self.smooth(scores))
@@ -346,9 +340,7 @@ class Reference:
             x = hidden[i]
             if c["pre_norms"]:
                 x = self.norm(x, prefix + "input_layernorm.weight")
-            v = self.linear(x, prefix + "self_attn.v_proj", c["qkv_bias"]).reshape(
-                c["n_kv_heads"], c["head_dim"]
-            )
+            v = self.linear(x, prefix + "self_attn.v_proj", c["qkv_bias"]).reshape(c["n_kv_heads"], c["head_dim"])
             assert i not in self.K[layer], "computed twice"
             growth = 1 + c["query_growth"] * math.log(1 + i // c["query_step"])
             self.queries[i] = self.turned(x, "q", i, layer) * growth
@@ -478,9 +470,7 @@ class Reference:
         self.remembered[layer] = score
         return np.array([score[i] for i in in_play])
 
-    def attention(
-        self, rows: dict[int, np.ndarray], computed: list[int], in_play: list[int], first: int
-    ) -> np.ndarray:
+    def attention(self, rows: dict[int, np.ndarray], computed: list[int], in_play: list[int], first: int) -> np.ndarray:
         asking = [i for i in computed if i >= first][-self.pruning["queries"] :]
         pool = np.max if self.pruning["pooling"] == "max" else np.mean
         return np.asarray(pool([rows[i].mean(axis=0) for i in asking], axis=0))

@@ -1,7 +1,5 @@
 """Runs notebooks from the start, one after the other; with --write, saves the outputs in the files."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from time import perf_counter

@@ -1,7 +1,5 @@
 """A server in this process, on a port of its own."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading
@@ -56,9 +54,7 @@ class Server:
 
 
 @contextmanager
-def serving(
-    llm: lazyllm.LLM, pruning: Any = None, key: str | None = None, **options: Any
-) -> Iterator[Server]:
+def serving(llm: lazyllm.LLM, pruning: Any = None, key: str | None = None, **options: Any) -> Iterator[Server]:
     server = Server(llm, pruning, key, **options)
     server.thread.start()
     try:

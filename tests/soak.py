@@ -5,8 +5,6 @@ restore, interrupt, fail, policies, shared prefixes, threads, child processes. E
 first round, logits to the bit. After a warm-up memory, threads and open files must not grow.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os
@@ -40,9 +38,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"compute": "fastest"},
     {"threads": 1},
 ]
-TEXT = (
-    "The harbour master wrote down every ship that came in that year, its cargo and the name of its captain. "
-)
+TEXT = "The harbour master wrote down every ship that came in that year, its cargo and the name of its captain. "
 
 
 class Own(lazyllm.Policy):

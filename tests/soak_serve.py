@@ -5,8 +5,6 @@ answer must be that of `llm.generate` alone, the only error is 429, and at rest 
 and files must not grow. Before that, the seconds to the first piece of text over HTTP and of `llm.stream`.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import os
@@ -59,9 +57,7 @@ def text_of(answer: bytes, stream: bool) -> str:
     events = [json.loads(line[6:]) for line in answer.splitlines() if line[:7] == b"data: {"]
     choices = [choice for event in events for choice in event["choices"]]
     assert answer.endswith(b"data: [DONE]\n\n"), answer[-200:]
-    return "".join(
-        choice["text"] if "text" in choice else choice["delta"].get("content", "") for choice in choices
-    )
+    return "".join(choice["text"] if "text" in choice else choice["delta"].get("content", "") for choice in choices)
 
 
 def cases(llm: lazyllm.LLM) -> list[tuple[dict[str, Any], str]]:
@@ -82,9 +78,7 @@ def cases(llm: lazyllm.LLM) -> list[tuple[dict[str, Any], str]]:
 class Client(threading.Thread):
     """Sends requests until `stop`, or leaves early."""
 
-    def __init__(
-        self, number: int, port: int, bodies: list[tuple[dict[str, Any], str]], counts: Counter[str]
-    ):
+    def __init__(self, number: int, port: int, bodies: list[tuple[dict[str, Any], str]], counts: Counter[str]):
         super().__init__()
         self.random, self.port, self.bodies, self.counts = random.Random(number), port, bodies, counts
         self.ends = time.monotonic() + ROUND
@@ -103,9 +97,7 @@ class Client(threading.Thread):
             head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             text = json.dumps({"prompt": TEXT, "max_tokens": 500, "stream": True})
             sent = f"{head}Content-Length: {len(text)}\r\n\r\n{text}"
-            child = subprocess.Popen(
-                [sys.executable, "-c", KILLED, str(self.port), sent], stdout=subprocess.PIPE
-            )
+            child = subprocess.Popen([sys.executable, "-c", KILLED, str(self.port), sent], stdout=subprocess.PIPE)
             assert child.stdout is not None
             child.stdout.readline()
             child.send_signal(signal.SIGKILL)
@@ -188,16 +180,12 @@ def main() -> int:
     folder, port, failed = lazyllm.demo_model(), free_port(), False
     llm = lazyllm.load(folder)
     call = f"-m lazyllm serve --model {folder} --port {port} --speedup 2 --waiting 40 --cache-bytes {CACHE}"
-    server = subprocess.Popen(
-        [sys.executable, *call.split()], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-    )
+    server = subprocess.Popen([sys.executable, *call.split()], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:
         wait_for(lambda: not socket.socket().connect_ex(("127.0.0.1", port)), 60)
         for n_words in (30, 300):
             over_http, here = first_pieces(llm, port, n_words)
-            print(
-                f"first piece after {n_words} words: {over_http:.4f} s over HTTP, {here:.4f} s of llm.stream"
-            )
+            print(f"first piece after {n_words} words: {over_http:.4f} s over HTTP, {here:.4f} s of llm.stream")
             failed |= over_http - here > MOST_SECONDS
         bodies, counts = cases(llm), Counter[str]()
         uses: list[tuple[int, int, int]] = []

@@ -1,7 +1,5 @@
 """Strategies of the property tests: model shapes, settings of pruning, conversations."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The Python interface: loading, sessions, every form of prompt, printed forms and refused arguments."""
 
-from __future__ import annotations
-
 import inspect
 import pydoc
 from collections.abc import Callable
@@ -56,9 +54,7 @@ TAKERS: list[tuple[Callable[..., Any], type, set[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("function", "kind", "others"), TAKERS, ids=[call.__qualname__ for call, *_ in TAKERS]
-)
+@pytest.mark.parametrize(("function", "kind", "others"), TAKERS, ids=[call.__qualname__ for call, *_ in TAKERS])
 def test_help_shows_each_option_and_an_unknown_one_is_told_the_nearest(
     function: Callable[..., Any], kind: Any, others: set[str]
 ) -> None:
@@ -298,12 +294,7 @@ def test_generate_refuses(llm: LLM) -> None:
         (np.array([], int), {}, ValueError, "the prompt is empty"),
         ("half \ud83d a pair", {}, ValueError, "a lone surrogate at index 5"),
         ([5], {"chat": True}, TypeError, "chat=True needs text or a list of messages"),
-        (
-            [said("Hi"), {"role": "usr", "content": "Hi"}],
-            {},
-            ValueError,
-            "the role of message 1 must be .*'usr'",
-        ),
+        ([said("Hi"), {"role": "usr", "content": "Hi"}], {}, ValueError, "the role of message 1 must be .*'usr'"),
         ([said([{"type": "image"}])], {}, ValueError, "text or parts .* it has the part {'type'"),
         ([said(5)], {}, TypeError, "content of message 0 must be text, not 5"),
         ([{"role": "user"}], {}, ValueError, "message 0 has no 'content'; it has 'role'"),

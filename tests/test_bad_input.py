@@ -1,7 +1,5 @@
 """Nonsense of every kind ends in ValueError or TypeError with words, never in a crash or a wrong answer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -19,9 +17,7 @@ numbers = plain | st.integers(-2, 40) | st.floats(-0.5, 1.5)
 junk = st.recursive(
     numbers,
     lambda inner: st.one_of(
-        st.lists(inner, max_size=3),
-        st.tuples(inner, inner),
-        st.dictionaries(st.text(max_size=2), inner, max_size=3),
+        st.lists(inner, max_size=3), st.tuples(inner, inner), st.dictionaries(st.text(max_size=2), inner, max_size=3)
     ),
     max_leaves=6,
 )

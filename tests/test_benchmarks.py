@@ -1,7 +1,5 @@
 """The benchmarks: rounds, goals, report and processes, and every suite on a tiny model."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -161,9 +159,7 @@ def bench(out: Path, *arguments: str, code: int = 0, place: Sequence[str] = ("--
 
 def figures_of(plain: Any) -> dict[Any, Any]:
     """By suite and label."""
-    return {
-        (table["suite"], row["label"]): row["figures"] for table in plain["tables"] for row in table["rows"]
-    }
+    return {(table["suite"], row["label"]): row["figures"] for table in plain["tables"] for row in table["rows"]}
 
 
 def test_help_runs_from_a_clone_and_shows_an_example() -> None:
@@ -261,9 +257,7 @@ def test_tasks_are_counted(tmp_path: Path) -> None:
     assert all(prefill[op]["idle, 16"] == "0%" for op in tasks)
 
 
-def test_a_suite_that_fails_is_said_aloud_and_the_others_run(
-    folder: Path, tmp_path: Path, capsys: Captured
-) -> None:
+def test_a_suite_that_fails_is_said_aloud_and_the_others_run(folder: Path, tmp_path: Path, capsys: Captured) -> None:
     call = ["decode", "scaling", "--model", str(folder), "--tokens", "48", "--context", "590"]
     plain = bench(tmp_path, *call, code=1)
     assert "The suite decode failed: 590 tokens and 2 rounds of 8 steps make 606" in capsys.readouterr().out
@@ -329,9 +323,7 @@ TINY = ModelShape("tiny", 4, 64, 2, 1, 64, 96)
 
 
 @cuda_only
-def test_suites_on_cuda(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_ceilings: None
-) -> None:
+def test_suites_on_cuda(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_ceilings: None) -> None:
     device = ["--device", DEVICE]
     suites = ["prefill", "pruned", "decode", "scaling", "memory"]
     call = ["--model", str(folder), "--tokens", "24", "--context", "128"]

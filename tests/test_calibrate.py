@@ -1,7 +1,5 @@
 """Calibration: the schedules that are tried, trials, resumption; presets and their files."""
 
-from __future__ import annotations
-
 import json
 import math
 import warnings
@@ -60,9 +58,7 @@ def test_a_shape_by_hand() -> None:
 
 
 @pytest.mark.parametrize("speedup", [1.2, 1.5, 2.0, 2.5])
-def test_candidates_just_reach_the_speedup_with_first_stages_at_several_depths(
-    llm: LLM, speedup: float
-) -> None:
+def test_candidates_just_reach_the_speedup_with_first_stages_at_several_depths(llm: LLM, speedup: float) -> None:
     config = replace(llm.config, n_layers=30, windows=(0,) * 30, expert_layers=(0,) * 30)
     first, *others = dict.fromkeys(candidates(speedup, config, 1000))
     assert first == Pruning.for_speedup(speedup, config, 1000)
@@ -96,10 +92,7 @@ def test_what_is_wrong_is_refused_before_work(llm: LLM, tmp_path: Path) -> None:
         ({"prompts": [[1] * 1098]}, "prompt 1 has 1098 tokens; with 3 of an answer .* context of 1100"),
         ({"prompts": [3.5]}, "prompt 1: "),
         ({"prompts": "One"}, "must be a list of prompts"),
-        (
-            {"lengths": [900, 1101]},
-            "length 1101, a prompt and its answer, is more than the model's context of 1100",
-        ),
+        ({"lengths": [900, 1101]}, "length 1101, a prompt and its answer, is more than the model's context of 1100"),
         ({"lengths": [50]}, "length is 50; item 0 of niah_single_2 needs at least 475 tokens"),
         ({"lengths": 900}, r"lengths must be a list such as \[1024, 4096\], not 900"),
         ({"lengths": []}, "lengths must be at least one number of tokens"),
@@ -242,10 +235,7 @@ def test_a_preset_is_a_setting_everywhere(llm: LLM, calibrated: tuple[Preset, Pa
 
 
 def test_a_preset_shows_no_bar_where_none_is_wanted(
-    llm: LLM,
-    calibrated: tuple[Preset, Path],
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    llm: LLM, calibrated: tuple[Preset, Path], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     preset, one = calibrated[0], {"max_new_tokens": 1}
     for progress in (False, True):
@@ -259,9 +249,7 @@ def test_a_preset_shows_no_bar_where_none_is_wanted(
             assert ("hashing the model" in capfd.readouterr().err) == progress
 
 
-def test_another_model_warns_by_name(
-    llm: LLM, calibrated: tuple[Preset, Path], tmp_path: Path, folder: Path
-) -> None:
+def test_another_model_warns_by_name(llm: LLM, calibrated: tuple[Preset, Path], tmp_path: Path, folder: Path) -> None:
     (tmp_path / "other").mkdir()
     other_folder = model_folder(tmp_path / "other", replace(MODEL, seed=9))
     other = lazyllm.load(other_folder, device="cpu", threads=1)

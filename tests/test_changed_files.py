@@ -1,7 +1,5 @@
 """Files of weights that change while they are in use: an error of the pass, never a silently wrong answer."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shutil

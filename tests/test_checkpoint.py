@@ -1,7 +1,5 @@
 """Checkpoint folders: complete ones are opened; incomplete, damaged and hostile ones are refused."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys
@@ -47,9 +45,7 @@ def test_the_text_half_of_a_multimodal_checkpoint(text: str, head: str, tmp_path
     config = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"}
     config |= {"text_config": json.loads((plain / "config.json").read_text(encoding="utf-8"))}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    assert {tensor.name for tensor in Checkpoint(tmp_path).tensors} == {
-        tensor.name for tensor in source.tensors
-    }
+    assert {tensor.name for tensor in Checkpoint(tmp_path).tensors} == {tensor.name for tensor in source.tensors}
     logits = [open_model(place).session(None).forward(list(range(40))) for place in (plain, tmp_path)]
     np.testing.assert_array_equal(*logits)
 
@@ -186,18 +182,8 @@ def test_damaged_files_are_refused_or_stay_in_bounds(
 @pytest.mark.parametrize(
     ("family", "field", "value", "words"),
     [
-        (
-            "phi3",
-            "intermediate_size",
-            41,
-            r"gate_up_proj.*expected 41 \+ 41 rows, of mlp\.gate_proj, mlp",
-        ),
-        (
-            "phi3",
-            "num_key_value_heads",
-            1,
-            r"qkv_proj.*expected 32 \+ 8 \+ 8 rows, of self_attn\.q_proj",
-        ),
+        ("phi3", "intermediate_size", 41, r"gate_up_proj.*expected 41 \+ 41 rows, of mlp\.gate_proj, mlp"),
+        ("phi3", "num_key_value_heads", 1, r"qkv_proj.*expected 32 \+ 8 \+ 8 rows, of self_attn\.q_proj"),
         ("glm4", "intermediate_size", 41, r"gate_up_proj.*has shape \[80, 32\]; expected 41 \+ 41 rows"),
     ],
 )

@@ -1,7 +1,5 @@
 """The command: what each part prints, and how errors end."""
 
-from __future__ import annotations
-
 import io
 import re
 import subprocess
@@ -52,9 +50,7 @@ def test_without_the_harness_its_extra_is_named(capsys: Captured, monkeypatch: p
     assert "pip install 'lazyllm-engine[lm-eval]'" in capsys.readouterr().err
 
 
-def test_generate_prints_text_and_figures(
-    folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_generate_prints_text_and_figures(folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     made = lazyllm.load(folder).generate("The sea", pruning={1: 0.6, 3: 0.3}, max_new_tokens=7)
     monkeypatch.setattr("lazyllm.checkpoints.pypi_models.demo_model", lambda: folder)
     for model in ([], ["--model", str(folder)]):
@@ -94,10 +90,7 @@ def test_an_error_is_one_line_and_code_2(folder: Path, tmp_path: Path, capsys: C
     nowhere = str(tmp_path / "nowhere")
     for call, words in (
         ([*hi, "--pruning", "{"], "pruning is not JSON"),
-        (
-            [*hi, "--pruning", '{"1": 2}'],
-            "layer 1 must be above 0 and at most 1, not 2.0",
-        ),
+        ([*hi, "--pruning", '{"1": 2}'], "layer 1 must be above 0 and at most 1, not 2.0"),
         ([*hi, "--pruning", '{"9": 0.5}'], "layer 9 is out of reach: it must be below 5"),
         ([*hi, "--temperature", "-1"], "temperature must be 0 or above"),
         ([*hi, "--max-new-tokens", "0"], "max_new_tokens must be from 1"),
@@ -176,11 +169,7 @@ def test_text_that_is_not_utf8_is_refused(
 
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize(
-    "call",
-    [
-        "niah --lengths 600 --depths 0,100",
-        "longbench --max-length 600 --datasets niah_single_1 --limit 1",
-    ],
+    "call", ["niah --lengths 600 --depths 0,100", "longbench --max-length 600 --datasets niah_single_1 --limit 1"]
 )
 def test_tables_on_the_terminal_are_aligned_text(
     call: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch

@@ -1,7 +1,5 @@
 """Products of bf16 and int8: close to f32, equal on any number of threads, refused without instructions."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,9 +91,7 @@ def test_bad_compute_is_refused(folder: Path) -> None:
             lazyllm.load(folder, **arguments)
 
 
-def test_an_unknown_instruction_set_is_refused_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unknown_instruction_set_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAZYLLM_CPU", "mmx")
     with pytest.raises(lazyllm.DeviceError, match='LAZYLLM_CPU is "mmx"'):
         tiny.build(SHAPE, tmp_path).load()

@@ -1,7 +1,5 @@
 """config.json: the fields of every family, the values of every RoPE scaling, and refused configs."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -49,21 +47,13 @@ QWEN = {"sliding_window": 64, "use_sliding_window": True}
         ("SmolLM3", {"no_rope_layer_interval": 2}, {"layer_rope": (0, 1, 0)}),
         ("SmolLM3", {"tie_word_embeddings": None}, {"tied": True}),
         ("SmolLM3", {"no_rope_layers": [0, 0, 0]}, {"layer_rope": (0, 0, 0), "inv_freq": ((0.0,) * 4,)}),
-        (
-            "SmolLM3",
-            WINDOWED | {"no_rope_layers": [0, 1, 0]},
-            {"windows": (9, 0, 9), "layer_rope": (1, 0, 1)},
-        ),
+        ("SmolLM3", WINDOWED | {"no_rope_layers": [0, 1, 0]}, {"windows": (9, 0, 9), "layer_rope": (1, 0, 1)}),
         ("Ministral3", {}, {"query_growth": 0.1, "query_step": 16384, "head_dim": 128, "context": 262144}),
         ("Ministral3", {"rope_parameters": {"rope_theta": 1e6}}, {"query_growth": 0.0, "windows": (0, 0, 0)}),
         ("Granite", {}, {"embedding_scale": 1.0, "logit_scale": 1.0, "query_scalar": 1.0, "norm_eps": 1e-5}),
         ("Granite", HALVES, {"embedding_scale": 1.0, "query_scalar": 4.0, "norm_eps": 4e-5}),
         ("Granite", {"logits_scaling": 4}, {"logit_scale": 0.25}),
-        (
-            "Olmo3",
-            NINE | {"num_hidden_layers": 5},
-            {"windows": (9, 9, 9, 0, 9), "layer_rope": (1, 1, 1, 0, 1)},
-        ),
+        ("Olmo3", NINE | {"num_hidden_layers": 5}, {"windows": (9, 9, 9, 0, 9), "layer_rope": (1, 1, 1, 0, 1)}),
         ("Exaone4", NINE | {"sliding_window_pattern": 3}, {"windows": (9, 9, 0), "layer_rope": (0, 0, 1)}),
         ("Exaone4", NINE | {"sliding_window_pattern": 2}, {"layer_rope": (0, 1, 0)}),
         ("Exaone4", WIDE | {"sliding_window_pattern": 3}, {"windows": (0, 0, 0), "layer_rope": (0, 0, 1)}),
@@ -75,11 +65,7 @@ QWEN = {"sliding_window": 64, "use_sliding_window": True}
         ("Llama", {}, {"n_experts": 0, "experts_per_token": 0, "expert_ffn": 0, "expert_layers": (0, 0, 0)}),
         ("Qwen3Moe", {}, {"n_experts": 6, "experts_per_token": 3, "expert_ffn": 24, "ffn": 40}),
         ("Qwen3Moe", {}, {"normed_experts": False}),
-        (
-            "Qwen3Moe",
-            {"norm_topk_prob": True},
-            {"normed_experts": True, "expert_layers": (1, 1, 1), "ffn": 40},
-        ),
+        ("Qwen3Moe", {"norm_topk_prob": True}, {"normed_experts": True, "expert_layers": (1, 1, 1), "ffn": 40}),
         ("GraniteMoe", {"logits_scaling": 2}, {"logit_scale": 0.5, "normed_experts": True}),
         ("Qwen3Moe", {"mlp_only_layers": [0, 7]}, {"expert_layers": (0, 1, 1)}),
         ("Mistral", {"sliding_window": 64}, {"windows": (64, 64, 64)}),
@@ -307,18 +293,10 @@ REFUSED = [
     ("Llama", {"attn_logit_softcapping": 50}, "attn_logit_softcapping is 50; .*soft caps in a llama"),
     ("Gemma3", {"use_bidirectional_attention": True}, "attention is True; expected false: .* not causal"),
     ("Gemma3", {"hidden_activation": "gelu"}, "hidden_activation is 'gelu'; expected 'gelu_pytorch_tanh'"),
-    (
-        "Gemma3",
-        {"rope_parameters": {"rope_theta": 1e6}},
-        "rope_parameters.*full_attention, sliding",
-    ),
+    ("Gemma3", {"rope_parameters": {"rope_theta": 1e6}}, "rope_parameters.*full_attention, sliding"),
     ("Gemma3", {"rope_parameters": {"full_attention": {"type": "linear"}}}, "full_attention: factor is miss"),
     ("Qwen2", QWEN | {"layer_types": [*MIXED[:2], "other"]}, "'other'"),
-    (
-        "Mixtral",
-        {"num_local_experts": None},
-        "num_experts is missing; expected a whole number",
-    ),
+    ("Mixtral", {"num_local_experts": None}, "num_experts is missing; expected a whole number"),
     ("Olmoe", {"clip_qkv": 8.0}, "clip_qkv is 8.0; expected null: clipped queries"),
 ]
 

@@ -1,7 +1,5 @@
 """The core checks each argument by itself, whatever the Python layers above have checked before."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -221,10 +219,7 @@ def test_what_a_session_is_asked_for(made: tiny.Tiny, session: _core.Session) ->
     session.forward([1, 2, 3])
     refuses(
         (lambda: session.set_state("keys", 0, bytes(3)), "3 bytes of keys; each token has "),
-        (
-            lambda: session.set_state("logits", 0, bytes(4)),
-            f"1 logits; the model has a vocabulary of {vocab}",
-        ),
+        (lambda: session.set_state("logits", 0, bytes(4)), f"1 logits; the model has a vocabulary of {vocab}"),
         (lambda: session.leave_out([1]), "position 1 at index 0; they must rise from 3"),
     )
 

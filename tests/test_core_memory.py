@@ -1,7 +1,5 @@
 """Memory that runs out: MemoryError, and a session as if the call had not been made. Its estimated bytes."""
 
-from __future__ import annotations
-
 import subprocess
 import sysconfig
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Opening a model: other threads run meanwhile, and a signal stops it."""
 
-from __future__ import annotations
-
 import gc
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """One pass of the core: long positions, a short context, a pass that was stopped within an op."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 
@@ -74,9 +72,7 @@ def test_surprisal_after_a_context_of_one_token(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_model_computes_on_after_a_pass_was_stopped_within_an_op(
-    tmp_path: Path, threads: int, alarm: Alarm
-) -> None:
+def test_a_model_computes_on_after_a_pass_was_stopped_within_an_op(tmp_path: Path, threads: int, alarm: Alarm) -> None:
     """The only layer takes long enough that the signal falls into it, and its threads leave tasks out."""
     heads = {"n_heads": 16, "n_kv_heads": 16, "head_dim": 32}
     shape = tiny.Shape(n_layers=1, hidden=512, **heads, ffn=2048, context=16_384)

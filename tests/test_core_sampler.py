@@ -1,7 +1,5 @@
 """The core's sampler: its generator, its order of candidates and its borders."""
 
-from __future__ import annotations
-
 import math
 import sys
 import threading

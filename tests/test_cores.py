@@ -1,7 +1,5 @@
 """Counting the cores that this process may use, by the files of the system."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -64,12 +64,8 @@ SHAPES = {
     "plain head": replace(BASE, seed=45, hidden=32, n_heads=3, n_kv_heads=1, head_dim=24, qk_norm=True),
     "experts": replace(BASE, seed=64, **EXPERTS, normed_experts=True),
     "Cohere": replace(BASE, seed=51, hidden=50, **COHERE, **SOME_ROPE, logit_scale=0.25, tied=True),
-    "Gemma": replace(
-        BASE, seed=50, n_layers=6, hidden=48, n_kv_heads=1, head_dim=256, **WINDOWED, **CAPS, **GEMMA
-    ),
-    "OLMo": replace(
-        BASE, seed=51, pre_norms=False, post_norms=True, qk_norm=True, wide_qk_norm=True, **WINDOWED
-    ),
+    "Gemma": replace(BASE, seed=50, n_layers=6, hidden=48, n_kv_heads=1, head_dim=256, **WINDOWED, **CAPS, **GEMMA),
+    "OLMo": replace(BASE, seed=51, pre_norms=False, post_norms=True, qk_norm=True, wide_qk_norm=True, **WINDOWED),
     "norms behind RoPE": replace(BASE, seed=54, **BEHIND, **SOME_ROPE),
     "q grows": replace(BASE, seed=67, n_heads=3, n_kv_heads=3, head_dim=20, **GROWING, dtype="F16"),
 }
@@ -168,11 +164,7 @@ def test_workers_have_a_device_each(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with connected(of_many, {}) as client:
         workers = client.scheduler_info(n_workers=-1)["workers"]
         by_number = sorted(workers, key=lambda address: workers[address]["name"])
-        for given, taken in (
-            (None, [*names, "cuda:0"]),
-            ("auto", [*names, "cuda:0"]),
-            ("cuda:1", ["cuda:1"] * 3),
-        ):
+        for given, taken in ((None, [*names, "cuda:0"]), ("auto", [*names, "cuda:0"]), ("cuda:1", ["cuda:1"] * 3)):
             recipe = Recipe.of(here, tasks, scored_answer, replace(of_many, worker_device=given))
             found = [
                 client.submit(lambda it: model_there(it).device, recipe, workers=[address], pure=False)
@@ -249,12 +241,7 @@ def nvcc_of(home: Path, version: str) -> str:
     ],
 )
 def test_the_nvcc_that_fits_the_driver(
-    driver: str | None,
-    wish: str,
-    taken: str | None,
-    says: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    driver: str | None, wish: str, taken: str | None, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compilers = {version: nvcc_of(tmp_path / version, f"{version}.0") for version in ("13", "12")}
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "cuda"))
@@ -262,9 +249,7 @@ def test_the_nvcc_that_fits_the_driver(
     monkeypatch.setattr(build_cuda, "all_nvcc", lambda: list(compilers.values()))
     monkeypatch.setattr(build_cuda, "DRIVER", tmp_path / "version")
     if driver:
-        (tmp_path / "version").write_text(
-            f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {driver}  Release Build\n"
-        )
+        (tmp_path / "version").write_text(f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {driver}  Release Build\n")
     nvcc, reason = build_cuda.wanted(wish)
     assert nvcc == (compilers[taken] if taken else None)
     assert says in reason

@@ -1,7 +1,5 @@
 """Weights that are no finite numbers: an error that names the layer, never garbage."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -126,16 +124,12 @@ def test_a_tensor_ends_within_its_file(tmp_path: Path) -> None:
     last, size = len(made.path.read_bytes()) - n_bytes, made.path.stat().st_size
     _core.Model(made.config, [str(made.path)], [(*entry, last, n_bytes), *others])
     for place in (last + 4, 2**63, 2**64 - 4):
-        with pytest.raises(
-            CheckpointError, match=f"tensor {entry[0]}: .* lie past the end of a file of {size} b"
-        ):
+        with pytest.raises(CheckpointError, match=f"tensor {entry[0]}: .* lie past the end of a file of {size} b"):
             _core.Model(made.config, [str(made.path)], [(*entry, place, n_bytes), *others])
 
 
 @pytest.mark.parametrize(("part", "layer"), [("keys", 2), ("values", 2), ("aux", 1)])
-def test_damaged_activations_are_named_by_the_layer_that_reads_them(
-    tmp_path: Path, part: str, layer: int
-) -> None:
+def test_damaged_activations_are_named_by_the_layer_that_reads_them(tmp_path: Path, part: str, layer: int) -> None:
     """Planted in the state of a session. A token that waits for layer 2 waits with the output of layer 1."""
     made = tiny.build(SHAPE, tmp_path)
     rules = tiny.pruning([(1, 0.5)], memory=0.9, decode=[(0, 1.0), (1, 0.9)])

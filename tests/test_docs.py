@@ -81,9 +81,7 @@ def deep_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def example(
-    deep_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, png_only: None
-) -> dict[str, Any]:
+def example(deep_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, png_only: None) -> dict[str, Any]:
     """The names that examples take as given, in a folder with the file that they take as given. Their models
     are a tiny one; for packages that only they use there are stand-ins."""
     load = lazyllm.load
@@ -107,9 +105,7 @@ def called(function: Any, options: dict[str, Any], *values: Any, **keywords: Any
     return function(*values, **{**keywords, **options})
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.stem
-)
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.stem)
 def test_python_runs(page: Path, example: dict[str, Any]) -> None:
     for i, block in enumerate(blocks(page, "python")):
         if (page.stem, i) not in NOT_RUN:

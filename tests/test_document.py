@@ -1,7 +1,5 @@
 """A text read once and many questions: each answer is that of one prompt of both."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

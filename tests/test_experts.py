@@ -1,7 +1,5 @@
 """Models with experts: counted work, folders and formats of weights, stacked tensors."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -87,10 +85,7 @@ def test_the_router_is_not_rounded(weights: str, tmp_path: Path) -> None:
     in_blocks *= SHAPE.n_layers * {"q8": 34, "q4": 20}[weights]
     routers = 2 * SHAPE.n_layers * SHAPE.n_experts * SHAPE.hidden
     norms = 4 * (SHAPE.n_layers * (2 * SHAPE.hidden + 2 * SHAPE.head_dim) + SHAPE.hidden)
-    assert (
-        lazyllm.load(folder, device="cpu", weights=weights).core.bytes
-        == tables + in_blocks // 32 + routers + norms
-    )
+    assert lazyllm.load(folder, device="cpu", weights=weights).core.bytes == tables + in_blocks // 32 + routers + norms
 
 
 def test_stacked_tensors_are_taken_apart() -> None:

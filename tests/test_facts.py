@@ -1,7 +1,5 @@
 """Consequences of the method's definition: tests of the numbered facts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -111,10 +109,7 @@ def test_fact_4_reviving_all_before_the_last_layer_gives_dense_logits(tiny_of: B
 
 
 OPTIONS: dict[str, Any] = {"sink": 2, "window": 2, "queries": 5, "smooth": 5, "decode": [(1, 0.4)]}
-STABLE = {
-    "keep": pruning([(0, 0.6), (1, 0.3)]),
-    "all options": pruning([(0, (0.8, 0.05, 0.7)), (1, 0.2)], **OPTIONS),
-}
+STABLE = {"keep": pruning([(0, 0.6), (1, 0.3)]), "all options": pruning([(0, (0.8, 0.05, 0.7)), (1, 0.2)], **OPTIONS)}
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="threads are the CPU's")
@@ -132,9 +127,7 @@ def test_fact_5_selections_are_the_same_at_any_number_of_threads(
 
 
 @pytest.mark.parametrize("rules", SCHEDULES.values(), ids=SCHEDULES)
-def test_fact_6_bookkeeping_of_a_long_decode_equals_the_reference(
-    tiny_of: Build, rules: dict[str, Any]
-) -> None:
+def test_fact_6_bookkeeping_of_a_long_decode_equals_the_reference(tiny_of: Build, rules: dict[str, Any]) -> None:
     """A long decode with each kind of schedule; test_method.py draws random schedules and passes."""
     passes: list[Pass] = [(50, False), *30 * STEP, (10, False), *10 * STEP]
     reference = drive(tiny_of(Shape(seed=27, n_layers=5, qk_norm=True)), rules, passes)

@@ -1,7 +1,5 @@
 """Compares the engine with recorded results of transformers, for a tiny checkpoint of every family."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

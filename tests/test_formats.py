@@ -1,7 +1,5 @@
 """The formats of weights: the core's values against the gguf package's, bit by bit, and rounding to them."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -99,8 +97,7 @@ def rounded(folder: Path, out: Path, kinds: dict[str, str]) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("weights", "kinds", "share"),
-    [("q8", {"": "Q8_0"}, 34 / 64), ("q4", {".layers.": "Q4_1", "": "Q8_0"}, None)],
+    ("weights", "kinds", "share"), [("q8", {"": "Q8_0"}, 34 / 64), ("q4", {".layers.": "Q4_1", "": "Q8_0"}, None)]
 )
 def test_rounding_on_loading(
     weights: str,

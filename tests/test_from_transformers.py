@@ -1,7 +1,5 @@
 """Models of transformers in memory answer as transformers does, and as their files would."""
 
-from __future__ import annotations
-
 import copy
 import tempfile
 from pathlib import Path

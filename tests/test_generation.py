@@ -1,7 +1,5 @@
 """The generation loop: where answers end, their text and its pieces, and their reports."""
 
-from __future__ import annotations
-
 import math
 from html import unescape
 from pathlib import Path
@@ -26,9 +24,7 @@ IDS = list(range(40, 90))
 # ---- where an answer ends --------------------------------------------------------------------------
 
 
-@given(
-    st.text("ab", max_size=30), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3), st.integers(1, 5)
-)
+@given(st.text("ab", max_size=30), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3), st.integers(1, 5))
 def test_stop_strings_are_found_however_the_text_comes(text: str, stops: list[str], size: int) -> None:
     pieces = [text[begin : begin + size] for begin in range(0, len(text), size)]
     certain, held, found = "", "", False

@@ -1,7 +1,5 @@
 """Conversion of GGUF files to Hugging Face folders: weights, configs, tokenizers, and refused files."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib
@@ -144,8 +142,7 @@ def toy_tokenizer(metadata: dict[str, Any], folder: Path, family: str = "llama1"
 
 
 @pytest.mark.parametrize(
-    ("pre", "digits"),
-    [("gpt-2", ["1234"]), ("smollm", [*"1234"]), ("llama-bpe", ["123", "4"]), ("qwen2", [*"1234"])],
+    ("pre", "digits"), [("gpt-2", ["1234"]), ("smollm", [*"1234"]), ("llama-bpe", ["123", "4"]), ("qwen2", [*"1234"])]
 )
 def test_pre_tokenizers(pre: str, digits: list[str], tmp_path: Path) -> None:
     merges = ["1 2", "12 3", "123 4", "Ġ Ġ", "Ġ b"]

@@ -1,7 +1,5 @@
 """GGUF files run as they are: the same logits and text as their conversion to a folder in float32."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import itertools
@@ -88,10 +86,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
-@given(
-    st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 255)), max_size=4),
-    st.none() | st.integers(0, 40_000),
-)
+@given(st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 255)), max_size=4), st.none() | st.integers(0, 40_000))
 def test_damaged_files_are_refused_or_opened_and_converted(
     small: bytes, tmp_path: Path, changes: list[tuple[int, int]], length: int | None
 ) -> None:
@@ -162,8 +157,6 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_the_demonstration_model_in_its_own_file(demo_model: Path) -> None:
     """Q4_1 and more, as PyPI has it; its folder is the same in bf16."""
     llm, folder = opened(gguf_file(SMOLLM2, progress=False)), opened(demo_model)
-    first, second = (
-        llm.generate("The three primary colours are", max_new_tokens=16) for llm in (llm, folder)
-    )
+    first, second = (llm.generate("The three primary colours are", max_new_tokens=16) for llm in (llm, folder))
     assert (first.prompt_ids, first.text) == (second.prompt_ids, second.text)
     assert llm.core.bytes < folder.core.bytes

@@ -1,7 +1,5 @@
 """benchmarks/gpu_check.py with fakes for all commands: steps fail, hang and are killed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -38,9 +36,7 @@ class House:
         (self.fakes / "device").write_text("9.0, NVIDIA Fake 100\n")
         for name in ("benchmarks", "cuda"):
             (self.root / name).mkdir()
-        self.script = Path(
-            shutil.copy(TESTS.parent / "benchmarks" / "gpu_check.py", self.root / "benchmarks")
-        )
+        self.script = Path(shutil.copy(TESTS.parent / "benchmarks" / "gpu_check.py", self.root / "benchmarks"))
         finds = 'import shutil\n\ndef find_nvcc():\n    return shutil.which("nvcc")\n'
         (self.root / "cuda" / "build_cuda.py").write_text(finds)
         self.env = {**os.environ, "FAKES": str(self.fakes), "PATH": f"{self.fakes / 'bin'}:/usr/bin:/bin"}
@@ -64,9 +60,7 @@ class House:
     @property
     def rows(self) -> dict[str, list[str]]:
         """Result, seconds and last words of each step."""
-        lines = (
-            (self.results / "check.md").read_text().partition("|---|---|---|---|\n")[2].partition("\n\n")[0]
-        )
+        lines = (self.results / "check.md").read_text().partition("|---|---|---|---|\n")[2].partition("\n\n")[0]
         cells = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines.splitlines())
         return {name: rest for name, *rest in cells}
 

@@ -1,7 +1,5 @@
 """Runs that grow: more settings, items and lengths in one folder, folders merged, times kept apart."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys
@@ -17,16 +15,7 @@ import lazyllm
 from lazyllm import Pruning, longbench
 from lazyllm.commands.main import main
 from lazyllm.evaluation.report import environments_table, scores_table
-from lazyllm.evaluation.results import (
-    ITEMS,
-    MANIFEST,
-    Key,
-    joined,
-    new_manifest,
-    opened_run,
-    read_manifest,
-    read_rows,
-)
+from lazyllm.evaluation.results import ITEMS, MANIFEST, Key, joined, new_manifest, opened_run, read_manifest, read_rows
 from lazyllm.evaluation.summary import NO_SPEED
 from lazyllm.methods.parsing import as_method
 
@@ -110,9 +99,7 @@ def test_items_lengths_and_tasks_are_added(llm: lazyllm.LLM, tmp_path: Path) -> 
     assert "- items of a call: lengths [560], count 3, seed 0, tasks ['niah_single_1']" in text
 
 
-def test_a_setting_with_fewer_items_is_told(
-    llm: lazyllm.LLM, tmp_path: Path, no_pictures: Callable[[], None]
-) -> None:
+def test_a_setting_with_fewer_items_is_told(llm: lazyllm.LLM, tmp_path: Path, no_pictures: Callable[[], None]) -> None:
     ruler(llm, tmp_path)
     made = ruler(llm, tmp_path, [{2: 0.5}], count=1)
     assert ["items", "2", "2", "1"] in scores_table(made.summary).rows
@@ -170,9 +157,7 @@ def test_only_what_a_call_asks_for_is_run_again(
     assert {row["setting"] for row in made.summary.failed} == {"dense"}
 
 
-def test_times_of_other_threads_are_kept_apart(
-    llm: lazyllm.LLM, two_threads: lazyllm.LLM, tmp_path: Path
-) -> None:
+def test_times_of_other_threads_are_kept_apart(llm: lazyllm.LLM, two_threads: lazyllm.LLM, tmp_path: Path) -> None:
     ruler(llm, tmp_path)
     made = ruler(two_threads, tmp_path, (None, {1: 0.5}, {2: 0.5}))
     one, two = made.summary.environments
@@ -190,9 +175,7 @@ def test_times_of_other_threads_are_kept_apart(
 
 
 @pytest.fixture(scope="module")
-def folders(
-    llm: lazyllm.LLM, two_threads: lazyllm.LLM, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, Path]:
+def folders(llm: lazyllm.LLM, two_threads: lazyllm.LLM, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The second has other threads, the first's items and one more, and one more setting."""
     here, there = (tmp_path_factory.mktemp(name) for name in ("here", "there"))
     with pytest.MonkeyPatch.context() as patched:

@@ -1,8 +1,6 @@
 """Files of strangers: each of the faults in faults.py is refused with the file's name and what is wrong, in
 seconds and with little memory."""
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import os
@@ -90,8 +88,7 @@ def test_what_is_whole_opens(whole: dict[str, Path], llm: lazyllm.LLM) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "fault"),
-    [pytest.param(kind, fault, id=fault.name) for kind, table in TABLES.items() for fault in table],
+    ("kind", "fault"), [pytest.param(kind, fault, id=fault.name) for kind, table in TABLES.items() for fault in table]
 )
 def test_faults(
     kind: str, fault: Fault, whole: dict[str, Path], llm: lazyllm.LLM, tmp_path: Path, monkeypatch: Any
@@ -138,8 +135,7 @@ FLAGS = st.tuples(NAMES, st.integers(0, 26), st.integers(1, 27), st.integers(0, 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
-    st.lists(BYTES, min_size=1, max_size=4).map(with_bytes)
-    | st.lists(FLAGS, min_size=1, max_size=4).map(with_flags)
+    st.lists(BYTES, min_size=1, max_size=4).map(with_bytes) | st.lists(FLAGS, min_size=1, max_size=4).map(with_flags)
 )
 def test_damaged_sessions_are_refused_or_go_on(
     whole: dict[str, Path], llm: lazyllm.LLM, tmp_path: Path, change: faults.Change

@@ -1,7 +1,5 @@
 """Ctrl-C stops a pass within a second and leaves the model as it was."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -33,9 +31,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.parametrize(("n_prompt", "n_new"), [(8000, 1), (10, 8000)], ids=["prefill", "decode"])
-def test_ctrl_c_stops_a_pass(
-    demo_model: Path, n_prompt: int, n_new: int, alarm: Alarm, sanitized: bool
-) -> None:
+def test_ctrl_c_stops_a_pass(demo_model: Path, n_prompt: int, n_new: int, alarm: Alarm, sanitized: bool) -> None:
     llm, pruning = lazyllm.load(demo_model), lazyllm.Pruning({10: 0.7, 20: 0.5})
     want = llm.generate(QUESTION, chat=True, max_new_tokens=12).token_ids
     session, ids = llm.session(pruning), [100 + i % 20000 for i in range(n_prompt)]

@@ -1,7 +1,5 @@
 """K and V in 16 bits: the method with rounded keys and values, whatever the kernels; refused by name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

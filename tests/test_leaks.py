@@ -1,7 +1,5 @@
 """Hundreds of answers leave nothing behind: no object, no reference, no allocated byte."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

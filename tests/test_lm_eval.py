@@ -1,7 +1,5 @@
 """The lm-evaluation-harness on this engine: against the harness' own model over transformers, and pruned."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -173,9 +171,7 @@ def test_a_tokenizer_that_begins_texts_with_bos(tmp_path: Path) -> None:
 # ---- pruned ----------------------------------------------------------------------------------------
 
 
-def test_a_pruned_context_changes_the_numbers_and_not_from_run_to_run(
-    ours: HarnessModel, pruned: HarnessModel
-) -> None:
+def test_a_pruned_context_changes_the_numbers_and_not_from_run_to_run(ours: HarnessModel, pruned: HarnessModel) -> None:
     pairs = [(TEXT, continuation) for continuation in CONTINUATIONS]
     first = likelihoods(pruned, pairs)
     assert likelihoods(pruned, pairs) == first
@@ -202,9 +198,7 @@ def test_the_context_is_the_prompt_and_the_continuation_is_generated(pruned: Har
     assert likelihoods(pruned, [(TEXT, "so")])[0][0] == pytest.approx(want, abs=1e-5)
 
 
-def test_continuations_of_one_context_share_its_pass(
-    pruned: HarnessModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_continuations_of_one_context_share_its_pass(pruned: HarnessModel, monkeypatch: pytest.MonkeyPatch) -> None:
     runs, session = [], lazyllm.LLM.session
     monkeypatch.setattr(lazyllm.LLM, "session", lambda *a, **k: runs.append(1) or session(*a, **k))
     choices = [(TEXT, text) for text in [*CONTINUATIONS, *(f" {letter}" for letter in "ABCD")]]
@@ -240,10 +234,7 @@ def test_settings_and_what_results_say_of_them(ours: HarnessModel, given: Any, s
 
 
 def test_no_bar_where_none_is_wanted(
-    ours: HarnessModel,
-    pruned: HarnessModel,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    ours: HarnessModel, pruned: HarnessModel, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "LONG_PROMPT", 100)
     monkeypatch.setattr(progress, "DELAY_SECONDS", 0.0)

@@ -2,8 +2,6 @@
 
 # ruff: noqa: RUF001 (punctuation of full width is what some tests are about)
 
-from __future__ import annotations
-
 import json
 import sys
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """LongBench's items and prompts: the forms of the data, templates, cuts, wrappers, stops, and refusals."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys
@@ -19,14 +17,7 @@ from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.evaluation.chats import chat_wrapper, post_process, wrapped_ids
 from lazyllm.evaluation.longbench.datasets import DATA_SETS
 from lazyllm.evaluation.longbench.items import available, read
-from lazyllm.evaluation.longbench.tasks import (
-    LongBench,
-    Templates,
-    find_templates,
-    make_prompt,
-    official,
-    prompt_ids,
-)
+from lazyllm.evaluation.longbench.tasks import LongBench, Templates, find_templates, make_prompt, official, prompt_ids
 from lazyllm.evaluation.options import DataOptions
 from lazyllm.evaluation.tasks import ItemPrompt
 
@@ -155,9 +146,7 @@ def test_zip_refusals(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"broken.zip/data/trec.jsonl is damaged, encrypted or no zip file"):
         read(broken, "trec")
     path = write_zip(whole, {"data/trec.jsonl": jsonl([item("trec", answers=[])])})
-    with pytest.raises(
-        ValueError, match=r"data.zip/data/trec.jsonl, line 1: answers is \[\]; expected a lis"
-    ):
+    with pytest.raises(ValueError, match=r"data.zip/data/trec.jsonl, line 1: answers is \[\]; expected a lis"):
         read(path, "trec")
 
 
@@ -530,7 +519,5 @@ def test_stops(demo_tokenizer: Tokenizer, backend: Any) -> None:
     for name in DATA_SETS:
         request = tasks.request(llm, name)
         line = name in ("samsum", "samsum_e")
-        assert (request.stop_token_ids, request.never_first) == (
-            (both, both) if line else (ends, frozenset())
-        )
+        assert (request.stop_token_ids, request.never_first) == ((both, both) if line else (ends, frozenset()))
         assert request.max_new_tokens == official().max_new_tokens(name)

@@ -1,7 +1,5 @@
 """Runs of LongBench: what is written, resumed after kills, refused under other conditions, reported."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -192,11 +190,7 @@ def test_a_failed_item_is_an_error_row_and_runs_again_where_that_is_wished(
 def test_a_broken_device_or_model_ends_the_run(
     llm: lazyllm.LLM, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for place, error in (
-        ("score", lazyllm.DeviceError),
-        ("prompt", lazyllm.CheckpointError),
-        ("prompt", OSError),
-    ):
+    for place, error in (("score", lazyllm.DeviceError), ("prompt", lazyllm.CheckpointError), ("prompt", OSError)):
 
         def broken(*_: object, error: type[Exception] = error) -> float:
             raise error("the device is gone")
@@ -424,9 +418,7 @@ def test_a_full_disk_keeps_what_was_written(llm: lazyllm.LLM, tmp_path: Path) ->
     assert untimed(read_rows(hurt)) == untimed(read_rows(calm))
 
 
-def test_killed_at_random_moments_and_resumed_it_ends_like_an_undisturbed_run(
-    llm: lazyllm.LLM, tmp_path: Path
-) -> None:
+def test_killed_at_random_moments_and_resumed_it_ends_like_an_undisturbed_run(llm: lazyllm.LLM, tmp_path: Path) -> None:
     data, calm, hurt = benchmark(tmp_path / "data", 12), tmp_path / "calm", tmp_path / "hurt"
     run(llm, data, calm)
     moments = random.Random(3)

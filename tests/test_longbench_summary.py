@@ -1,7 +1,5 @@
 """Summaries of runs: means, intervals, paired differences, tables."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The estimate of memory by which a session refuses to start, and the memory that there is."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any
@@ -104,11 +102,7 @@ def test_without_groups_the_machine_counts(groups: Groups) -> None:
     ("own", "limits", "left"),
     [
         ("0::/\n", {"": (2 * GIB, GIB // 2)}, 3 * GIB // 2),  # a container has its limit at the root
-        (
-            "1:cpu:/else\n0::/service/unit\n",
-            {"service": (3 * GIB, 2 * GIB), "service/unit": ("max", GIB)},
-            GIB,
-        ),
+        ("1:cpu:/else\n0::/service/unit\n", {"service": (3 * GIB, 2 * GIB), "service/unit": ("max", GIB)}, GIB),
         ("0::/unit\n", {"unit": (64 * GIB, GIB)}, 8 * GIB),  # a limit above the machine
         ("0::/unit\n", {"unit": (4 * GIB, 4 * GIB, 3 * GIB)}, 3 * GIB),  # cached files can be dropped
         ("0::/../other\n", {"": (GIB, 0)}, GIB),  # a group that a container does not see
@@ -130,9 +124,7 @@ def test_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     memory.check_memory(1 << 62, "this")
 
 
-def test_weights_that_do_not_fit_when_rounded_are_refused(
-    small: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_that_do_not_fit_when_rounded_are_refused(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needed = lazyllm.load(small, device="cpu", weights="q8").core.bytes
     monkeypatch.setattr(memory, "available_bytes", lambda: needed // 2)
     with pytest.raises(MemoryError, match=r"with weights='q8' needs \d+ bytes"):

@@ -1,7 +1,5 @@
 """Compares the engine with the reference on random models, schedules, options, prompts and decode steps."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +59,7 @@ def test_dropping_for_good_beside_revivals(tiny_of: Build, data: st.DataObject, 
 
 @settings(max_examples=EXAMPLES // 3)
 @given(data=st.data(), threads=st.integers(2, 3), seed=st.integers(0, 2**16))
-def test_long_prompts_on_several_threads(
-    tiny_of: Build, data: st.DataObject, threads: int, seed: int
-) -> None:
+def test_long_prompts_on_several_threads(tiny_of: Build, data: st.DataObject, threads: int, seed: int) -> None:
     """Prompts just below, at and above the block sizes of kernels and thread pools."""
     windows = data.draw(st.sampled_from([(0,), (40, 0, 100)]))
     shape = Shape(seed=6, n_layers=3, n_heads=2, n_kv_heads=1, qk_norm=True, windows=windows)
@@ -102,9 +98,7 @@ def test_mass_is_reached_when_the_sum_equals_it(blind: Tiny) -> None:
     assert in_play == [list(range(32)), *[[*range(15), 31]] * 3]
 
 
-@pytest.mark.parametrize(
-    ("keep", "n"), [(0.1, 30), (0.55, 100), (0.07, 100), (0.29, 100), (0.7, 10), (1e-9, 50)]
-)
+@pytest.mark.parametrize(("keep", "n"), [(0.1, 30), (0.55, 100), (0.07, 100), (0.29, 100), (0.7, 10), (1e-9, 50)])
 def test_kept_count_is_the_ceiling_of_the_double_product(tiny_of: Build, keep: float, n: int) -> None:
     assert drive(tiny_of(Shape(seed=8)), pruning([(1, keep)]), [(n, False)]).margin > NEAR_TIE
 
@@ -136,9 +130,7 @@ def test_each_option_alone(tiny_of: Build, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "mass", [(0.9, 0.0, 1.0), (0.5, 0.0, 1.0), (0.9, 0.0, 0.2), (0.2, 0.5, 1.0), (0.6, 0.0, 0.05)], ids=str
 )
-@pytest.mark.parametrize(
-    "options", [{}, {"sink": 3, "window": 4}, {"prune_generated": True}, {"smooth": 3}], ids=str
-)
+@pytest.mark.parametrize("options", [{}, {"sink": 3, "window": 4}, {"prune_generated": True}, {"smooth": 3}], ids=str)
 def test_mass_stages(tiny_of: Build, mass: tuple[float, float, float], options: dict[str, Any]) -> None:
     rules = pruning([(0, mass), (1, 0.5), (2, mass)], **options)
     passes = [(40, False), (1, True), (1, True), (6, False), (1, True)]

@@ -1,7 +1,5 @@
 """The methods that Pruning is compared with: reference, hand-worked cases, and refused arguments."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re
@@ -61,16 +59,12 @@ def models(draw: st.DrawFn) -> Shape:
     )
 
 
-TURNS = st.sampled_from(
-    [[(1, True)], [(1, True)] * 5, [(3, True)], [(1, False)], [(9, False)], [(30, False)]]
-)
+TURNS = st.sampled_from([[(1, True)], [(1, True)] * 5, [(3, True)], [(1, False)], [(9, False)], [(30, False)]])
 
 
 @settings(max_examples=EXAMPLES)
 @given(data=st.data(), shape=models(), seed=st.integers(0, 2**16))
-def test_static_pruning_equals_the_reference(
-    tiny_of: Build, data: st.DataObject, shape: Shape, seed: int
-) -> None:
+def test_static_pruning_equals_the_reference(tiny_of: Build, data: st.DataObject, shape: Shape, seed: int) -> None:
     rules = static(data.draw(st.integers(1, shape.n_layers - 1)), data.draw(st.floats(0.02, 1.0)))
     turns = data.draw(st.lists(TURNS, max_size=5))
     passes = [(data.draw(st.integers(1, 60)), False), *itertools.chain.from_iterable(turns)]
@@ -85,17 +79,13 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("keep", [0.3, (0.5, 0.1, 0.6)], ids=str)
-def test_static_pruning_with_the_options_of_selection(
-    tiny_of: Build, options: dict[str, Any], keep: Any
-) -> None:
+def test_static_pruning_with_the_options_of_selection(tiny_of: Build, options: dict[str, Any], keep: Any) -> None:
     passes = [(30, False), (1, True), (1, True), (8, False), (1, True), (5, False), (1, True)]
     rules = static(3, keep, **options)
     assert drive(tiny_of(Shape(seed=41, n_layers=5)), rules, passes).margin > NEAR_TIE
 
 
-@pytest.mark.parametrize(
-    "rules", [static(2, 0.3), pruning([(1, 0.3, True), (3, 0.2)])], ids=["static", "drop"]
-)
+@pytest.mark.parametrize("rules", [static(2, 0.3), pruning([(1, 0.3, True), (3, 0.2)])], ids=["static", "drop"])
 def test_what_is_dropped_is_never_in_play_again(tiny_of: Build, rules: dict[str, Any]) -> None:
     """Each pass leaves ceil(keep n) prompt tokens in total; what other stages drop comes back."""
     tiny, several = tiny_of(Shape(seed=44, n_layers=5)), len(rules["stages"]) > 1

@@ -1,7 +1,5 @@
 """Checks the outputs that are in the notebooks; `make notebook` runs them."""
 
-from __future__ import annotations
-
 import re
 
 import nbformat

@@ -1,7 +1,5 @@
 """Compares with transformers: RoPE, configs, tokenizers, chats, families, the demonstration model."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os
@@ -218,9 +216,7 @@ def tokenize_alike(ours: Tokenizer, oracle: Any, texts: list[str], n_ids: int) -
         assert ours.decode(ids) == oracle.decode(ids, skip_special_tokens=True)
 
 
-def test_tokens_of_the_demonstration_model(
-    demo_tokenizer: Tokenizer, demo_model: Path, demo_oracle: Any
-) -> None:
+def test_tokens_of_the_demonstration_model(demo_tokenizer: Tokenizer, demo_model: Path, demo_oracle: Any) -> None:
     tokenize_alike(demo_tokenizer, demo_oracle, recorder.DEMO_TEXTS, 0)
     tokenize_alike(demo_tokenizer, transformers.AutoTokenizer.from_pretrained(demo_model), [], 49152)
     ids = demo_tokenizer.encode(recorder.LONG_TEXT)
@@ -269,9 +265,7 @@ def answers_alike(folder: Path, oracle: Any, prompts: list[list[int]]) -> list[l
         ids = torch.tensor([prompt])
         with torch.no_grad():
             logits = oracle(ids, logits_to_keep=1).logits[0, -1].numpy()
-            tokens = oracle.generate(
-                ids, max_new_tokens=64, do_sample=False, eos_token_id=None, pad_token_id=0
-            )
+            tokens = oracle.generate(ids, max_new_tokens=64, do_sample=False, eos_token_id=None, pad_token_id=0)
         np.testing.assert_allclose(model.session(None).forward(prompt), logits, rtol=0, atol=1e-3)
         answers.append(greedy_tokens(model, prompt, 64))
         assert answers[-1] == tokens[0, len(prompt) :].tolist()

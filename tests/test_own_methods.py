@@ -1,7 +1,5 @@
 """Methods of users: classes in Python, and those that installed packages offer by entry points."""
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 from pathlib import Path

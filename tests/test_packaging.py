@@ -1,7 +1,5 @@
 """The files of an sdist, and the cache that make's programs use. `make wheel` does the rest."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

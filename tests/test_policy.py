@@ -1,7 +1,5 @@
 """Policies: rules of scoring by users, against the reference; what a view shows; what is refused."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import json
@@ -116,9 +114,7 @@ each_case = pytest.mark.parametrize(("shape", "options"), CASES)
 
 @each_case
 @pytest.mark.parametrize("rule", [Paper, ThreeLayers, SmallValues, Thirds])
-def test_engine_equals_reference(
-    tiny_of: Build, rule: type[Policy], shape: Shape, options: dict[str, Any]
-) -> None:
+def test_engine_equals_reference(tiny_of: Build, rule: type[Policy], shape: Shape, options: dict[str, Any]) -> None:
     """The reference scores as docs/method.md says where the core has the rule, else by the policy too."""
     policy = rule(**{"stages": {0: 0.8, 1: 0.5, 2: 0.15}, **options})
     own = None if rule in (Paper, ThreeLayers) else policy

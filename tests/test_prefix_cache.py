@@ -1,7 +1,5 @@
 """PrefixCache and `Session.read`: what prompts begin with is read once, and answers stay what they were."""
 
-from __future__ import annotations
-
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -43,9 +41,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @both
-def test_a_beginning_is_read_apart_once_a_second_prompt_has_it(
-    llm: LLM, pruning: Pruning, passes: list[int]
-) -> None:
+def test_a_beginning_is_read_apart_once_a_second_prompt_has_it(llm: LLM, pruning: Pruning, passes: list[int]) -> None:
     """A prompt that begins like none before runs in one pass; the third one reads nothing twice."""
     prompts = [HEAD + tail for tail in TAILS[:3]]
     want = [answered(llm, ids, pruning) for ids in prompts]

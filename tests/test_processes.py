@@ -1,7 +1,5 @@
 """Signals in every phase, child processes, and the end of a process while threads compute."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import pickle
@@ -44,9 +42,7 @@ def test_other_processes_import_the_same_core() -> None:
 PHASES: dict[str, Callable[[lazyllm.LLM], Any]] = {
     "load": lambda llm: lazyllm.load(llm.checkpoint.path, threads=2, weights="q4").config.n_layers,
     "prefill": lambda llm: llm.session(STAGES).forward(tiny_ids(tiny.fewer_if_sanitized(1200))),
-    "decode": lambda llm: (
-        llm.generate(tiny_ids(50), STAGES, max_new_tokens=tiny.fewer_if_sanitized(100)).token_ids
-    ),
+    "decode": lambda llm: llm.generate(tiny_ids(50), STAGES, max_new_tokens=tiny.fewer_if_sanitized(100)).token_ids,
 }
 
 

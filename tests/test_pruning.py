@@ -1,7 +1,5 @@
 """Pruning and Mass: accepted and refused arguments, printed forms, JSON, and counted work."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
@@ -28,9 +26,7 @@ def config_of(n_layers: int, **shape: Any) -> ModelConfig:
 
 
 SMOL = config_of(30, hidden=576, n_heads=9, n_kv_heads=3, head_dim=64, ffn=1536, vocab=49152)
-SMALL = config_of(
-    5, hidden=12, n_heads=4, n_kv_heads=2, head_dim=6, ffn=20, vocab=33, windows=(0, 7, 0, 12, 7)
-)
+SMALL = config_of(5, hidden=12, n_heads=4, n_kv_heads=2, head_dim=6, ffn=20, vocab=33, windows=(0, 7, 0, 12, 7))
 
 
 # ---- refused arguments and their messages ----------------------------------------------------------
@@ -307,9 +303,7 @@ def test_for_speedup_of_tiny_models_and_prompts() -> None:
         (2.0, 5, TypeError, r"config must be that of a model, such as llm\.config, not 5"),
     ],
 )
-def test_for_speedup_refuses_what_cannot_be(
-    target: float, model: Any, kind: type[Exception], words: str
-) -> None:
+def test_for_speedup_refuses_what_cannot_be(target: float, model: Any, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         Pruning.for_speedup(target, model, 2000)
 

@@ -1,7 +1,5 @@
 """Tests the reference with hand-worked cases; test_families.py compares its dense passes."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

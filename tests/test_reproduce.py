@@ -1,7 +1,5 @@
 """The paper's tables and figures: settings that match, files that are written, no work done twice."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re
@@ -205,9 +203,7 @@ def test_everything_is_made_and_nothing_twice(
     assert {row["wrapper"] for row in rows_of(tmp_path)} == {"none", "llama-2"}  # none for code
 
 
-def test_failed_items_are_told(
-    llm: lazyllm.LLM, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_items_are_told(llm: lazyllm.LLM, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from lazyllm.evaluation.longbench.tasks import LongBench
 
     def failing(tasks: LongBench, name: str, *rest: Any) -> Any:

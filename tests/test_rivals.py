@@ -1,7 +1,5 @@
 """FastKV, CLAA, GemFilter, SnapKV, ExpectedAttention: the reference, counted work, and what they refuse."""
 
-from __future__ import annotations
-
 import math
 import time
 from types import SimpleNamespace
@@ -97,9 +95,7 @@ def test_claa_compares_heads_by_their_own_spread() -> None:
 @pytest.mark.parametrize("n", [5, 9, 50])
 @pytest.mark.parametrize("layer", [0, 2, 3])
 def test_counted_work_of_one_stage(n: int, layer: int) -> None:
-    one, four = (
-        Pruning({layer: 0.3}, scoring=Scoring(queries=8, layers=layers), window=8) for layers in (1, 4)
-    )
+    one, four = (Pruning({layer: 0.3}, scoring=Scoring(queries=8, layers=layers), window=8) for layers in (1, 4))
     assert FastKV(layer, 0.3).flops(SMALL, n) == flops_token_by_token(one, SMALL, n)
     assert CLAA(layer, 0.3).flops(SMALL, n) == flops_token_by_token(four, SMALL, n, all_score=True)
 
@@ -128,9 +124,7 @@ class Reader:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"model {shape.seed}")
 @pytest.mark.parametrize(("layer", "keep"), [(0, 0.25), (2, 0.02), (2, 0.6), (4, 0.25)])
-def test_the_filtered_prompt_equals_the_references(
-    tiny_of: Build, shape: Shape, layer: int, keep: float
-) -> None:
+def test_the_filtered_prompt_equals_the_references(tiny_of: Build, shape: Shape, layer: int, keep: float) -> None:
     tiny, rule = tiny_of(shape), GemFilterRule()
     ids = list(range(70))
     Reference(tiny.config, tiny.weights, pruning([(layer, keep)]), rule).forward(ids)

@@ -1,7 +1,5 @@
 """Generated long-context tasks: the same everywhere, as long as asked, answers exactly where promised."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -186,9 +184,7 @@ def test_common_words_are_the_commonest(length: int, often: int, seldom: int) ->
         in_example = Counter(re.findall(r"[a-z]+", listed[0]))
         times = Counter(in_example.values())
         assert times == ({3: 10, 1: 10} if length < 4096 else {10: 10, 3: 30})
-        assert {*re.findall(r"[a-z]+", answers)} == {
-            word for word, n in in_example.items() if n == max(times)
-        }
+        assert {*re.findall(r"[a-z]+", answers)} == {word for word, n in in_example.items() if n == max(times)}
         assert not {*in_example} & {*item["answers"]}
 
 
@@ -285,9 +281,7 @@ def test_prose_made_by_rule_does_not_repeat() -> None:
         (b"a-" * 300 + b"b. Short.", ValueError, r"of niah_single_2 can only have \d+ tokens or more than"),
     ],
 )
-def test_prose_that_cannot_be_used(
-    content: bytes | None, error: type[Exception], message: str, tmp_path: Path
-) -> None:
+def test_prose_that_cannot_be_used(content: bytes | None, error: type[Exception], message: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(content or b"")
     folder = tmp_path if content else tmp_path / "nowhere"
     with pytest.raises(error, match=message):

@@ -1,7 +1,5 @@
 """Sampling: what changes the logits, log probabilities, and several answers of one prefill."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Searches: what is proposed, what is never run, resumption, what the settings come to."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys
@@ -65,9 +63,7 @@ def space(request: pytest.FixtureRequest, llm: LLM) -> Space:
 
 def random_study(seed: int = 0) -> Any:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna.create_study(
-        directions=["minimize", "maximize"], sampler=optuna.samplers.RandomSampler(seed=seed)
-    )
+    return optuna.create_study(directions=["minimize", "maximize"], sampler=optuna.samplers.RandomSampler(seed=seed))
 
 
 def test_proposals_are_valid_by_construction(space: Space) -> None:
@@ -138,9 +134,7 @@ def test_without_optuna_the_error_names_the_extra(
 # ---- what is tried ---------------------------------------------------------------------------------
 
 
-def test_settings_are_new_and_measured_on_every_prompt(
-    finished: Search, llm: LLM, prompts: list[str]
-) -> None:
+def test_settings_are_new_and_measured_on_every_prompt(finished: Search, llm: LLM, prompts: list[str]) -> None:
     assert finished[0].setting == "dense"
     assert len(finished) == len({point.pruning for point in finished}) == 1 + BUDGET
     assert all(point.prompts == N_PROMPTS for point in finished)
@@ -196,11 +190,7 @@ def test_invalid_settings_and_duplicates_never_run(
 
 @pytest.mark.parametrize("after", [0, 6, 7 * N_PROMPTS])
 def test_an_interrupted_search_goes_on(
-    search: Callable[..., Search],
-    finished: Search,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    after: int,
+    search: Callable[..., Search], finished: Search, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
     """No result is lost or counted twice, and the settings are those of a search that nothing disturbed."""
     ran: list[Any] = []
@@ -235,9 +225,7 @@ def test_other_prompts_in_the_same_folder_are_refused(
         search(out=finished.folder, prompts=[*prompts[1:], "another"])
 
 
-def test_a_failed_item_ends_a_search_by_name(
-    search: Callable[..., Search], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_item_ends_a_search_by_name(search: Callable[..., Search], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Divergence, "__call__", lambda *_: 1 / 0)
     with pytest.raises(RuntimeError, match="own prompts prompt 1, dense: ZeroDivisionError"):
         search()
@@ -253,13 +241,7 @@ LOSS = {1.0: 0.0, 1.5: 0.1, 1.6: 0.3, 1.8: 0.2, 2.0: 0.25, 2.1: 0.25, 2.4: 0.9, 
 def planted() -> Search:
     """Settings by speedup and divergence."""
     settings = {str(speedup): Pruning({1: 1 / speedup}) for speedup in LOSS}
-    row = {
-        "dataset": "own prompts",
-        "environment": "e",
-        "agreement": 1.0,
-        "changed_nothing": False,
-        "flops": 1,
-    }
+    row = {"dataset": "own prompts", "environment": "e", "agreement": 1.0, "changed_nothing": False, "flops": 1}
     row |= {"computed": 1.0, "reached_top": 1.0, "timing": {"ttft": 1.0, "seconds": 1.0}}
     rows = [
         {**row, "setting": str(speedup), "item": str(item), "kl": kl + item * kl / 4}

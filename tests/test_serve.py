@@ -1,7 +1,5 @@
 """`lazyllm serve` through the clients that people use: answers are those of `llm.generate`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What a server measures: metrics, comparisons with dense, the guard, and the page."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,9 +103,7 @@ def test_a_shadow_measures_the_divergence_of_answers(llm: lazyllm.LLM, tmp_path:
     assert values["lazyllm_divergence_nats_sum", "{1: 0.3}"] > 0.01
 
 
-def test_a_shadow_waits_while_requests_run(
-    llm: lazyllm.LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shadow_waits_while_requests_run(llm: lazyllm.LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then what it measured is no speedup; and the log has texts only where they are asked for."""
     file = tmp_path / "log.jsonl"
     with serving(llm, {"1": 0.5}, shadow=1.0, log=str(file), log_text=True) as server:

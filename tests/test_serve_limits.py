@@ -1,7 +1,5 @@
 """What a server refuses, and what it does when clients or it itself must go."""
 
-from __future__ import annotations
-
 import gc
 import json
 import re
@@ -32,9 +30,7 @@ from lazyllm.session import Session
 from lazyllm.support.progress import Watch, watching
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
-WIDE = tiny.Shape(
-    vocab=300, n_layers=12, hidden=256, n_heads=8, n_kv_heads=8, head_dim=32, ffn=1024, context=4096
-)
+WIDE = tiny.Shape(vocab=300, n_layers=12, hidden=256, n_heads=8, n_kv_heads=8, head_dim=32, ffn=1024, context=4096)
 """Its passes over long prompts take seconds."""
 LONG = {"prompt": [7] * 3500, "max_tokens": 500}
 KEY = "a key"
@@ -262,9 +258,7 @@ def test_a_request_beyond_memory_is_refused(llm: lazyllm.LLM, monkeypatch: pytes
             assert (status, "a session of" in answer["error"]["message"]) == (503, True)
 
 
-def test_requests_that_fit_alone_are_refused_beside_others(
-    slow: lazyllm.LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_that_fit_alone_are_refused_beside_others(slow: lazyllm.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory is promised to what runs, and free again once it has gone, answered or not."""
     needed = slow.session().core.bytes_for(4000)
     monkeypatch.setattr("lazyllm.machine.memory.available_bytes", lambda: 3 * needed // 2)

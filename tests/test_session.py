@@ -1,7 +1,5 @@
 """Sessions: growing contexts, chats, memory, interruption, and use from several threads."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import itertools

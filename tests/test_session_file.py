@@ -1,7 +1,5 @@
 """Sessions that are saved and restored: to the bit what they were, or refused by name."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -208,9 +208,7 @@ def test_a_prompt_read_in_parts_is_pruned_as_one(
     tiny = tiny_of(shape)
     ids = tiny.ids(sum(parts) + rules["queries"] + data.draw(st.integers(0, 5)), seed)
     model = tiny.load()
-    whole, in_parts = (
-        Pair(model.session(rules), Reference(tiny.config, tiny.weights, rules)) for _ in range(2)
-    )
+    whole, in_parts = (Pair(model.session(rules), Reference(tiny.config, tiny.weights, rules)) for _ in range(2))
     whole.session.trace = in_parts.session.trace = True
     rest = ids
     for part in parts:
@@ -249,9 +247,7 @@ class Fragile(Policy):
 
 @settings(max_examples=EXAMPLES // 4)
 @given(seed=st.integers(0, 2**16), for_good=st.booleans(), data=st.data())
-def test_a_policy_that_raises_at_any_layer(
-    tiny_of: Build, seed: int, for_good: bool, data: st.DataObject
-) -> None:
+def test_a_policy_that_raises_at_any_layer(tiny_of: Build, seed: int, for_good: bool, data: st.DataObject) -> None:
     """Each pass is stopped at each of its calls in turn, and then runs as if it had not been tried."""
     tiny = tiny_of(Shape(seed=7, n_layers=6))
     policy = Fragile({1: 0.8, 2: Drop(0.7) if for_good else 0.6, 4: 0.3})

@@ -1,7 +1,5 @@
 """A number as a setting: resolved when the prompt's length is known, and kept by the session from then on."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,9 +84,7 @@ def test_what_was_read_counts_as_part_of_the_prompt(llm: LLM) -> None:
 def test_a_prefix_cache_serves_prompts_of_different_lengths(llm: LLM) -> None:
     cache = PrefixCache()
     for n in (1200, 1000):
-        shared, alone = (
-            llm.generate(IDS[:n], 2.0, max_new_tokens=4, prefix=prefix) for prefix in (cache, None)
-        )
+        shared, alone = (llm.generate(IDS[:n], 2.0, max_new_tokens=4, prefix=prefix) for prefix in (cache, None))
         assert (shared.pruning, shared.token_ids) == (alone.pruning, alone.token_ids)
 
 
@@ -155,9 +151,7 @@ def test_each_item_of_a_run_has_its_own_schedule(llm: LLM, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("arguments", [["--speedup", "2"], ["--pruning", "2x"]])
-def test_the_command_takes_the_number(
-    arguments: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_takes_the_number(arguments: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     call = ["generate", "--model", str(folder), "--threads", "1", "--max-new-tokens", "1"]
     assert cli.main([*call, "--prompt", "The sea was calm. " * 30, *arguments]) == 0
     assert "} recommended" in capsys.readouterr().err

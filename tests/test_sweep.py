@@ -1,7 +1,5 @@
 """Sweeps: the divergence from dense, spaces, what is written, the Pareto front and the best setting."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence
@@ -144,9 +142,7 @@ def recalled(llm: lazyllm.LLM, tmp_path_factory: pytest.TempPathFactory) -> lazy
     return sweep(llm, space, measure="recall", tokens=5, out=tmp_path_factory.mktemp("recall"))
 
 
-def test_recall_is_the_attention_of_denses_answer_to_the_tokens_kept(
-    llm: lazyllm.LLM, recalled: lazyllm.Sweep
-) -> None:
+def test_recall_is_the_attention_of_denses_answer_to_the_tokens_kept(llm: lazyllm.LLM, recalled: lazyllm.Sweep) -> None:
     ids, row = first_of(llm, recalled, "{1: 0.6, 3: 0.3}")
     every_layer = Pruning({**dict.fromkeys(range(5), 1.0), 5: lazyllm.Drop(1.0)})
     stages = llm.generate(ids, every_layer, max_new_tokens=5, trace=True).trace.stages
@@ -248,9 +244,7 @@ def test_a_sweep_that_was_cut_short_goes_on(llm: lazyllm.LLM, swept: lazyllm.Swe
     assert [point.pruning for point in again] == [point.pruning for point in resumed]
 
 
-def test_a_folder_of_another_measure_is_refused(
-    swept: lazyllm.Sweep, llm: lazyllm.LLM, tmp_path: Path
-) -> None:
+def test_a_folder_of_another_measure_is_refused(swept: lazyllm.Sweep, llm: lazyllm.LLM, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match='measure is "kl", not "both"; forced tokens is 16, not 8'):
         sweep(llm, SPACE, out=swept.folder, tokens=8, measure="both")
     manifest = new_manifest("x", {"measure": "attention"}, {})

@@ -1,7 +1,5 @@
 """Threads and forks: the model is shared, a session is not."""
 
-from __future__ import annotations
-
 import ctypes
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """All kinds of tokenizer: ids, text, pieces of text, chats, and refused files."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -48,9 +46,7 @@ def byte_level(tmp_path: Path) -> Path:
     backend.decoder = decoders.ByteLevel()
     alphabet = {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet(), "show_progress": False}
     special = ["<s>", "</s>", "<|turn|>"]
-    backend.train_from_iterator(
-        CORPUS, trainers.BpeTrainer(vocab_size=300, special_tokens=special, **alphabet)
-    )
+    backend.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=300, special_tokens=special, **alphabet))
     backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     backend.save(str(tmp_path / "tokenizer.json"))
     write(tmp_path, "tokenizer_config.json", {"bos_token": "<s>", "eos_token": {"content": "</s>"}})

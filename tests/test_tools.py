@@ -1,7 +1,5 @@
 """Tools of a chat: described by its template, for the whole conversation, and kept in a saved session."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Traces and the picture made of them."""
 
-from __future__ import annotations
-
 import math
 import re
 from html import unescape

@@ -1,7 +1,5 @@
 """Several questions about one text, in turn and each alone; parts of a text to be repeated; their scores."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable
 from dataclasses import replace
@@ -128,9 +126,7 @@ def test_the_report_has_turns_by_number_and_depth(llm: lazyllm.LLM, tmp_path: Pa
         for place, turn in enumerate(row["turns"]):
             turn["score"] = float(number == place)
     summary = Summary(rows, lambda name: "Turns")
-    assert scores_by_turn(summary) == {
-        f"{IN_TURN}@1000": {"dense": [50, 0, 50, 0, 0], LABEL: [0, 50, 0, 50, 0]}
-    }
+    assert scores_by_turn(summary) == {f"{IN_TURN}@1000": {"dense": [50, 0, 50, 0, 0], LABEL: [0, 50, 0, 50, 0]}}
     table = turns_table(summary)
     assert [row[3:8] for row in table.rows] == [
         ["50.00", "0.00", "50.00", "0.00", "0.00"],

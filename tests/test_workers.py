@@ -1,7 +1,5 @@
 """Runs on several processes, real workers of a Dask cluster, one of them killed: the rows are the same."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal
@@ -28,6 +26,7 @@ from lazyllm.evaluation.results import read_rows
 from lazyllm.evaluation.run import checked_settings
 from lazyllm.evaluation.trial import planned, scored_answer
 from lazyllm.evaluation.workers import Recipe, model_there, parts, run_part
+from lazyllm.policy import View
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 QUIET: dict[str, Any] = {"warm_ups": 0, "progress": False, "wrapper": "none"}
@@ -50,7 +49,7 @@ def test_a_killed_worker_loses_and_doubles_nothing(llm: lazyllm.LLM, cluster: An
     class Slow(lazyllm.Policy):  # a class that workers cannot import
         _files = str(trace), str(may_end)
 
-        def score(self, view: lazyllm.View) -> np.ndarray:
+        def score(self, view: View) -> np.ndarray:
             with open(self._files[0], "a") as file:
                 print(os.getpid(), "begins", file=file, flush=True)
                 while not os.path.exists(self._files[1]):
@@ -104,8 +103,7 @@ def test_the_command_runs_on_workers_of_its_own_and_grows(
     serial = longbench.run_ruler(llm, SETTINGS, out=tmp_path / "serial", lengths=[560], count=3, **options)
     assert untimed(made.rows) == untimed(serial.rows)
     here, there = (
-        made.manifest["environments"][name]
-        for name in (made.rows[0]["environment"], made.rows[-1]["environment"])
+        made.manifest["environments"][name] for name in (made.rows[0]["environment"], made.rows[-1]["environment"])
     )
     assert "workers there" not in here
     assert there["workers there"] == 2
@@ -128,12 +126,10 @@ def test_a_setting_that_cannot_be_sent_is_refused_by_name(llm: lazyllm.LLM, tmp_
             super().__init__(stages)
             self._lock = threading.Lock()
 
-        def score(self, view: lazyllm.View) -> np.ndarray:
+        def score(self, view: View) -> np.ndarray:
             return np.zeros(view.positions.size)
 
-    with pytest.raises(
-        ValueError, match=r"the setting Locked\(\{1: 0.5\}\) cannot be sent to workers: .*lock"
-    ):
+    with pytest.raises(ValueError, match=r"the setting Locked\(\{1: 0.5\}\) cannot be sent to workers: .*lock"):
         lazyllm.sweep(llm, [Locked({1: 0.5})], out=tmp_path / "run", workers=2, **TASK, **QUIET)
     assert not (tmp_path / "run").exists()
 
@@ -150,9 +146,7 @@ def test_wrong_options_are_refused(llm: lazyllm.LLM, tmp_path: Path) -> None:
         assert not (tmp_path / "run").exists()
 
 
-def test_a_missing_package_is_named(
-    llm: lazyllm.LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_named(llm: lazyllm.LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(ImportError, match=r"pip install 'lazyllm-engine\[cluster\]'"):
         lazyllm.sweep(llm, SETTINGS, out=tmp_path / "run", workers=2, **TASK, **QUIET)
@@ -176,9 +170,7 @@ def test_a_worker_under_other_conditions_is_refused(llm: lazyllm.LLM) -> None:
     assert [row["setting"] for row in rows] == ["dense", "{1: 0.5}"]
     assert where["threads"] == 1
     other = replace(same, call="other", expected={**same.expected, "kernels": "abacus"})
-    with pytest.raises(
-        ValueError, match=r'the worker on .* has other conditions .*: kernels is "abacus", not "'
-    ):
+    with pytest.raises(ValueError, match=r'the worker on .* has other conditions .*: kernels is "abacus", not "'):
         run_part(other, trials)
 
 

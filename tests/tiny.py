@@ -1,7 +1,5 @@
 """Tiny random models: a configuration, its exact weights and a real safetensors file, all from one seed."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -154,9 +152,7 @@ def make_config(shape: Shape) -> dict[str, Any]:
     # of layers without RoPE, of layers with a window, of the others; each with its form for long contexts
     ropes = [(inv_freq(10000.0) * 0, 1.0), (inv_freq(10000.0), shape.rope_scale)]
     ropes.insert(1, (inv_freq(shape.local_theta), 1.0) if shape.local_theta else ropes[-1])
-    which = [
-        0 if shape.no_rope[layer % len(shape.no_rope)] else 1 if windows[layer] else 2 for layer in layers
-    ]
+    which = [0 if shape.no_rope[layer % len(shape.no_rope)] else 1 if windows[layer] else 2 for layer in layers]
     used = sorted(set(which))
     forms = (1.0, 0.5) if shape.short_context else (1.0,)
     return vars(shape) | {

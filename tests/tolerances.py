@@ -4,8 +4,6 @@ The engine computes in float32 for every stored type of weights, and the referen
 values.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 LOGITS = {"F32": 1e-5, "BF16": 1e-5, "F16": 1e-5}

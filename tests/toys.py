@@ -1,7 +1,5 @@
 """Toy files for tokenizers and GGUF: a SentencePiece model and a writer of GGUF files; a toy policy."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
@@ -11,14 +9,7 @@ from families import FAMILIES, RECORDED
 
 from lazyllm import Policy, _core
 from lazyllm.checkpoints.checkpoint import Checkpoint
-from lazyllm.checkpoints.gguf_checkpoint import (
-    ARCHITECTURES,
-    FIELDS,
-    LONGROPE,
-    PAIRED,
-    TOP_TENSORS,
-    layer_tensors,
-)
+from lazyllm.checkpoints.gguf_checkpoint import ARCHITECTURES, FIELDS, LONGROPE, PAIRED, TOP_TENSORS, layer_tensors
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 LETTERS = [chr(byte) for byte in range(0x21, 0x7E)] + ["Ġ"]

@@ -4,8 +4,6 @@ The library links the core's objects, which an installation from a clone leaves 
 calls of its thread pool go through the library, which counts them.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import subprocess
@@ -56,9 +54,7 @@ def build() -> None:
     core = sorted(path for path in (ROOT / "csrc").rglob("*.c") if path.parent.name != "python")
     objects = [OBJECTS / path.relative_to(ROOT).with_suffix(".o") for path in core]
     if missing := [path for path in objects if not path.exists()]:
-        raise FileNotFoundError(
-            f"{missing[0]} is missing: install lazyllm from this folder, pip install -e ."
-        )
+        raise FileNotFoundError(f"{missing[0]} is missing: install lazyllm from this folder, pip install -e .")
     newest = max(path.stat().st_mtime for path in (*own, *objects, Path(__file__)))
     if LIBRARY.exists() and LIBRARY.stat().st_mtime >= newest:
         return

@@ -3,8 +3,6 @@
 On a GPU, which has no threads to wake up and is rarely shared, they are measured once per table.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cached_property
 

@@ -1,7 +1,5 @@
 """Goals: bounds on ratios, each measured within one run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -33,12 +31,8 @@ LINEAR = Goal("linear layers, 512 rows or more, of the multiply-add ceiling", 0.
 LINEAR_PEERS = Goal("linear layers, 512 rows or more: better of NumPy's BLAS and torch f32 / ours", 0.95)
 FEW_ROWS = at_most("linear layers of few rows: time / max(bytes / bandwidth, FLOPs / ceiling)", 1.15)
 ATTENTION = Goal("causal attention, 2048 tokens or more, of the multiply-add ceiling", 0.65)
-WINDOW = at_most(
-    "attention with a window: its share of full attention's time / its share of visible pairs", 1.3
-)
-SELECTION = at_most(
-    "scores, selection and gathering of three stages, share of dense prefill of 30 layers", 0.01
-)
+WINDOW = at_most("attention with a window: its share of full attention's time / its share of visible pairs", 1.3)
+SELECTION = at_most("scores, selection and gathering of three stages, share of dense prefill of 30 layers", 0.01)
 DRAWING = Goal("a draw from 151,936 logits: NumPy's sort of them / ours", 10.0)
 PREFILL = Goal("dense prefill, counted FLOPs / time, of the multiply-add ceiling", 0.70)
 PREFILL_TRANSFORMERS = Goal("dense prefill: transformers f32 / ours", 1.6)
@@ -65,14 +59,10 @@ CUDA_ATTENTION = Goal("CUDA: causal attention of 2048 tokens or more: torch's fu
 CUDA_PREFILL = Goal(
     "CUDA: dense prefill, 7B width, 2048 tokens or more, counted FLOPs / time, of the product ceiling", 0.85
 )
-CUDA_PREFILL_TRANSFORMERS = Goal(
-    "CUDA: dense prefill, 7B width, 2048 tokens or more: transformers bf16 / ours", 1.15
-)
+CUDA_PREFILL_TRANSFORMERS = Goal("CUDA: dense prefill, 7B width, 2048 tokens or more: transformers bf16 / ours", 1.15)
 CUDA_DECODE_BANDWIDTH = Goal("CUDA: decode, 7B width: bytes read / time, of the read bandwidth", 0.85)
 CUDA_DECODE_TRANSFORMERS = Goal("CUDA: decode, 7B width: transformers bf16 / ours", 2.3)
-CUDA_REVIVAL = at_most(
-    "CUDA: decode step with up to 64 revived tokens, 7B width: time / a step with none", 1.15
-)
+CUDA_REVIVAL = at_most("CUDA: decode step with up to 64 revived tokens, 7B width: time / a step with none", 1.15)
 
 
 @dataclass(frozen=True)

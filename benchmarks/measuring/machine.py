@@ -1,7 +1,5 @@
 """The machine and the versions of packages, for the head of a report."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shlex

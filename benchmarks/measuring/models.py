@@ -1,7 +1,5 @@
 """The shapes of well-known models, and checkpoints of these shapes with random bfloat16 weights."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Place: the device that a benchmark runs on. Device-dependent settings are kept here."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

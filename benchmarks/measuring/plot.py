@@ -80,10 +80,7 @@ def plot_speedups(axes: Axes, rows: list[Row]) -> None:
     rows = [row for row in rows if "counted" in row.figures]
     for tokens in sorted({int(row.keys["tokens"]) for row in rows}):
         mine = [row for row in rows if row.keys["tokens"] == tokens]
-        counted, measured = (
-            [number(row, "counted") for row in mine],
-            [number(row, "measured") for row in mine],
-        )
+        counted, measured = ([number(row, "counted") for row in mine], [number(row, "measured") for row in mine])
         axes.plot(counted, measured, "o", label=f"{tokens} tokens")
     most = max(number(row, name) for row in rows for name in ("counted", "measured"))
     axes.plot([1, most], [1, most], color=PALE, zorder=0, label="measured = counted")

@@ -1,7 +1,5 @@
 """The report of a run: written again after each table, as JSON and Markdown."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -40,9 +38,7 @@ class Row:
         ]
 
     def plain(self) -> dict[str, Any]:
-        figures = {
-            name: value.plain() if isinstance(value, Times) else value for name, value in self.figures.items()
-        }
+        figures = {name: value.plain() if isinstance(value, Times) else value for name, value in self.figures.items()}
         goals = {
             name: {"goal": str(goal), "name": goal.name, "verdict": goal.verdict(value)}
             for name, goal, value in self.judged
@@ -112,12 +108,7 @@ class Report:
             }
             for section in self.sections
         ]
-        return {
-            "machine": self.machine,
-            "notes": self.notes,
-            "failures": self.failures,
-            "tables": tables,
-        }
+        return {"machine": self.machine, "notes": self.notes, "failures": self.failures, "tables": tables}
 
     def markdown(self) -> str:
         machine = Table("", ["machine", ""], [list(pair) for pair in self.machine.items()])

@@ -1,7 +1,5 @@
 """Rounds of timing: contestants run in turn, so that a disturbance of the machine reaches all of them."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """The peers: which are installed, how each is started, and the engines that run the same model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -126,9 +124,7 @@ def start_engines(options: Options, place: Place, context: int) -> Iterator[Engi
         yield engines
 
 
-def start(
-    name: str | Path, engines: Engines, stack: ExitStack, options: Options, place: Place, context: int
-) -> None:
+def start(name: str | Path, engines: Engines, stack: ExitStack, options: Options, place: Place, context: int) -> None:
     """Adds the peer of that name, or llama.cpp with that GGUF file, to the engines."""
     if name in (TRANSFORMERS, TRANSFORMERS_BF16):
         title = place.transformers if name == TRANSFORMERS else "transformers bf16"

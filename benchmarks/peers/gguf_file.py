@@ -1,7 +1,5 @@
 """Writes a checkpoint as a GGUF file for llama.cpp, without a tokenizer: the peer gets token ids."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 from collections.abc import Iterator
@@ -17,10 +15,7 @@ from lazyllm.checkpoints.families import FAMILIES
 from lazyllm.checkpoints.gguf_checkpoint import TOP_TENSORS, layer_tensors
 from lazyllm.checkpoints.tensors import Tensor
 
-ARCHITECTURES = {
-    "mistral": "llama",
-    "gemma3_text": "gemma3",
-}  # where GGUF's name is not the model type's
+ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3"}  # where GGUF's name is not the model type's
 WRITTEN = ("llama", "qwen2", "qwen3", "gemma3")
 GEMMA3_PATTERN, GEMMA3_LOCAL_THETA = 6, 10000.0  # which llama.cpp assumes
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
@@ -84,15 +79,10 @@ def write(checkpoint: Checkpoint, kind: str, path: Path) -> None:
     writer.add_tokenizer_model("none")
     if any(config.windows):
         writer.add_sliding_window(window_of(config))
-    tensors = [
-        tensor for tensor in checkpoint.tensors if names[tensor[0]] != "output.weight" or not config.tied
-    ]
+    tensors = [tensor for tensor in checkpoint.tensors if names[tensor[0]] != "output.weight" or not config.tied]
     for tensor in tensors:
         stored = quantize(np.zeros((1, tensor[2][-1]), np.float32), kind_of(tensor, kind))
-        shape, size = (
-            (*tensor[2][:-1], stored.shape[-1]),
-            stored.nbytes * (tensor[2][0] if len(tensor[2]) > 1 else 1),
-        )
+        shape, size = ((*tensor[2][:-1], stored.shape[-1]), stored.nbytes * (tensor[2][0] if len(tensor[2]) > 1 else 1))
         writer.add_tensor_info(names[tensor[0]], shape, stored.dtype, size, kind_of(tensor, kind))
     if divisors is not None:
         writer.add_tensor_info("rope_freqs.weight", divisors.shape, divisors.dtype, divisors.nbytes)
@@ -109,8 +99,7 @@ def write(checkpoint: Checkpoint, kind: str, path: Path) -> None:
 def window_of(config: ModelConfig) -> int:
     """The window of a Gemma 3 whose layers, ropes and scores are as llama.cpp assumes them."""
     wanted = tuple(
-        0 if layer % GEMMA3_PATTERN == GEMMA3_PATTERN - 1 else max(config.windows)
-        for layer in range(config.n_layers)
+        0 if layer % GEMMA3_PATTERN == GEMMA3_PATTERN - 1 else max(config.windows) for layer in range(config.n_layers)
     )
     local = GEMMA3_LOCAL_THETA ** -(np.arange(config.head_dim // 2) * 2 / config.head_dim)
     as_assumed = config.windows == wanted and np.allclose(config.inv_freq[-1], local, rtol=UNSCALED_TOLERANCE)
@@ -171,7 +160,5 @@ def rotary(config: ModelConfig) -> tuple[float, np.ndarray | None]:
     if np.allclose(divisors, 1.0, rtol=UNSCALED_TOLERANCE):
         return theta, None
     if architecture(config) != "llama":
-        raise ValueError(
-            f"a GGUF file written here cannot hold scaled rotary embeddings of {config.architecture}"
-        )
+        raise ValueError(f"a GGUF file written here cannot hold scaled rotary embeddings of {config.architecture}")
     return theta, divisors.astype(np.float32)

@@ -1,7 +1,5 @@
 """llama.cpp as a peer, called through its C API: F16 weights and KV cache, flash attention."""
 
-from __future__ import annotations
-
 import ctypes
 import time
 from functools import cache

@@ -1,7 +1,5 @@
 """transformers as a peer, and single ops of torch and of NumPy's BLAS."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The suites, in the order in which they run. To add one, write its module here and name it in SUITES."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 

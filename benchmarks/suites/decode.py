@@ -1,7 +1,5 @@
 """Suite `decode`: a decode step after a long context: peers, the read ceiling, types of K and V, revival."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import numpy as np

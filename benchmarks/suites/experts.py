@@ -1,7 +1,5 @@
 """Suite `experts`: layers with experts beside layers without that take as many operations."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Suite `formats`: prefill and decoding with weights of each format, against llama.cpp with the same file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Suite `generation`: whole answers of a fixed length, dense against pruned."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -76,10 +74,7 @@ def measured(options: Options, llm: LLM, prompts: list[list[int]], n_new: int, n
         for ids, pruning in zip(prompts, prunings, strict=True):
             answer(llm, ids, pruning, n_new)
 
-    contestants = {
-        DENSE: timed(lambda: answers([Pruning()] * len(prompts))),
-        PRUNED: timed(lambda: answers(schedules)),
-    }
+    contestants = {DENSE: timed(lambda: answers([Pruning()] * len(prompts))), PRUNED: timed(lambda: answers(schedules))}
     return in_turn(contestants, max(MIN_ROUNDS, options.rounds), f"generations, {name}")
 
 

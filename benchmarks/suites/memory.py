@@ -1,7 +1,5 @@
 """Suite `memory`: what a model and a session take at their peak, beside the estimate, and what fits by it."""
 
-from __future__ import annotations
-
 import tempfile
 from bisect import bisect_right
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Suite `ops`: single ops on random data, against the machine's ceilings and other libraries."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -69,9 +67,7 @@ class Comparison:
     def goals(self) -> Goals:
         return goals_of_ops(self.place.on_cpu)
 
-    def started(
-        self, make: Callable[[Place], Process], stack: ExitStack
-    ) -> tuple[dict[str, Process], tuple[str, ...]]:
+    def started(self, make: Callable[[Place], Process], stack: ExitStack) -> tuple[dict[str, Process], tuple[str, ...]]:
         """torch's process, closed with the stack, or none and a note why."""
         if TORCH not in self.options.peers:
             return {}, ()
@@ -83,9 +79,7 @@ class Comparison:
     def linear(self, op: str, n: int, rows: int, cols: int) -> Bench:
         return self.place.bench(op, n=n, rows=rows, cols=cols, dtype="bf16")
 
-    def attention(
-        self, n: int, m: int, heads: tuple[int, int, int], op: str = "attention", window: int = 0
-    ) -> Bench:
+    def attention(self, n: int, m: int, heads: tuple[int, int, int], op: str = "attention", window: int = 0) -> Bench:
         head_dim, n_heads, n_kv_heads = heads
         shape = {"n_heads": n_heads, "n_kv_heads": n_kv_heads, "head_dim": head_dim, "window": window}
         return self.place.bench(op, n=n, m=m, **shape)
@@ -124,9 +118,7 @@ class Comparison:
         return Row(label, figures, {"time / bound": goal})
 
 
-def many_rows(
-    at: Comparison, products: Mapping[str, Process], shape: ModelShape, notes: tuple[str, ...]
-) -> Section:
+def many_rows(at: Comparison, products: Mapping[str, Process], shape: ModelShape, notes: tuple[str, ...]) -> Section:
     rows, judged = [], {"of ceiling": at.goals.linear, BEST_PEER: at.goals.linear_peers}
     at.ceilings.begin_table()
     for n in at.options.first(*MANY_ROWS):

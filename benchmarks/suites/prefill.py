@@ -1,7 +1,5 @@
 """Suite `prefill`: dense prefill, from token ids to the logits of the last one, against the peers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from benchmarks.measuring.ceilings import GIGA, Ceilings

@@ -1,7 +1,5 @@
 """Suite `pruned`: the speedup of the first token by pruning, measured against counted operations."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from benchmarks.measuring.goals import PRUNED_BY_ARITHMETIC
@@ -45,9 +43,7 @@ def schedules_for(llm: LLM, n: int) -> tuple[dict[str, Pruning], list[str]]:
         except ValueError as error:
             notes.append(f"Left out: {error}.")
     schedules["one stage"] = Pruning({layers // 2: 0.5})
-    schedules["by mass"] = Pruning(
-        {layers // 4: Mass(0.95, keep_min=0.3), layers // 2: Mass(0.9, keep_min=0.1)}
-    )
+    schedules["by mass"] = Pruning({layers // 4: Mass(0.95, keep_min=0.3), layers // 2: Mass(0.9, keep_min=0.1)})
     return schedules, notes
 
 
@@ -70,8 +66,7 @@ def rows_of(options: Options, llm: LLM, schedules: dict[str, Pruning], n: int, p
     ids = options.prompt(n)
     ran: dict[str, Session] = {}
     contestants = {
-        name: keeping(llm, pruning, ids, ran, name)
-        for name, pruning in {DENSE: Pruning(), **schedules}.items()
+        name: keeping(llm, pruning, ids, ran, name) for name, pruning in {DENSE: Pruning(), **schedules}.items()
     }
     times = in_turn(contestants, options.rounds, f"pruned prefill of {n} tokens, {place}")
     goals = options.goals(place)

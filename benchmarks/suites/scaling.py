@@ -1,7 +1,5 @@
 """Suite `scaling`: one thread against two."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 from benchmarks.measuring import goals

@@ -1,7 +1,5 @@
 """Suite `sessions`: time and memory of forks, a second question, and many questions on one document."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Suite `shapes`: random weights in the shapes of 1B and 7B models: layers on the CPU, whole on a GPU."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace

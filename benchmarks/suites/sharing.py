@@ -1,7 +1,5 @@
 """Suite `sharing`: decode steps of a session alone, beside another's decode steps, and beside a prefill."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

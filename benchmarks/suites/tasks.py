@@ -1,7 +1,5 @@
 """Suite `tasks`: how evenly the ops of a layer divide among 2, 16 and 64 threads, counted and not timed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

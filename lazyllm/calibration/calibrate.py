@@ -1,7 +1,5 @@
 """`calibrate`: a Preset for one checkpoint and a wished speedup, the best of a few schedules."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -71,10 +69,7 @@ def calibrate(
         raise RuntimeError(failure(row))
     measured = {label: measurements(summary, label) for label in settings}
     best = max([*settings][1:], key=lambda label: rank(measured[label]))
-    tried = [
-        (method, method.speedup(model.config, n_prompt), measured[label])
-        for label, method in settings.items()
-    ]
+    tried = [(method, method.speedup(model.config, n_prompt), measured[label]) for label, method in settings.items()]
     counts = {"trials": len(tasks.ids), "tokens": n_prompt}
     preset = Preset.found(settings[best], manifest, counts, tried)
     if file is not None:

@@ -1,7 +1,5 @@
 """The prompts of calibrations and searches: needles in generated texts, and the user's own."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -46,9 +44,7 @@ class CalibrationTasks(GeneratedTasks):
     def request(self, llm: LLM, name: str) -> Request:
         return Request(MAX_NEW_TOKENS, progress=False) if name == OWN else super().request(llm, name)
 
-    def prompt(
-        self, llm: LLM, name: str, item: Mapping[str, Any], shorten: Shorten | None = None
-    ) -> ItemPrompt:
+    def prompt(self, llm: LLM, name: str, item: Mapping[str, Any], shorten: Shorten | None = None) -> ItemPrompt:
         if name == OWN:
             return ItemPrompt(item["ids"], False, "none")
         return super().prompt(llm, name, item, shorten)

@@ -30,9 +30,7 @@ def to_json(
     value: Any, ensure_ascii: Any = False, indent: Any = None, separators: Any = None, sort_keys: Any = False
 ) -> str:
     """Returns plain JSON, as templates expect; Jinja's own filter escapes it for HTML."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 class GenerationTag(jinja2.ext.Extension):
@@ -123,9 +121,7 @@ def plain(values: Sequence[Mapping[str, Any]], name: str) -> list[dict[str, Any]
         raise TypeError(f"{name} must hold strings, numbers, lists and dicts only: {error}") from None
 
 
-def find_template(
-    settings: Fields, tokens: Mapping[str, str], folder: Path | None = None
-) -> ChatTemplate | None:
+def find_template(settings: Fields, tokens: Mapping[str, str], folder: Path | None = None) -> ChatTemplate | None:
     """The default template of a checkpoint: that of chat_template.jinja in its folder, else that of
     tokenizer_config.json, a string or the one of that name in a list of named ones."""
     if folder and (source := folder / "chat_template.jinja").is_file():

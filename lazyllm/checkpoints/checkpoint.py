@@ -85,9 +85,7 @@ def download(client: Any, model_id: str, revision: str | None, file: str | None)
         weights, patterns, ignored = [SINGLE_FILE, INDEX_FILE], HUB_FILES, HUB_IGNORED
     else:
         weights, patterns, ignored = [file], [glob.escape(file)], []
-    folder = client.snapshot_download(
-        model_id, revision=revision, allow_patterns=patterns, ignore_patterns=ignored
-    )
+    folder = client.snapshot_download(model_id, revision=revision, allow_patterns=patterns, ignore_patterns=ignored)
     if any(Path(folder, name).is_file() for name in weights):
         return os.path.join(folder, file or "")
     names = client.list_repo_files(model_id, revision=revision)

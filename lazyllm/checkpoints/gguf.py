@@ -56,8 +56,7 @@ def write_weights(checkpoint: GgufCheckpoint, path: Path, dtype: str, progress: 
     stored, width, _ = DTYPES[dtype]
     tensors, arch = checkpoint.named_tensors, checkpoint.architecture
     entries = {
-        hub_name(tensor.name, arch): (stored, tensor.shape, math.prod(tensor.shape) * width)
-        for tensor in tensors
+        hub_name(tensor.name, arch): (stored, tensor.shape, math.prod(tensor.shape) * width) for tensor in tensors
     }
     with path.open("wb") as file, bar(len(tensors), "converting", "tensor", progress) as line:
         file.write(header_bytes(entries, {"format": "pt"}))

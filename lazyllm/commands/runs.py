@@ -1,7 +1,5 @@
 """The commands whose results are a folder: runs, sweeps, searches, calibrations, and their reports."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 

@@ -1,7 +1,5 @@
 """`lazyllm serve`: a model behind OpenAI's interface."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """The commands `lazyllm info`, `generate`, `convert`, `model` and `lm-eval`."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from dataclasses import fields

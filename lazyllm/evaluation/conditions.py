@@ -1,7 +1,5 @@
 """The conditions of a run, under which its rows can be compared; and the environment, which affects times."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

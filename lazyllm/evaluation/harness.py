@@ -4,8 +4,6 @@ The harness has a registry of model types but no plugins: importing this module 
 command `lazyllm lm-eval` imports it and then runs the harness' own command.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -30,8 +28,7 @@ try:
     from lm_eval.utils import get_rolling_token_windows
 except ImportError as error:
     raise ImportError(
-        "lazyllm.evaluation.harness needs the lm-evaluation-harness: pip install 'lazyllm-engine[lm-eval]' "
-        f"({error})"
+        f"lazyllm.evaluation.harness needs the lm-evaluation-harness: pip install 'lazyllm-engine[lm-eval]' ({error})"
     ) from None
 
 logger = logging.getLogger(__name__)
@@ -122,9 +119,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
         template = self.llm.tokenizer.template
         return template.text if chat_template and template else None
 
-    def apply_chat_template(
-        self, chat_history: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
-    ) -> str:
+    def apply_chat_template(self, chat_history: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
         """A chat as text. Without `add_generation_prompt` its end is open: the last message is continued."""
         text = self.llm.tokenizer.chat_text(chat_history, add_generation_prompt)
         if add_generation_prompt:
@@ -136,9 +131,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
         blanks = last[len(last.rstrip()) :]
         return before + message + (blanks if after.startswith(blanks) else "")
 
-    def _each(
-        self, kind: str, requests: Sequence[Any], disable_tqdm: bool, result: Callable[..., Any]
-    ) -> list[Any]:
+    def _each(self, kind: str, requests: Sequence[Any], disable_tqdm: bool, result: Callable[..., Any]) -> list[Any]:
         """result(number, *arguments) of each request."""
         results = []
         with bar(len(requests), kind, "request", not disable_tqdm) as line:
@@ -200,9 +193,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
                     logits = [first, *(branch.forward([token], generated=True) for token in forced)]
                     for index in members:
                         texts, _, tokens = requests[index]
-                        ln_p = [
-                            float(log_softmax(row)[token]) for row, token in zip(logits, tokens, strict=True)
-                        ]
+                        ln_p = [float(log_softmax(row)[token]) for row, token in zip(logits, tokens, strict=True)]
                         greedy = all(row.argmax() == token for row, token in zip(logits, tokens, strict=True))
                         answers[index] = sum(ln_p), greedy
                         self.cache_hook.add_partial("loglikelihood", texts, answers[index])

@@ -1,7 +1,5 @@
 """Measures against dense's answer: divergence of next-token distributions, recall of the attention."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -29,9 +27,7 @@ class DenseAnswer(NamedTuple):
     logits: np.ndarray
 
 
-def forced_logits(
-    session: Session, prompt_ids: Sequence[int], answer_ids: Sequence[int]
-) -> Iterator[np.ndarray]:
+def forced_logits(session: Session, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> Iterator[np.ndarray]:
     """The logits (vocab,) before each token of the answer, whose tokens are run as generated ones."""
     yield session.forward(prompt_ids, progress=False)
     for token in answer_ids[:-1]:

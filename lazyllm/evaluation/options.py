@@ -1,8 +1,6 @@
 """Options of runs. Each is declared once, with its type, default and help: commands make arguments of them,
 and `documented` adds them to signature and docstring of the functions that take them as keyword arguments."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -52,9 +50,9 @@ class RunOptions:
     ] = None
     worker_threads: Annotated[int | None, "threads of each worker", IN_PYTHON] = None
     progress: Annotated[bool, "show a bar", IN_PYTHON] = True
-    on_row: Annotated[
-        Callable[[dict[str, Any]], object] | None, "a function called with each new row", IN_PYTHON
-    ] = None
+    on_row: Annotated[Callable[[dict[str, Any]], object] | None, "a function called with each new row", IN_PYTHON] = (
+        None
+    )
 
     def __post_init__(self) -> None:
         for name, least in LEAST.items():
@@ -81,9 +79,7 @@ class DataOptions(RunOptions):
     """Options of the runs on LongBench's items."""
 
     data: Annotated[
-        str | Path | None,
-        "the benchmark's folder, zip or parquet, or hub:OWNER/NAME; default: generated",
-        "DIR",
+        str | Path | None, "the benchmark's folder, zip or parquet, or hub:OWNER/NAME; default: generated", "DIR"
     ] = None
     datasets: Annotated[
         Sequence[str] | None, "default: the 16 English ones that are there, or all generated tasks", "NAME,…"
@@ -94,9 +90,7 @@ class DataOptions(RunOptions):
     prompts: Annotated[
         str | Path | None, "file such as dataset2prompt.json; default: the data's own or the official", "FILE"
     ] = None
-    edit_sim: Annotated[str, "of code: difflib, as by the benchmark's requirements, or levenshtein"] = (
-        EDIT_SIM
-    )
+    edit_sim: Annotated[str, "of code: difflib, as by the benchmark's requirements, or levenshtein"] = EDIT_SIM
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -267,8 +267,7 @@ class Run(Results):
         """Draws the score against the speedup of the first token; needs matplotlib."""
         summary = self.summary
         dots = [
-            Dot(setting, summary.speed(setting, "ttft").of_sums, *summary.mean(setting))
-            for setting in summary.settings
+            Dot(setting, summary.speed(setting, "ttft").of_sums, *summary.mean(setting)) for setting in summary.settings
         ]
         title = f"{self.manifest['model']}: {len(summary.datasets)} data sets, {len(summary.rows)} results"
         return plot_scores(dots, DENSE_LABEL, user_path(file) if file else self.folder / PICTURE, title)

@@ -63,9 +63,7 @@ def joined(first: Manifest, second: Manifest, place: str, other_place: str) -> M
             "cannot be compared need folders of their own"
         )
     new = [selection for selection in second["selections"] if selection not in first["selections"]]
-    both = {
-        name: {**value, **theirs[name]} if isinstance(value, dict) else value for name, value in ours.items()
-    }
+    both = {name: {**value, **theirs[name]} if isinstance(value, dict) else value for name, value in ours.items()}
     return {
         **first,
         "conditions": both,
@@ -108,10 +106,7 @@ class Key(NamedTuple):
 
 @contextmanager
 def opened_run(
-    path: Path,
-    manifest: Manifest,
-    digests: Mapping[tuple[str, str], str] | None = None,
-    again: Collection[Key] = (),
+    path: Path, manifest: Manifest, digests: Mapping[tuple[str, str], str] | None = None, again: Collection[Key] = ()
 ) -> Iterator[RunFolder]:
     """A folder for results, which one process has at a time.
 
@@ -202,15 +197,11 @@ def drop_incomplete_line(path: Path) -> None:
 def contents(items: Mapping[str, Iterable[Row]]) -> dict[tuple[str, str], str]:
     """By data set and item: the digest of the item."""
     return {
-        (name, str(item["_id"])): json_digest(item)[:CONTENT_DIGITS]
-        for name, rows in items.items()
-        for item in rows
+        (name, str(item["_id"])): json_digest(item)[:CONTENT_DIGITS] for name, rows in items.items() for item in rows
     }
 
 
-def check_contents(
-    rows: Sequence[Row], place: str, digests: dict[tuple[str, str], str], other_place: str
-) -> None:
+def check_contents(rows: Sequence[Row], place: str, digests: dict[tuple[str, str], str], other_place: str) -> None:
     """Raises an error for a row whose item has another digest in `digests`, which takes the other rows'."""
     for row in rows:
         item = row["dataset"], row["item"]

@@ -1,7 +1,5 @@
 """Runs of LongBench and of generated tasks: every item under every setting, the results in a folder."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -169,9 +167,7 @@ def run_items(
     return folder.rows, folder.manifest
 
 
-def results_here(
-    llm: LLM, recipe: Recipe, trials: Sequence[Trial]
-) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def results_here(llm: LLM, recipe: Recipe, trials: Sequence[Trial]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Rows, and the environment that they are timed in."""
     warm_up(llm, recipe.tasks, trials, recipe.warm_ups)
     where = environment(llm, recipe.warm_ups)

@@ -50,9 +50,7 @@ class Summary:
             for environment in (None, row["environment"]):
                 place = environment, row["setting"], row["dataset"]
                 self._index.setdefault(place, {}).setdefault(item_of(row), row)
-        self.rows = [
-            row for place, items in self._index.items() if place[0] is None for row in items.values()
-        ]
+        self.rows = [row for place, items in self._index.items() if place[0] is None for row in items.values()]
         timed = dict.fromkeys(row["environment"] for row in good)
         self.environments = sorted(timed, key=self.n_timed, reverse=True)
         """Environments, those with the most rows first."""

@@ -1,7 +1,5 @@
 """The interface between the runner and a benchmark: data sets with items, prompts, limits and scores."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -38,9 +36,7 @@ class Tasks(Protocol):
     def request(self, llm: LLM, name: str) -> Request:
         """Of an answer to an item of the data set of that name: its limit, and what else ends it."""
 
-    def prompt(
-        self, llm: LLM, name: str, item: Mapping[str, Any], shorten: Shorten | None = None
-    ) -> ItemPrompt:
+    def prompt(self, llm: LLM, name: str, item: Mapping[str, Any], shorten: Shorten | None = None) -> ItemPrompt:
         """The prompt of an item; `shorten` is applied to its context, after a cut to the longest length."""
 
     def turns(self, name: str, item: Mapping[str, Any]) -> list[str]:

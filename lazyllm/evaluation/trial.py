@@ -1,7 +1,5 @@
 """Trial: one item under one setting; how it is warmed up, run and measured."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -177,9 +175,7 @@ def answer_row(llm: LLM, trial: Trial, ready: Prepared, answer: Generation) -> d
 def by_layer(counts: np.ndarray) -> dict[str, Any]:
     """Counts of layers, without those of a layer that are equal to the layer's below, as plain data."""
     return {
-        str(layer): own.tolist()
-        for layer, own in enumerate(counts)
-        if layer == 0 or (own != counts[layer - 1]).any()
+        str(layer): own.tolist() for layer, own in enumerate(counts) if layer == 0 or (own != counts[layer - 1]).any()
     }
 
 

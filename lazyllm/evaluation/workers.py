@@ -60,9 +60,7 @@ class Recipe:
             "weights": llm.weights,
             "kv": llm.kv,
         }
-        return cls(
-            model, tasks, measure, options.wrapper, options.warm_ups, share_gpus=options.scheduler is None
-        )
+        return cls(model, tasks, measure, options.wrapper, options.warm_ups, share_gpus=options.scheduler is None)
 
 
 @contextmanager
@@ -168,9 +166,7 @@ def run_part(recipe: Recipe, part: Sequence[Trial]) -> tuple[list[dict[str, Any]
             methods = {trial.key.setting: trial.method for trial in cold}
             conditions = {**conditions_there(recipe), **conditions_behind(llm, methods, progress=False)}
             if differing := differences(recipe.expected, conditions):
-                raise ValueError(
-                    f"the worker on {platform.node()} has other conditions than the run: {differing}"
-                )
+                raise ValueError(f"the worker on {platform.node()} has other conditions than the run: {differing}")
             warm_up(llm, recipe.tasks, cold, recipe.warm_ups)
             _warm.update((recipe.call, setting) for setting in methods)
         rows = [result_row(llm, recipe.tasks, trial, recipe.measure) for trial in part]

@@ -1,7 +1,5 @@
 """PromptCompression: removes the parts of a text that a language model predicts easily."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Parsing of the argument `pruning`: a method, its text, stages, a preset's file, or None for dense."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

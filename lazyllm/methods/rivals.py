@@ -1,8 +1,6 @@
 """Rivals of Pruning: the paper's baselines; FastKV, CLAA and GemFilter, which choose tokens once; SnapKV and
 ExpectedAttention, whose prefill is dense, and after which later passes attend to fewer tokens."""
 
-from __future__ import annotations
-
 import math
 from copy import copy
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Heatmap: the text of a prompt with each token coloured by the number of layers that computed it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape

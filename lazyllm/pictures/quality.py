@@ -47,12 +47,7 @@ def plot_scores(dots: Sequence[Dot], baseline: str, file: Path, title: str) -> P
 
 
 def plot_pareto(
-    dots: Sequence[Dot],
-    front: Sequence[Dot],
-    baseline: str,
-    axis_names: tuple[str, str],
-    title: str,
-    file: Path,
+    dots: Sequence[Dot], front: Sequence[Dot], baseline: str, axis_names: tuple[str, str], title: str, file: Path
 ) -> Path:
     """Numbers the dots of the front, slowest first, and names them in a legend. Writes `file`.
 

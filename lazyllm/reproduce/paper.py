@@ -1,7 +1,5 @@
 """The methods and figures of the paper, and later methods: Fu et al. 2024, arXiv 2407.14057, version 1."""
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -1,7 +1,5 @@
 """`reproduce`: the runs behind the paper's tables and figures, and the tables and figures themselves."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -79,9 +77,7 @@ def reproduce(
         checked.choice(name, "a method", [*METHODS])
     for target in wanted:
         if target in ABOUT and not {*ABOUT[target]} & {*names}:
-            raise ValueError(
-                f"{target} is about {' and '.join(sorted(ABOUT[target]))}; methods must name one"
-            )
+            raise ValueError(f"{target} is about {' and '.join(sorted(ABOUT[target]))}; methods must name one")
     checked.whole(seeds, "seeds", 1)
     preset = preset_of(checked_llm(llm)) if preset is None else preset
     setup = SETUPS[checked.choice(preset, "preset", [*SETUPS])]
@@ -117,9 +113,7 @@ def reproduce(
         if target in (FIGURE_1, *LAYOUTS):
             table = first_token(run.summary) if target == FIGURE_1 else comparison.table(target)
             speedups = ", ".join(dict.fromkeys(counted for counted, _ in settings))
-            counted = (
-                f"; methods at {speedups} by counted work for {n_prompt} prompt tokens" if settings else ""
-            )
+            counted = f"; methods at {speedups} by counted work for {n_prompt} prompt tokens" if settings else ""
             conditions = f"{model}, preset {preset}{counted}. {conditions_of(run)}"
             texts.append(f"{table.title}\n{conditions}\n\n{table.text()}")
             markdown = f"## {table.title}\n\n{conditions}\n\n{table.markdown()}\n"

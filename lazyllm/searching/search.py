@@ -69,9 +69,7 @@ def search(
     study = new_study()  # before the model is loaded
     model = llm if isinstance(llm, LLM) else load(llm)
     if prompts is not None and len(prompts) < LEAST_PROMPTS:
-        raise ValueError(
-            f"prompts must be at least {LEAST_PROMPTS}, not {len(prompts)}: settings are compared by them"
-        )
+        raise ValueError(f"prompts must be at least {LEAST_PROMPTS}, not {len(prompts)}: settings are compared by them")
     tasks = CalibrationTasks(model, prompts or (), PER_KIND, SEED, () if prompts else None)
     space = Space(model.config, tasks.median_length, low, high)
     for start in space.starts():

@@ -1,7 +1,5 @@
 """The application: OpenAI's paths over a Service, a model and how requests to it are answered."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import AsyncIterator, Iterator

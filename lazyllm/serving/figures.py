@@ -1,7 +1,5 @@
 """Figures: what the server measures, for Prometheus and for its own page."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections import defaultdict, deque

@@ -1,7 +1,5 @@
 """Options of a server, each declared once; the command makes arguments of them."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import suppress
 from dataclasses import dataclass

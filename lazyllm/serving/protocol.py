@@ -1,7 +1,5 @@
 """OpenAI's requests, checked, and its answers: /v1/completions and /v1/chat/completions."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -196,8 +194,6 @@ def _logprobs(ask: Ask, generation: Generation) -> dict[str, Any]:
         "tokens": texts,
         "token_logprobs": [entry["logprob"] for entry in entries],
         # of tokens with equal texts, such as parts of characters, the likelier one counts
-        "top_logprobs": [
-            {top["token"]: top["logprob"] for top in entry["top_logprobs"][::-1]} for entry in entries
-        ],
+        "top_logprobs": [{top["token"]: top["logprob"] for top in entry["top_logprobs"][::-1]} for entry in entries],
         "text_offset": [*accumulate(map(len, texts), initial=0)][:-1],
     }

@@ -1,7 +1,5 @@
 """Shadow: prompts answered a second time, densely, to see what the setting changes; Guard: what follows."""
 
-from __future__ import annotations
-
 import json
 import logging
 import random

@@ -1,7 +1,5 @@
 """Turns: requests run in threads, several at once; others wait, up to a limit."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator

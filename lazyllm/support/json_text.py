@@ -8,9 +8,7 @@ from typing import Any
 def parse_json(text: str | bytes, where: object) -> Any:
     """The value of UTF-8 JSON, in which each key of an object appears once."""
     try:
-        return json.loads(
-            text if isinstance(text, str) else text.decode("utf-8"), object_pairs_hook=_unique_keys
-        )
+        return json.loads(text if isinstance(text, str) else text.decode("utf-8"), object_pairs_hook=_unique_keys)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{where} is not JSON: {error}") from error
 

@@ -39,9 +39,7 @@ class Table:
 
     def markdown(self) -> str:
         lines = [self.heads, ["---"] * len(self.heads), *self.rows]
-        return "\n".join(
-            "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
-        )
+        return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
     def text(self) -> str:
         """Lines of equal width for a terminal: the first column left-aligned, the others right-aligned."""
@@ -50,9 +48,7 @@ class Table:
         wrapped = [wrap(head, max(HEAD_WIDTH, *map(len, cells), 0)) for head, *cells in columns]
         lines = [*zip_longest(*wrapped, fillvalue=""), *rows]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        return "\n".join(
-            "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines
-        )
+        return "\n".join("  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines)
 
     def csv(self) -> str:
         text = io.StringIO()
@@ -70,8 +66,7 @@ class Table:
                 columns[-1] = [head.removesuffix(f" {LEVEL}"), *values]
                 columns.append([LEVEL, *bounds])
         head, *rows = (
-            " & ".join(cell.translate(LATEX_SPECIAL) for cell in line) + r" \\"
-            for line in zip(*columns, strict=True)
+            " & ".join(cell.translate(LATEX_SPECIAL) for cell in line) + r" \\" for line in zip(*columns, strict=True)
         )
         caption = rf"\caption{{{self.title.translate(LATEX_SPECIAL)}}}"
         begin = rf"\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}"

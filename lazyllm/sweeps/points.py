@@ -13,15 +13,7 @@ import numpy as np
 from lazyllm.evaluation.report import cell
 from lazyllm.evaluation.summary import DENSE_LABEL, Interval, Speed, Summary, mean
 from lazyllm.method import Method
-from lazyllm.pictures.quality import (
-    COUNTED_AXIS,
-    KL_AXIS,
-    MEASURED_AXIS,
-    RECALL_AXIS,
-    SCORE_AXIS,
-    Dot,
-    plot_pareto,
-)
+from lazyllm.pictures.quality import COUNTED_AXIS, KL_AXIS, MEASURED_AXIS, RECALL_AXIS, SCORE_AXIS, Dot, plot_pareto
 from lazyllm.pruning import Pruning
 from lazyllm.support.optional import package
 from lazyllm.support.tables import Table
@@ -121,9 +113,7 @@ def front(points: Sequence[Point], speedup: str = "ttft_speedup") -> list[Point]
 
     measured = [point for point in points if reaches(point, point)]  # NaN reaches nothing
     unbeaten = [
-        point
-        for point in measured
-        if all(reaches(point, other) for other in measured if reaches(other, point))
+        point for point in measured if all(reaches(point, other) for other in measured if reaches(other, point))
     ]
     return sorted(unbeaten, key=lambda point: getattr(point, speedup))
 

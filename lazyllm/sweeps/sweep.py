@@ -1,7 +1,5 @@
 """Sweep: many settings on the same prompts, and the best among them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
@@ -43,11 +41,7 @@ class Measured(Frame, Results):
     """The field of a point by which the front is."""
 
     def __init__(
-        self,
-        rows: Sequence[Row],
-        manifest: Mapping[str, Any],
-        folder: Path | None,
-        methods: Mapping[str, Method],
+        self, rows: Sequence[Row], manifest: Mapping[str, Any], folder: Path | None, methods: Mapping[str, Method]
     ) -> None:
         Results.__init__(self, rows, manifest, folder)
         self._methods = methods
@@ -144,9 +138,7 @@ def recall_table(summary: Summary) -> Table:
     return by_place(title, summary, "recall_by_layer", range(n_layers + 1), [*heads], ".3f")
 
 
-def by_place(
-    title: str, summary: Summary, field: str, edges: Sequence[int], heads: Sequence[str], form: str
-) -> Table:
+def by_place(title: str, summary: Summary, field: str, edges: Sequence[int], heads: Sequence[str], form: str) -> Table:
     """Means of the values between the edges of lists, whose lengths may differ; no rows without values."""
     rows = []
     for setting in summary.settings if len(edges) > 1 else []:

@@ -4,8 +4,6 @@ An item has LongBench's fields, and fills with its chat template and its answer 
 own tokens. The same seed gives the same item on every machine.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

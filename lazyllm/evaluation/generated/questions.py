@@ -1,7 +1,5 @@
 """Questions on documents, for RULER's two question-answering tasks, from the user's LongBench."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Texts of which a part is to be repeated word for word: lines, a function, a paragraph; and its score."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from difflib import SequenceMatcher

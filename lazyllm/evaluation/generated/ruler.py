@@ -1,7 +1,5 @@
 """Drafts of RULER's tasks: needles, variables to follow, words to count, questions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -175,18 +173,14 @@ def frequent_words(spec: Spec) -> Draft:
 
     least = MIN_FREQUENCY * DOTS_FILLER
     prefix = f" The {FREQUENT} words that come most often in the text are:"
-    return Draft(
-        f"Which {FREQUENT} words come most often in the text?", words(FREQUENT), context, least, prefix
-    )
+    return Draft(f"Which {FREQUENT} words come most often in the text?", words(FREQUENT), context, least, prefix)
 
 
 def questions_on_documents(spec: Spec) -> Draft:
     """A question whose documents stand among others; its size is the number of documents."""
     draws, questions = spec.draws, spec.questions.questions
     asked = questions[spec.number % len(questions)]
-    others = draws.fork("others").shuffled(
-        [text for text in spec.questions.documents if text not in asked.documents]
-    )
+    others = draws.fork("others").shuffled([text for text in spec.questions.documents if text not in asked.documents])
 
     def context(size: int) -> str:
         added = islice(cycle([*others, *asked.documents]), size - len(asked.documents))

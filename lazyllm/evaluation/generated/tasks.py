@@ -1,7 +1,5 @@
 """Generated tasks: the table of their kinds, their items by length or depth, and what the runner asks for."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -46,10 +44,7 @@ OF_RULER = (
     Kind("vt", "Multi-hop Tracing", 30, ruler.chained_variables),
     Kind("cwe", "Aggregation", 120, ruler.common_words),
     Kind("fwe", "Aggregation", 50, ruler.frequent_words),
-    *(
-        Kind(name, "Question Answering", 32, ruler.questions_on_documents, any_answer, whole_parts=True)
-        for name in QA
-    ),
+    *(Kind(name, "Question Answering", 32, ruler.questions_on_documents, any_answer, whole_parts=True) for name in QA),
 )
 QUOTES: Mapping[str, Callable[[Spec], Draft]] = {
     "quote_lines": quotes.quoted_lines,
@@ -59,10 +54,7 @@ QUOTES: Mapping[str, Callable[[Spec], Draft]] = {
 FURTHER = (
     Kind(IN_TURN, "Turns", 32, in_turn),
     Kind(ALONE, "Turns", 32, in_turn, alone=True),
-    *(
-        Kind(name, "Quotes", 160, draft, quotes.quote_score, whole_parts=True)
-        for name, draft in QUOTES.items()
-    ),
+    *(Kind(name, "Quotes", 160, draft, quotes.quote_score, whole_parts=True) for name, draft in QUOTES.items()),
 )
 TASKS: Mapping[str, Kind] = MappingProxyType({kind.name: kind for kind in (*OF_RULER, *FURTHER)})
 
@@ -153,9 +145,7 @@ def niah_items(encode: Encode, options: NiahOptions) -> dict[str, list[Item]]:
         f"{task}{AT}{length}": [
             {**item, "_id": f"{depth:g}/{number}"}
             for depth in options.depths
-            for number, item in enumerate(
-                generate(task, encode, length, options.count, options.seed, depth, prose)
-            )
+            for number, item in enumerate(generate(task, encode, length, options.count, options.seed, depth, prose))
         ]
         for length in options.lengths
     }
@@ -168,17 +158,14 @@ def needles_found(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[tuple[flo
         place = float(row["item"].partition("/")[0]), task_and_length(row["dataset"])[1]
         scores[row["setting"]][place].append(100 * row["score"])
     return {
-        setting: {place: fmean(values) for place, values in by_place.items()}
-        for setting, by_place in scores.items()
+        setting: {place: fmean(values) for place, values in by_place.items()} for setting, by_place in scores.items()
     }
 
 
 class GeneratedTasks(Tasks):
     """Generated items."""
 
-    def __init__(
-        self, llm: LLM, options: RulerOptions | NiahOptions, max_new_tokens: int | None = None
-    ) -> None:
+    def __init__(self, llm: LLM, options: RulerOptions | NiahOptions, max_new_tokens: int | None = None) -> None:
         encode = prompt_encoder(llm.tokenizer, options.wrapper)
         if isinstance(options, NiahOptions):
             kind, self.items = NIAH, niah_items(encode, options)
@@ -199,9 +186,7 @@ class GeneratedTasks(Tasks):
         limit = kind_of(name).max_new_tokens
         return Request(min(limit, self.cap or limit), progress=False)
 
-    def prompt(
-        self, llm: LLM, name: str, item: Mapping[str, Any], shorten: Shorten | None = None
-    ) -> ItemPrompt:
+    def prompt(self, llm: LLM, name: str, item: Mapping[str, Any], shorten: Shorten | None = None) -> ItemPrompt:
         text, wrapper = self._text(name, item, shorten), chat_wrapper(llm.tokenizer, self.wrapper)
         return ItemPrompt(wrapped_ids(llm.tokenizer, text, wrapper, item["answer_prefix"]), False, wrapper)
 

@@ -1,7 +1,5 @@
 """LongBench's data sets: category, metric and handling of each, from datasets.json."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """LongBench's items: read from a folder, a zip, parquet files or the hub, each field of each item checked."""
 
-from __future__ import annotations
-
 import os
 import re
 import zipfile
@@ -38,8 +36,7 @@ def resolve_data(data: str | Path) -> Path:
         if not HUB_ID.fullmatch(repository):
             raise ValueError(f"data: {data} is not of the form {HUB}OWNER/NAME")
         return fetch(
-            f"{HUB_FILE} of {data}",
-            lambda module: module.hf_hub_download(repository, HUB_FILE, repo_type="dataset"),
+            f"{HUB_FILE} of {data}", lambda module: module.hf_hub_download(repository, HUB_FILE, repo_type="dataset")
         )
     path = Path(os.path.abspath(user_path(data)))
     if not path.exists():

@@ -1,7 +1,5 @@
 """LongBench's scores, equal to the official code's: 0 to 1 of a prediction, 0 to 100 of a data set."""
 
-from __future__ import annotations
-
 import inspect
 import logging
 import re
@@ -128,9 +126,7 @@ def retrieval(prediction: str, answer: str, label: str = "Paragraph ") -> float:
 
 EDIT_SIMS: Mapping[str, Callable[[str, str], float]] = {
     "difflib": lambda line, answer: SequenceMatcher(None, line, answer).ratio(),
-    "levenshtein": lambda line, answer: _needed("rapidfuzz").distance.Indel.normalized_similarity(
-        line, answer
-    ),
+    "levenshtein": lambda line, answer: _needed("rapidfuzz").distance.Indel.normalized_similarity(line, answer),
 }
 
 

@@ -4,8 +4,6 @@
 beside the items or be named by the user.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -181,8 +179,7 @@ class LongBench(Tasks):
             "tasks": "LongBench",
             "prompts": {name: templates.verdict(name) for name in names},
             "prompts sha256": {
-                name: json_digest([templates.template(name), templates.max_new_tokens(name)])
-                for name in names
+                name: json_digest([templates.template(name), templates.max_new_tokens(name)]) for name in names
             },
             "max length": options.max_length,
             "cap on new tokens": options.max_new_tokens,
@@ -200,9 +197,7 @@ class LongBench(Tasks):
         ends |= {llm.tokenizer.encode("\n", add_special=False)[-1]}
         return replace(request, stop_token_ids=ends, never_first=ends)
 
-    def prompt(
-        self, llm: LLM, name: str, item: Mapping[str, Any], shorten: Shorten | None = None
-    ) -> ItemPrompt:
+    def prompt(self, llm: LLM, name: str, item: Mapping[str, Any], shorten: Shorten | None = None) -> ItemPrompt:
         max_length = self._options.max_length
         return make_prompt(llm.tokenizer, item, max_length, self.wrapper, self._templates, shorten)
 
