@@ -83,6 +83,16 @@ typedef struct lazy_stretch {
     size_t begin, end;
 } lazy_stretch;
 
+/* What a stage remembers of scores, and how it counts. */
+typedef struct lazy_memory {
+    float *remembered;    /* (capacity,) by position */
+    int n_old, length;    /* positions of which something is remembered; those of the context */
+    float factor;         /* of what is remembered */
+    const int32_t *depth; /* by position */
+    int waiting;          /* the depth of tokens that wait above the stage */
+    float revival;        /* of their scores */
+} lazy_memory;
+
 typedef struct lazy_ops {
     /* ---- memory ---- */
     int (*alloc)(lazy_backend *, void **out, size_t bytes, const char *what, lazy_error *);
@@ -168,9 +178,8 @@ typedef struct lazy_ops {
     int (*largest)(lazy_stream *, float *scores, const float *shares, int n, int capacity, const int32_t *in_play,
                    int m, bool also, lazy_error *);
     /* remembered[i] *= factor for positions i < n_old, 0 for n_old … length-1; then both remembered[in_play[j]] and
-     * scores[j] become the larger of them, or NaN if scores[j] is. remembered: (capacity,) by position. */
-    int (*remember)(lazy_stream *, float *scores, float *remembered, int n_old, int length, float factor,
-                    const int32_t *in_play, int m, lazy_error *);
+     * scores[j] become the larger of them, or NaN if scores[j] is; then scores[j] *= revival if the token waits. */
+    int (*remember)(lazy_stream *, float *scores, const lazy_memory *, const int32_t *in_play, int m, lazy_error *);
     /* Running mean: scores is the n-th vector; mean[j] = mean of the first n. n = 1 overwrites mean. */
     int (*average)(lazy_stream *, float *mean, const float *scores, int m, int n, lazy_error *);
     /* out[j] = mean of scores[max(j-width/2,0) … min(j+width/2,m-1)], width odd */

@@ -203,6 +203,7 @@ typedef struct lazy_pruning {
     int layers;           /* the score is the largest share of so many last layers; the paper: 1, and no share */
     int smooth;           /* odd width of the moving average over the scores; the paper: 1 */
     double memory;        /* decode steps: a score is at least `memory` times the one remembered; the paper: 0 */
+    double revival;       /* and then counts `revival` times if the token waits above the stage; 1 without memory */
     int min_tokens;       /* passes over shorter contexts are dense */
     bool prune_generated; /* generated tokens count as prompt tokens when selecting */
     /* The score is the mean over the stage's layer and all layers below, as in static pruning. For one stage, and none
@@ -214,7 +215,7 @@ typedef struct lazy_pruning {
 } lazy_pruning;
 
 /* No stages: dense. */
-#define LAZY_PRUNING_DENSE ((lazy_pruning){ .queries = 1, .layers = 1, .smooth = 1 })
+#define LAZY_PRUNING_DENSE ((lazy_pruning){ .queries = 1, .layers = 1, .smooth = 1, .revival = 1 })
 
 /* ---- session ---------------------------------------------------------------------------- */
 

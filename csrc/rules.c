@@ -69,6 +69,8 @@ static int check(const lazy_pruning *p, int n_layers, lazy_error *err)
         return lazy_invalid(err, "smooth is %d; it must be odd and 1 or more", p->smooth);
     if (!(p->memory >= 0 && p->memory <= 1))
         return lazy_invalid(err, "memory is %g; it must be from 0 to 1", p->memory);
+    if (!(p->revival >= 0 && p->revival <= 1) || (p->memory == 0 && p->revival != 1))
+        return lazy_invalid(err, "revival is %g; it must be from 0 to 1, and 1 without memory", p->revival);
     if (p->average &&
         (p->n_stages != 1 || p->decode != LAZY_DECODE_OWN || p->n_decode_stages || p->layers > 1 || p->memory > 0))
         return lazy_invalid(err, "a mean over layers takes one stage, none for decode, no layers and no memory");

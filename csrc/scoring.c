@@ -163,10 +163,18 @@ int lazy_score_stage(pass *p, int l, float **out, lazy_error *err)
     if (pruning->memory > 0) {
         lazy_remembered *known = &cache->remembered[l];
         int n_known = p->is_prompt ? 0 : known->n;
+        bool last = l == p->config->n_layers - 1; /* above which no token waits */
         if (n_known)
             code = p->ops->copy(p->stream, known->fresh, known->scores, (size_t)n_known * sizeof *known->fresh, err);
         if (!code)
-            code = p->ops->remember(p->stream, *out, known->fresh, n_known, p->length, (float)pruning->memory,
+            code = p->ops->remember(p->stream, *out,
+                                    &(lazy_memory){ .remembered = known->fresh,
+                                                    .n_old = n_known,
+                                                    .length = p->length,
+                                                    .factor = (float)pruning->memory,
+                                                    .depth = cache->depth,
+                                                    .waiting = l + 1,
+                                                    .revival = p->is_prompt || last ? 1.0f : (float)pruning->revival },
                                     p->in_play.positions, p->in_play.n, err);
         known->n_fresh = p->length;
     }

@@ -33,16 +33,18 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 /* A block fades the positions from its first token in play up to the next block's, then recalls its tokens. */
-__global__ void __launch_bounds__(THREADS)
-    recall(float *scores, float *remembered, int n_old, int length, float factor, const int32_t *in_play, int m)
+__global__ void __launch_bounds__(THREADS) recall(float *scores, lazy_memory memory, const int32_t *in_play, int m)
 {
     begin_kernel();
     int first = blockIdx.x * THREADS, next = first + THREADS, j = first + threadIdx.x;
-    int begin = first ? in_play[first] : 0, end = next < m ? in_play[next] : length;
+    int begin = first ? in_play[first] : 0, end = next < m ? in_play[next] : memory.length;
+    float *remembered = memory.remembered;
     for (int i = begin + (int)threadIdx.x; i < end; i += THREADS)
-        remembered[i] = i < n_old ? factor * remembered[i] : 0.0f;
+        remembered[i] = i < memory.n_old ? memory.factor * remembered[i] : 0.0f;
     __syncthreads();
-    if (j < m) scores[j] = remembered[in_play[j]] = lazy_larger(remembered[in_play[j]], scores[j]);
+    if (j >= m) return;
+    float score = remembered[in_play[j]] = lazy_larger(remembered[in_play[j]], scores[j]);
+    scores[j] = memory.depth[in_play[j]] == memory.waiting ? memory.revival * score : score;
 }
 } // namespace
 
@@ -65,9 +67,9 @@ int lazy_cuda_largest(lazy_stream *stream, float *scores, const float *shares, i
                          shares, n, capacity, in_play, m, also);
 }
 
-int lazy_cuda_remember(lazy_stream *stream, float *scores, float *remembered, int n_old, int length, float factor,
-                       const int32_t *in_play, int m, lazy_error *err)
+int lazy_cuda_remember(lazy_stream *stream, float *scores, const lazy_memory *memory, const int32_t *in_play, int m,
+                       lazy_error *err)
 {
-    return lazy_cuda_run(stream, "remembered scores", err, recall, lazy_blocks(m, THREADS), THREADS, scores, remembered,
-                         n_old, length, factor, in_play, m);
+    return lazy_cuda_run(stream, "remembered scores", err, recall, lazy_blocks(m, THREADS), THREADS, scores, *memory,
+                         in_play, m);
 }

@@ -18,7 +18,8 @@ class Scoring:
 
     A score is the mean or (`pooling="max"`) the largest over the last `queries` new tokens, the largest
     share in the last `layers` layers, the mean over `smooth` neighbours (odd), and in decode steps at least
-    `memory` times the remembered score. docs/method.md defines each.
+    `memory` times the remembered score, of which `revival` counts for a token that would have to be revived.
+    docs/method.md defines each.
     """
 
     layers: int = 1
@@ -26,12 +27,16 @@ class Scoring:
     pooling: Literal["mean", "max"] = "mean"
     smooth: int = 1
     memory: float = 0.0
+    revival: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("layers", "queries", "smooth"):
             object.__setattr__(self, name, checked.whole(getattr(self, name), name, 1))
         checked.choice(self.pooling, "pooling", ("mean", "max"))
-        object.__setattr__(self, "memory", checked.share(self.memory, "memory"))
+        for name in ("memory", "revival"):
+            object.__setattr__(self, name, checked.share(getattr(self, name), name))
+        if not self.memory and self.revival != 1.0:
+            raise ValueError(f"revival needs memory, whose scores it counts, and is {self.revival} without any")
         if self.smooth % 2 == 0:
             raise ValueError(f"smooth must be odd, so that a mean has a centre, not {self.smooth}")
 
@@ -53,7 +58,7 @@ class Scoring:
         """
         n_kept = checked.whole(n_kept, "n_kept", 1)
         smooth = min(max(n_kept // PLACES, NARROWEST), WIDEST) | 1
-        return cls(layers=5, queries=32, pooling="max", smooth=smooth, memory=0.95)
+        return cls(layers=5, queries=32, pooling="max", smooth=smooth, memory=0.95, revival=0.5)
 
     @classmethod
     def from_fields(cls, value: Any) -> Scoring:

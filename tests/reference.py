@@ -274,6 +274,8 @@ class Reference:
                 else:
                     scores = self.attention(rows, computed, in_play, asking)
                 scores = self.recall(layer, in_play, self.smooth(scores))
+                waiting = [generated and i in self.aux and self.depths[i] == layer + 1 for i in in_play]
+                scores = scores * np.where(waiting, self.pruning["revival"], 1.0)
                 stay = self.select(stages[layer][0], in_play, scores)
             if layer in stages and stages[layer][1]:
                 self.forget(set(in_play) - set(stay))

@@ -87,6 +87,7 @@ def prunings(draw: st.DrawFn, n_layers: int) -> dict[str, Any]:
     def option(default: Any, values: st.SearchStrategy[Any]) -> Any:
         return draw(st.one_of(st.just(default), values))
 
+    memory = option(0.0, st.sampled_from([0.3, 0.8, 0.95, 1.0]))
     spans = st.tuples(st.integers(0, 40), st.integers(1, 5)).map(lambda span: (span[0], span[0] + span[1]))
     return pruning(
         draw(stages(n_layers)),
@@ -98,7 +99,8 @@ def prunings(draw: st.DrawFn, n_layers: int) -> dict[str, Any]:
         pooling=option("mean", st.just("max")),
         layers=option(1, st.integers(2, 7)),
         smooth=option(1, st.sampled_from([3, 5, 7])),
-        memory=option(0.0, st.sampled_from([0.3, 0.8, 0.95, 1.0])),
+        memory=memory,
+        revival=option(1.0, st.sampled_from([0.0, 0.5])) if memory else 1.0,
         min_tokens=option(0, st.integers(1, 40)),
         prune_generated=option(False, st.just(True)),
     )

@@ -162,6 +162,8 @@ def test_a_pruning(model: _core.Model) -> None:
         (pruning([(1, 0.5)], smooth=-1), "smooth is -1; it must be odd and 1 or more"),
         (pruning([(1, 0.5)], layers=0), "layers is 0; it must be 1 or more"),
         (pruning([(1, 0.5)], memory=1.5), "memory is 1.5; it must be from 0 to 1"),
+        (pruning([(1, 0.5)], memory=0.5, revival=1.5), "revival is 1.5; it must be from 0 to 1, and 1 without memory"),
+        (pruning([(1, 0.5)], revival=0.5), "revival is 0.5; it must be from 0 to 1, and 1 without memory"),
         (pruning([(1, 0.5)], min_tokens=-1), "min_tokens is -1; it must be 0 or more"),
         (pruning([(1, 0.5)], average=True), MEAN),
         (mean(), MEAN),

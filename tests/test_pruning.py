@@ -64,6 +64,8 @@ def test_options_refused() -> None:
         ({"scoring": {"queries": 0}}, ValueError, "queries must be from 1"),
         ({"scoring": {"pooling": "median"}}, ValueError, "pooling must be mean or max, not 'median'"),
         ({"scoring": {"memory": 1.1}}, ValueError, "memory must be from 0 to 1, not 1.1"),
+        ({"scoring": {"memory": 0.9, "revival": 2}}, ValueError, "revival must be from 0 to 1, not 2"),
+        ({"scoring": {"revival": 0.5}}, ValueError, "revival needs memory"),
         ({"scoring": {"smooth": 0}}, ValueError, "smooth must be from 1"),
         ({"scoring": {"smooth": 4}}, ValueError, "smooth must be odd"),
         ({"scoring": {"row": 4}}, ValueError, "scoring has no field 'row'; its fields are layers, queries"),
@@ -311,7 +313,7 @@ def test_for_speedup_refuses_what_cannot_be(target: float, model: Any, kind: typ
 def test_recommended_smooths_over_fewer_tokens_where_few_are_kept() -> None:
     widths = {100: 13, 154: 15, 205: 19, 320: 29, 342: 31, 1024: 31}
     assert {n_kept: Scoring.recommended(n_kept).smooth for n_kept in widths} == widths
-    recommended = Scoring(layers=5, queries=32, pooling="max", smooth=31, memory=0.95)
+    recommended = Scoring(layers=5, queries=32, pooling="max", smooth=31, memory=0.95, revival=0.5)
     assert Scoring.recommended() == recommended
     assert Scoring.paper() == Scoring()
     with pytest.raises(ValueError, match=r"n_kept must be from 1 to .*, not 0"):

@@ -33,15 +33,16 @@ int lazy_cpu_largest(lazy_stream *stream, float *scores, const float *shares, in
     return LAZY_OK;
 }
 
-int lazy_cpu_remember(lazy_stream *stream, float *scores, float *remembered, int n_old, int length, float factor,
-                      const int32_t *in_play, int m, lazy_error *err)
+int lazy_cpu_remember(lazy_stream *stream, float *scores, const lazy_memory *memory, const int32_t *in_play, int m,
+                      lazy_error *err)
 {
-    for (int i = 0; i < n_old; i++) remembered[i] *= factor;
-    for (int i = n_old; i < length; i++) remembered[i] = 0.0f;
+    float *remembered = memory->remembered;
+    for (int i = 0; i < memory->n_old; i++) remembered[i] *= memory->factor;
+    for (int i = memory->n_old; i < memory->length; i++) remembered[i] = 0.0f;
     for (int j = 0; j < m; j++) {
         float *known = &remembered[in_play[j]];
         if (!(scores[j] <= *known)) *known = scores[j];
-        scores[j] = *known;
+        scores[j] = memory->depth[in_play[j]] == memory->waiting ? memory->revival * *known : *known;
     }
     return LAZY_OK;
 }

@@ -61,7 +61,9 @@ class Space:
             for stage in range(2, trial.suggest_int("stages", 1, MAX_STAGES) + 1)
         ]
         try:
-            shapes, scoring = [(shape(share, speedup, further), 0.0)], Scoring(pooling="max", **chosen)
+            revival = Scoring.recommended().revival if chosen["memory"] else 1.0
+            scoring = Scoring(pooling="max", revival=revival, **chosen)
+            shapes = [(shape(share, speedup, further), 0.0)]
             pruning = Pruning.for_speedup(speedup, self.config, self.n_prompt, scoring, shapes)
         except ValueError:  # out of reach
             return None

@@ -1111,13 +1111,15 @@ static void test_pooling(const rig &r, int m, flagging how)
 {
     now("%s pooling m %d, flags %d", r.name(), m, (int)how);
     int length = m + random_int(0, 50), capacity = length + random_int(0, 9), n_old = random_int(0, length);
-    float factor = random_int(0, 2) * 0.5f;
+    float factor = random_int(0, 2) * 0.5f, revival = random_int(0, 2) * 0.5f;
     auto sizes = [](size_t n) {
         floats values = random_values(LAZY_F32, n);
         for (float &value : values) value = fabsf(value);
         return values;
     };
-    given in_play(r.gpu, random_positions(m, length));
+    ints depths((size_t)length);
+    for (int &depth : depths) depth = random_int(2, 4);
+    given in_play(r.gpu, random_positions(m, length)), depth(r.gpu, depths);
     given flags(r.gpu, random_flags(how, length));
     given raw = r.in_f32(sizes(3 * (size_t)m));
     result shares = r.out_f32(unwritten(3 * (size_t)capacity)), largest = r.out_f32(unwritten((size_t)m)),
@@ -1128,7 +1130,8 @@ static void test_pooling(const rig &r, int m, flagging how)
                flags.on(s));
         DO(s, largest, largest.on(s), shares.on(s), 1, capacity, in_play.on(s), m, false);
         DO(s, largest, largest.on(s), shares.on(s, (size_t)capacity), 2, capacity, in_play.on(s), m, true);
-        DO(s, remember, largest.on(s), remembered.on(s), n_old, length, factor, in_play.on(s), m);
+        const lazy_memory memory = { remembered.on(s), n_old, length, factor, depth.on(s), 3, revival };
+        DO(s, remember, largest.on(s), &memory, in_play.on(s), m);
     });
     compare(largest, 1e-6);
     compare(remembered, 1e-6);

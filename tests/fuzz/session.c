@@ -109,6 +109,7 @@ static void open_slot(slot *s, input *in)
     if (options & 8) p.layers = next_int(in);
     if (options & 16) p.smooth = next_int(in);
     if (options & 32) p.memory = next_share(in);
+    if (more & 16) p.revival = next_share(in);
     if (options & 64) p.min_tokens = next_int(in);
     if (options & 128) p.pooling = LAZY_POOLING_MAX;
     p.prune_generated = more & 1;
