@@ -32,6 +32,7 @@ from benchmarks.measuring.report import Report, Row, Section
 from benchmarks.measuring.rounds import Times
 from benchmarks.options import Options
 from benchmarks.peers import engines, gguf_file
+from benchmarks.peers.openvino_peer import exported
 from benchmarks.suites import SUITES, Suite, decode, experts, formats, ops, shapes
 from lazyllm.checkpoints.checkpoint import Checkpoint
 from lazyllm.checkpoints.gguf import hugging_face_values
@@ -439,6 +440,15 @@ def test_rotary_frequencies_become_a_base_and_divisors(folder: Path) -> None:
     assert divisors.tolist() == pytest.approx([1, 1, 4, 4], rel=1e-4)
     with pytest.raises(ValueError, match="yarn"):
         gguf_file.rotary(replace(config, rope_scale=(1.2,)))
+
+
+def test_a_model_without_its_export_is_refused_with_the_command(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"optimum-cli export openvino .*--model {folder} {tmp_path}") as refused:
+        exported(folder, tmp_path)
+    target = Path(str(refused.value).rpartition(" ")[2])
+    target.mkdir()
+    (target / "openvino_model.xml").touch()
+    assert exported(folder, tmp_path) == target
 
 
 @pytest.mark.oracle

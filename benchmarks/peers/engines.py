@@ -11,7 +11,9 @@ from benchmarks.measuring.process import Process
 from benchmarks.options import Options
 from benchmarks.peers.gguf_file import gguf_file
 from benchmarks.peers.llama_cpp_peer import LlamaCppPeer
+from benchmarks.peers.openvino_peer import OpenVinoPeer, exported
 from benchmarks.peers.torch_peer import NumpyProduct, TorchAttention, TorchProduct, TransformersPeer
+from lazyllm import _core
 from lazyllm.checkpoints.pypi_models import default_cache
 from lazyllm.llm import LLM
 
@@ -21,6 +23,7 @@ TRANSFORMERS_DTYPES = {"transformers f32": "float32", "transformers bf16": "bflo
 NONE = "none"
 OURS = "lazyllm"
 LLAMA_CPP_KINDS = {LLAMA_CPP: "F16", LLAMA_CPP_BF16: "BF16"}
+OPENVINO_PRECISIONS = {"openvino": "f32", "openvino-bf16": "bf16"}
 BATCH_TRIAL_TOKENS = 2048
 
 
@@ -43,6 +46,7 @@ PEERS = {
 PEERS |= {
     TRANSFORMERS_BF16: replace(PEERS[TRANSFORMERS], by_default=False),
     LLAMA_CPP_BF16: replace(PEERS[LLAMA_CPP], by_default=False),
+    **dict.fromkeys(OPENVINO_PRECISIONS, Peer(("openvino",), "pip install openvino", by_default=False)),
 }
 
 
@@ -53,8 +57,8 @@ def choose_peers(names: Sequence[str] | None, on_cpu: bool = True) -> tuple[tupl
     for name in default if names is None else [name for name in names if name != NONE]:
         if name not in PEERS:
             raise ValueError(f"there is no peer {name!r}; the peers are {', '.join(PEERS)}, or {NONE}")
-        if name in LLAMA_CPP_KINDS and not on_cpu:
-            notes.append("llama.cpp and NumPy are left out: they are compared with on the CPU only.")
+        if name in {**LLAMA_CPP_KINDS, **OPENVINO_PRECISIONS} and not on_cpu:
+            notes.append(f"{name} and NumPy are left out: they are compared with on the CPU only.")
         elif missing := PEERS[name].missing:
             notes.append(
                 f"**{name} is left out of every comparison: no {' and no '.join(missing)} here "
@@ -130,6 +134,12 @@ def start(name: str | Path, engines: Engines, stack: ExitStack, options: Options
         title = place.transformers if name == TRANSFORMERS else "transformers bf16"
         peer = transformers_peer(options.folder, TRANSFORMERS_DTYPES[title], place)
         engines.peers[title] = stack.enter_context(peer)
+    elif name in OPENVINO_PRECISIONS:
+        precision, export = OPENVINO_PRECISIONS[str(name)], exported(options.folder, default_cache() / "bench")
+        if precision == "bf16" and not _core.features()[precision]:
+            raise ValueError("this processor multiplies no bf16")
+        process = Process(OpenVinoPeer, export, precision, place.threads, environment=environment(place))
+        engines.peers[f"OpenVINO {precision}"] = stack.enter_context(process)
     elif isinstance(name, Path) or name in LLAMA_CPP_KINDS:
         kind = name.stem if isinstance(name, Path) else LLAMA_CPP_KINDS[name]
         cache = default_cache() / "bench"

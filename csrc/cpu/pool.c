@@ -370,8 +370,8 @@ static bool ask_to_stop(lazy_pool_client *c, lazy_poll poll)
 
 int lazy_pool_run(lazy_pool_client *c, lazy_task task, void *job, int n, lazy_poll poll)
 {
-    if (n == 1) { /* not worth waking a worker */
-        task(job, 0, 0);
+    if (n < 2) { /* not worth waking a worker */
+        if (n) task(job, 0, 0);
         return LAZY_OK;
     }
     lazy_pool *pool = c->pool;
