@@ -27,11 +27,11 @@ static int begin(pass *p, lazy_error *err)
     lazy_cache *cache = p->cache;
     const lazy_session *session = p->session;
     const lazy_tokens *tokens = &session->tokens;
-    int n_layers = p->config->n_layers, n_in_play = 0, n_computed = 0;
+    int n_layers = p->config->n_layers, n_new = p->request->n, n_in_play = 0;
     size_t length = (size_t)p->length;
-    p->first_new = p->length - p->request->n;
+    p->first_new = p->length - n_new;
     p->first_asking = p->is_prompt ? lazy_tokens_prompt_begin(tokens, p->first_new) : p->first_new;
-    lazy_cache_lay_out(cache, p->length, p->request->n);
+    lazy_cache_lay_out(cache, p->length, n_new);
 
     int32_t *notes = staged(p, cache->notes), *depth = staged(p, cache->depth), *ids = staged(p, cache->ids),
             *in_play = staged(p, cache->in_play[0]), *begin = cache->notes;
@@ -39,15 +39,11 @@ static int begin(pass *p, lazy_error *err)
     memset(notes, 0, lazy_n_notes(p->config) * sizeof *notes);
     notes[0] = n_layers; /* no bad layer */
     memcpy(depth, tokens->depths, length * sizeof *depth);
-    for (int i = 0; i < p->length; i++) {
-        if (tokens->gone[i]) continue;
-        in_play[n_in_play++] = i;
-        if (i < p->first_new) continue;
-        ids[n_computed++] = tokens->ids[i];
-        /* A frozen pass revives nothing. Its rows are marked as computed in all layers, so that mask_uncached keeps
-         * them */
-        if (p->schedule.frozen) depth[i] = n_layers;
-    }
+    memcpy(ids, tokens->ids + p->first_new, (size_t)n_new * sizeof *ids);
+    for (int i = 0; i < p->length; i++)
+        if (!tokens->gone[i]) in_play[n_in_play++] = i;
+    /* A frozen pass revives nothing. Its rows are marked as computed in all layers, so that mask_uncached keeps them */
+    for (int i = p->first_new; i < p->length && p->schedule.frozen; i++) depth[i] = n_layers;
     if (p->schedule.n_stages) {
         p->n_prunable = lazy_tokens_flag(tokens, &session->pruning, staged(p, end), &p->prunable_in_play, &p->n_forced);
         end += length;
@@ -57,11 +53,11 @@ static int begin(pass *p, lazy_error *err)
         memset(staged(p, begin), 0, length * sizeof *begin); /* all of it is read back */
     }
     p->in_play = (set){ cache->in_play[0], n_in_play };
-    p->computed = tail_of(p->in_play, n_computed);
+    p->computed = tail_of(p->in_play, n_new);
     p->x = cache->x[0];
     p->x_next = cache->x[1];
     int code = p->ops->upload(p->stream, begin, staged(p, begin), (size_t)((char *)end - (char *)begin), err);
-    return code ? code : p->ops->embed(p->stream, p->x, cache->ids, n_computed, &session->model->embedding, err);
+    return code ? code : p->ops->embed(p->stream, p->x, cache->ids, n_new, &session->model->embedding, err);
 }
 
 /* ---- one layer -------------------------------------------------------------------------- */

@@ -28,11 +28,8 @@ void lazy_tokens_copy(lazy_tokens *to, const lazy_tokens *from);
 /* Adds n tokens. All that a pass changes before its end is in the struct itself: a copy taken before undoes it. */
 void lazy_tokens_append(lazy_tokens *tokens, const int32_t *ids, int n, uint8_t kind);
 
-/* Removes the tokens from position `length` on, and the marks of those left out there. */
+/* Removes the tokens from position `length` on. */
 void lazy_tokens_truncate(lazy_tokens *tokens, int length);
-
-/* Marks tokens of the next prompt as gone. positions: ascending, behind the context, below the capacity */
-void lazy_tokens_leave_out(lazy_tokens *tokens, const int32_t *positions, int n);
 
 /* The position of the first token of the prompt that a pass ends whose new tokens begin at `first_new`. */
 int lazy_tokens_prompt_begin(const lazy_tokens *tokens, int first_new);

@@ -147,18 +147,6 @@ static PyObject *session_read(SessionObject *self, PyObject *args, PyObject *kwa
     return run_pass(self, ids, watch, (lazy_pass){ .reads = true }, NULL, NULL) ? NULL : Py_NewRef(Py_None);
 }
 
-static PyObject *session_leave_out(SessionObject *self, PyObject *argument)
-{
-    int32_t *positions;
-    int n;
-    lazy_error err = { 0 };
-    if (array_parse_ids(argument, &positions, &n)) return NULL;
-    bool at_rest = session_at_rest(self);
-    if (at_rest) lazy_session_leave_out(self->session, positions, n, &err);
-    PyMem_Free(positions);
-    return at_rest ? core_none(self, &err) : NULL;
-}
-
 static PyObject *session_reserve(SessionObject *self, PyObject *argument)
 {
     lazy_error err = { 0 };
@@ -324,8 +312,6 @@ static PyMethodDef session_methods[] = {
     METHOD(surprisal, session_surprisal, METH_CALL, "surprisal(ids, watch=None) -> -ln p of each new token"),
     METHOD(read, session_read, METH_CALL,
            "read(ids, watch=None): runs the beginning of a prompt up to the first stage"),
-    METHOD(leave_out, session_leave_out, METH_O,
-           "leave_out(positions): leaves tokens of the next prompt out in advance"),
     METHOD(reschedule, session_reschedule, METH_O,
            "reschedule(pruning): another setting, with stages after the same layers"),
     METHOD(truncate, session_truncate, METH_O, "truncate(length): back to the first tokens"),

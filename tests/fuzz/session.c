@@ -193,17 +193,6 @@ static int run(lazy_session *s, input *in, lazy_error *err)
     return code;
 }
 
-static int leave_out(lazy_session *s, input *in, lazy_error *err)
-{
-    int n = next_byte(in) % 8;
-    int32_t *positions = malloc((size_t)n * sizeof *positions);
-    for (int i = 0; i < n; i++)
-        positions[i] = next_byte(in) & 1 ? next_int(in) : (i ? positions[i - 1] : lazy_session_tokens(s)->length) + 1;
-    int code = lazy_session_leave_out(s, positions, n, err);
-    free(positions);
-    return code;
-}
-
 static size_t row_bytes(lazy_state_part part)
 {
     const lazy_config *c = &model->config;
@@ -307,15 +296,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         switch (call) {
         case 0: code = lazy_session_truncate(s, next_int(&in), &err); break;
         case 1: code = lazy_session_reserve(s, next_int(&in), &err); break;
-        case 2: code = leave_out(s, &in, &err); break;
+        case 2: *lazy_session_traces(s) ^= true; break;
         case 3:
             code = write_part(s, &in, &err);
             mine->written = true;
             break;
         case 4: code = fork_slot(other, mine, &err); break;
         case 5: code = restore(other, mine, &in, &err); break;
-        case 6: *lazy_session_traces(s) ^= true; break;
-        case 7:
+        case 6:
             lazy_session_close(s);
             mine->session = NULL;
             continue;
