@@ -332,10 +332,6 @@ const lazy_tokens *lazy_session_tokens(const lazy_session *session);
 const lazy_report *lazy_session_last_pass(const lazy_session *session);
 bool *lazy_session_traces(lazy_session *session); /* true: passes to come are traced */
 
-/* Share of (prompt token, layer) pairs computed, and share of prompt tokens computed in every layer. */
-double lazy_tokens_computed(const lazy_tokens *tokens, int n_layers);
-double lazy_tokens_reached_top(const lazy_tokens *tokens, int n_layers);
-
 /* ---- sampler ---------------------------------------------------------------------------- */
 
 typedef struct lazy_sampler lazy_sampler;

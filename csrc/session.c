@@ -4,6 +4,21 @@
 #include "memory.h"
 #include "numeric.h"
 
+int lazy_report_open(lazy_report *report, int n_layers, bool traced, lazy_error *err)
+{
+    *report = (lazy_report){ .traced = traced };
+    int code = lazy_alloc_zeroed(&report->counts, n_layers, "the pass counts", err);
+    return code ? code : lazy_alloc(&report->runs, n_layers, "the trace", err);
+}
+
+void lazy_report_close(lazy_report *report)
+{
+    for (int i = 0; i < report->n_runs; i++) lazy_free(report->runs[i].in_play); /* with its other arrays */
+    lazy_free(report->counts);
+    lazy_free(report->runs);
+    *report = (lazy_report){ 0 };
+}
+
 int lazy_session_open(lazy_session **out, lazy_model *model, const lazy_pruning *pruning, lazy_error *err)
 {
     *out = NULL;

@@ -52,11 +52,7 @@ int lazy_tokens_flag(const lazy_tokens *tokens, const lazy_pruning *pruning, uin
  * changes what the session knows of earlier tokens, at its end. */
 int lazy_forward(lazy_session *session, const lazy_pass *request, lazy_error *err);
 
-/* ---- trace.c ---------------------------------------------------------------------------- */
+/* ---- session.c -------------------------------------------------------------------------- */
 
 int lazy_report_open(lazy_report *report, int n_layers, bool traced, lazy_error *err);
 void lazy_report_close(lazy_report *report); /* may be zeroed, and is then */
-
-/* Copies the sets of a run of layers from the backend; scores may be NULL. Does nothing unless the pass is traced. */
-int lazy_trace_add(lazy_report *report, lazy_stream *stream, int first_layer, int last_layer, const int32_t *in_play,
-                   int n_in_play, const int32_t *computed, int n_computed, const float *scores, lazy_error *err);

@@ -108,19 +108,3 @@ int lazy_tokens_flag(const lazy_tokens *tokens, const lazy_pruning *pruning, uin
     }
     return n_prunable;
 }
-
-double lazy_tokens_computed(const lazy_tokens *tokens, int n_layers)
-{
-    int64_t pairs = 0;
-    for (int i = 0; i < tokens->length; i++)
-        if (tokens->kinds[i] != LAZY_GENERATED) pairs += tokens->depths[i];
-    return tokens->n_prompt ? (double)pairs / ((double)tokens->n_prompt * n_layers) : 0.0;
-}
-
-double lazy_tokens_reached_top(const lazy_tokens *tokens, int n_layers)
-{
-    int reached = 0;
-    for (int i = 0; i < tokens->length; i++)
-        reached += tokens->kinds[i] != LAZY_GENERATED && tokens->depths[i] == n_layers;
-    return tokens->n_prompt ? (double)reached / tokens->n_prompt : 0.0;
-}

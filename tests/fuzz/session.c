@@ -131,7 +131,6 @@ static void check_whole(const lazy_session *s)
     const lazy_tokens *t = lazy_session_tokens(s);
     const lazy_report *last = lazy_session_last_pass(s);
     const lazy_layer_count *counts = last->counts;
-    double computed = lazy_tokens_computed(t, LAYERS);
     int n_prompt = 0;
     for (int i = 0; i < t->length; i++) {
         int32_t id = t->ids[i], depth = t->depths[i];
@@ -144,7 +143,6 @@ static void check_whole(const lazy_session *s)
     for (int l = 0; l < LAYERS; l++)
         require(counts[l].computed <= counts[l].in_play && (!l || counts[l].in_play <= counts[l - 1].in_play),
                 "a count out of range");
-    require(computed >= 0 && computed <= 1, "a share out of range");
     for (const lazy_trace_run *run = last->runs; run < last->runs + last->n_runs; run++)
         require(run->n_computed <= run->n_in_play && run->in_play[run->n_in_play - 1] < model->config.context,
                 "a trace out of range");
