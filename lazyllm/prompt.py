@@ -14,7 +14,6 @@ Tools = Sequence[Mapping[str, Any]]
 Prompt = str | Ids | Messages
 
 KINDS = "text, token ids (one list of whole numbers) or a list of messages"
-GENERATED = 1  # of `Session.kinds`: tokens of answers
 READ = 2  # of `Session.kinds`: prompt tokens read, with no pass since
 ROLES = ("system", "user", "assistant", "tool")
 

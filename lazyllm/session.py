@@ -19,18 +19,7 @@ from lazyllm.answer import Answer
 from lazyllm.generation import Generation, Options, Request, Stream
 from lazyllm.machine.memory import check_memory, reserve
 from lazyllm.method import Method
-from lazyllm.prompt import (
-    GENERATED,
-    READ,
-    EncodedPrompt,
-    Ids,
-    Place,
-    Prompt,
-    Tools,
-    as_messages,
-    checked_ids,
-    is_messages,
-)
+from lazyllm.prompt import READ, EncodedPrompt, Ids, Place, Prompt, Tools, as_messages, checked_ids, is_messages
 from lazyllm.pruning import DENSE
 from lazyllm.session_file import write
 from lazyllm.support.files import user_path
@@ -104,7 +93,7 @@ class Session:
     def _share_of_prompts(self, of_tokens: np.ndarray) -> float:
         """The mean over the prompt tokens given; those that never ran through the model count as 0."""
         n_given = sum(place.n_given for place in self.prompts)
-        return float(of_tokens[self.kinds != GENERATED].sum()) / n_given if n_given else 0.0
+        return float(of_tokens[self.kinds != 1].sum()) / n_given if n_given else 0.0
 
     @property
     def last_pass(self) -> np.ndarray:
