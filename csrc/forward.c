@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "error.h"
+#include "memory.h"
 #include "numeric.h"
 #include "pass.h"
 
@@ -27,11 +28,11 @@ static int begin(pass *p, lazy_error *err)
     lazy_cache *cache = p->cache;
     const lazy_session *session = p->session;
     const lazy_tokens *tokens = &session->tokens;
-    int n_layers = p->config->n_layers, n_in_play = 0, n_computed = 0;
+    int n_layers = p->config->n_layers, n_new = p->request->n, n_in_play = 0;
     size_t length = (size_t)p->length;
-    p->first_new = p->length - p->request->n;
+    p->first_new = p->length - n_new;
     p->first_asking = p->is_prompt ? lazy_tokens_prompt_begin(tokens, p->first_new) : p->first_new;
-    lazy_cache_lay_out(cache, p->length, p->request->n);
+    lazy_cache_lay_out(cache, p->length, n_new);
 
     int32_t *notes = staged(p, cache->notes), *depth = staged(p, cache->depth), *ids = staged(p, cache->ids),
             *in_play = staged(p, cache->in_play[0]), *begin = cache->notes;
@@ -39,15 +40,11 @@ static int begin(pass *p, lazy_error *err)
     memset(notes, 0, lazy_n_notes(p->config) * sizeof *notes);
     notes[0] = n_layers; /* no bad layer */
     memcpy(depth, tokens->depths, length * sizeof *depth);
-    for (int i = 0; i < p->length; i++) {
-        if (tokens->gone[i]) continue;
-        in_play[n_in_play++] = i;
-        if (i < p->first_new) continue;
-        ids[n_computed++] = tokens->ids[i];
-        /* A frozen pass revives nothing. Its rows are marked as computed in all layers, so that mask_uncached keeps
-         * them */
-        if (p->schedule.frozen) depth[i] = n_layers;
-    }
+    memcpy(ids, tokens->ids + p->first_new, (size_t)n_new * sizeof *ids);
+    for (int i = 0; i < p->length; i++)
+        if (!tokens->gone[i]) in_play[n_in_play++] = i;
+    /* A frozen pass revives nothing. Its rows are marked as computed in all layers, so that mask_uncached keeps them */
+    for (int i = p->first_new; i < p->length && p->schedule.frozen; i++) depth[i] = n_layers;
     if (p->schedule.n_stages) {
         p->n_prunable = lazy_tokens_flag(tokens, &session->pruning, staged(p, end), &p->prunable_in_play, &p->n_forced);
         end += length;
@@ -57,11 +54,11 @@ static int begin(pass *p, lazy_error *err)
         memset(staged(p, begin), 0, length * sizeof *begin); /* all of it is read back */
     }
     p->in_play = (set){ cache->in_play[0], n_in_play };
-    p->computed = tail_of(p->in_play, n_computed);
+    p->computed = tail_of(p->in_play, n_new);
     p->x = cache->x[0];
     p->x_next = cache->x[1];
     int code = p->ops->upload(p->stream, begin, staged(p, begin), (size_t)((char *)end - (char *)begin), err);
-    return code ? code : p->ops->embed(p->stream, p->x, cache->ids, n_computed, &session->model->embedding, err);
+    return code ? code : p->ops->embed(p->stream, p->x, cache->ids, n_new, &session->model->embedding, err);
 }
 
 /* ---- one layer -------------------------------------------------------------------------- */
@@ -248,11 +245,28 @@ static int mask_uncached(pass *p, int l, lazy_error *err)
     return LAZY_OK;
 }
 
+/* Copies the sets of the layers since the last run, up to layer l, from the backend; scores may be NULL. */
+static int trace(pass *p, int l, set in_play, const float *scores, lazy_error *err)
+{
+    lazy_report *report = &p->session->under_way;
+    int first_layer = p->trace_first, n = in_play.n, n_computed = p->computed.n;
+    p->trace_first = l + 1;
+    if (!report->traced) return LAZY_OK;
+    int32_t *memory;
+    int code = lazy_alloc(&memory, 2 * (size_t)n + (size_t)n_computed, "the trace", err);
+    if (code) return code;
+    float *to = scores ? (float *)(memory + n + n_computed) : NULL;
+    report->runs[report->n_runs++] = (lazy_trace_run){ first_layer, l, n, n_computed, memory, memory + n, to };
+    code = p->ops->download(p->stream, memory, in_play.positions, (size_t)n * sizeof *memory, err);
+    if (!code)
+        code = p->ops->download(p->stream, memory + n, p->computed.positions, (size_t)n_computed * sizeof *memory, err);
+    return code || !scores ? code : p->ops->download(p->stream, to, scores, (size_t)n * sizeof *to, err);
+}
+
 /* Turns the sets of layer l into those of layer l+1. Nothing changes but after a stage, and where tokens may wait in
  * Aux. */
 static int prune_and_revive(pass *p, int l, lazy_error *err)
 {
-    lazy_session *session = p->session;
     const lazy_stage *stage = lazy_schedule_stage(&p->schedule, l);
     const set before = p->in_play;
     bool last = l == p->config->n_layers - 1;
@@ -262,9 +276,7 @@ static int prune_and_revive(pass *p, int l, lazy_error *err)
     if (code || (!stage && !n_waiting && !last)) return code;
 
     if (scores && (code = prune(p, stage, scores, err))) return code;
-    code = lazy_trace_add(&session->under_way, p->stream, p->trace_first, l, before.positions, before.n,
-                          p->computed.positions, p->computed.n, scores, err);
-    p->trace_first = l + 1;
+    code = trace(p, l, before, scores, err);
     if (code || last) return code;
     return p->schedule.frozen ? mask_uncached(p, l + 1, err)
                               : revive(p, l + 1, before, n_waiting, stage && stage->for_good, err);
@@ -395,12 +407,9 @@ static int finish(pass *p, lazy_error *err)
 /* The end of a pass over l layers only: the tokens that it has computed wait for layer l. */
 static int finish_early(pass *p, int l, lazy_error *err)
 {
-    lazy_session *session = p->session;
     lazy_cache *cache = p->cache;
     const int32_t *rows = p->computed.positions;
-    int n = p->computed.n;
-    int code = lazy_trace_add(&session->under_way, p->stream, p->trace_first, l - 1, p->in_play.positions, p->in_play.n,
-                              rows, n, NULL, err);
+    int n = p->computed.n, code = trace(p, l - 1, p->in_play, NULL, err);
     if (!code) code = p->ops->mark(p->stream, cache->depth, rows, n, l, err);
     if (!code)
         code = p->ops->regroup(p->stream, p->x_next, rows, 0, p->x, rows, n, cache->aux[l], p->config->hidden,

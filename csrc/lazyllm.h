@@ -240,13 +240,8 @@ uint64_t lazy_session_bytes(const lazy_session *session, int n_tokens);
  * memory that can be shared, which for a moment takes as much as a copy. */
 uint64_t lazy_session_fork_bytes(const lazy_session *session);
 
-/* Leaves n tokens of the next prompt out in advance: they keep their positions in the context, but are never in play.
- * positions: ascending, at or behind the end of the context, within the room reserved, before the last token of the
- * next pass. If that pass fails, for its ids or for memory too, they are no longer left out. */
-int lazy_session_leave_out(lazy_session *session, const int32_t *positions, int n, lazy_error *err);
-
 /* Back to the first `length` tokens, 0 to all of them: their K,V, depths and whatever else is known of them stay as
- * they are. Positions from there on are no longer left out. */
+ * they are. */
 int lazy_session_truncate(lazy_session *session, int64_t length, lazy_error *err);
 
 /* A second session in the same state and with the same room, which has run no pass yet. Nothing that is done to one
@@ -325,23 +320,18 @@ enum {
 /* A context: id, kind, depth and gone mark of the token at each position. */
 typedef struct lazy_tokens {
     int length, n_prompt;
-    int n_gone;       /* of the tokens in the context */
-    int left_out_end; /* one past the last position named to lazy_session_leave_out; 0 for none */
+    int n_gone; /* of the tokens in the context */
     int capacity;
     int32_t *ids;    /* (capacity,) */
     uint8_t *kinds;  /* (capacity,) */
     int32_t *depths; /* (capacity,) layers that hold K,V of the token after the last pass */
-    uint8_t *gone; /* (capacity,) 1: in play in no later pass; dropped for good, or left out of its prompt in advance */
+    uint8_t *gone;   /* (capacity,) 1: dropped for good, in play in no later pass */
 } lazy_tokens;
 
 /* These may be called between passes only. */
 const lazy_tokens *lazy_session_tokens(const lazy_session *session);
 const lazy_report *lazy_session_last_pass(const lazy_session *session);
 bool *lazy_session_traces(lazy_session *session); /* true: passes to come are traced */
-
-/* Share of (prompt token, layer) pairs computed, and share of prompt tokens computed in every layer. */
-double lazy_tokens_computed(const lazy_tokens *tokens, int n_layers);
-double lazy_tokens_reached_top(const lazy_tokens *tokens, int n_layers);
 
 /* ---- sampler ---------------------------------------------------------------------------- */
 

@@ -59,7 +59,7 @@ lazy_dtype lazy_bind_dtype(const lazy_tensor *tensors, int n_tensors);
 
 /* ---- rope.c -------------------------------------------------------------------------------- */
 
-/* A table of `length` positions or more. stream: to upload by. */
+/* A table of `length` positions or more; *out stays as it is on failure. stream: to upload by. */
 int lazy_rope_find(const lazy_rope **out, lazy_model *model, lazy_stream *stream, int length, lazy_error *err);
 
 /* Bytes of the table that lazy_rope_find would make; 0 if there is one. */

@@ -72,7 +72,11 @@ static void close_rope(lazy_rope *rope, lazy_backend *backend)
 int lazy_rope_find(const lazy_rope **out, lazy_model *model, lazy_stream *stream, int length, lazy_error *err)
 {
     const lazy_config *c = &model->config;
-    if ((*out = find(model, length))) return LAZY_OK;
+    const lazy_rope *known = find(model, length);
+    if (known) {
+        *out = known;
+        return LAZY_OK;
+    }
     lazy_rope *rope;
     int code = lazy_alloc_zeroed(&rope, 1, "the RoPE table", err);
     if (code) return code;

@@ -4,6 +4,21 @@
 #include "memory.h"
 #include "numeric.h"
 
+int lazy_report_open(lazy_report *report, int n_layers, bool traced, lazy_error *err)
+{
+    *report = (lazy_report){ .traced = traced };
+    int code = lazy_alloc_zeroed(&report->counts, n_layers, "the pass counts", err);
+    return code ? code : lazy_alloc(&report->runs, n_layers, "the trace", err);
+}
+
+void lazy_report_close(lazy_report *report)
+{
+    for (int i = 0; i < report->n_runs; i++) lazy_free(report->runs[i].in_play); /* with its other arrays */
+    lazy_free(report->counts);
+    lazy_free(report->runs);
+    *report = (lazy_report){ 0 };
+}
+
 int lazy_session_open(lazy_session **out, lazy_model *model, const lazy_pruning *pruning, lazy_error *err)
 {
     *out = NULL;
@@ -75,19 +90,6 @@ uint64_t lazy_session_fork_bytes(const lazy_session *s)
     return lazy_session_bytes(s, s->cache.capacity) - lazy_cache_shared_bytes(&s->cache, s->tokens.length);
 }
 
-int lazy_session_leave_out(lazy_session *s, const int32_t *positions, int n, lazy_error *err)
-{
-    int length = s->tokens.length, capacity = s->cache.capacity;
-    if (n < 1) return lazy_invalid(err, "no positions were given; there must be one at least");
-    for (int i = 0; i < n; i++)
-        if (positions[i] < (i ? positions[i - 1] + 1 : length) || positions[i] >= capacity)
-            return lazy_invalid(err,
-                                "position %d at index %d; they must rise from %d, and room is reserved for %d tokens",
-                                positions[i], i, length, capacity);
-    lazy_tokens_leave_out(&s->tokens, positions, n);
-    return LAZY_OK;
-}
-
 int lazy_session_truncate(lazy_session *s, int64_t length, lazy_error *err)
 {
     if (length < 0 || length > s->tokens.length)
@@ -131,16 +133,11 @@ int lazy_session_logits(lazy_session *s, float *logits, lazy_error *err)
 static int check_kind(const lazy_session *s, const lazy_pass *pass, lazy_error *err)
 {
     const lazy_pruning *pruning = &s->pruning;
-    int left_out_end = s->tokens.left_out_end;
     if (pass->reads && pruning->n_stages && pruning->stages[0].for_good)
         return lazy_invalid(err, "the first stage, after layer %d, drops tokens for good: none can wait there",
                             pruning->stages[0].layer);
     if (pass->surprisal && lazy_rules_prune(&s->pruning))
         return lazy_invalid(err, "the session prunes, and not every token has a surprisal; open one without pruning");
-    if (left_out_end > s->tokens.length &&
-        (left_out_end >= (int64_t)s->tokens.length + pass->n || pass->generated || pass->surprisal))
-        return lazy_invalid(err, "tokens are left out up to position %d; a pass over a prompt beyond it must come next",
-                            left_out_end - 1);
     return LAZY_OK;
 }
 
@@ -172,9 +169,7 @@ int lazy_session_run(lazy_session *s, const lazy_pass *pass, lazy_error *err)
         code = lazy_forward(s, pass, err);
         s->cache.stream->watch = NULL;
     }
-    if (!code) return LAZY_OK;
-    s->tokens = before;
-    lazy_tokens_truncate(&s->tokens, before.length); /* tokens left out for this pass are not left out of another */
+    if (code) s->tokens = before;
     return code;
 }
 

@@ -28,11 +28,8 @@ void lazy_tokens_copy(lazy_tokens *to, const lazy_tokens *from);
 /* Adds n tokens. All that a pass changes before its end is in the struct itself: a copy taken before undoes it. */
 void lazy_tokens_append(lazy_tokens *tokens, const int32_t *ids, int n, uint8_t kind);
 
-/* Removes the tokens from position `length` on, and the marks of those left out there. */
+/* Removes the tokens from position `length` on. */
 void lazy_tokens_truncate(lazy_tokens *tokens, int length);
-
-/* Marks tokens of the next prompt as gone. positions: ascending, behind the context, below the capacity */
-void lazy_tokens_leave_out(lazy_tokens *tokens, const int32_t *positions, int n);
 
 /* The position of the first token of the prompt that a pass ends whose new tokens begin at `first_new`. */
 int lazy_tokens_prompt_begin(const lazy_tokens *tokens, int first_new);
@@ -55,11 +52,7 @@ int lazy_tokens_flag(const lazy_tokens *tokens, const lazy_pruning *pruning, uin
  * changes what the session knows of earlier tokens, at its end. */
 int lazy_forward(lazy_session *session, const lazy_pass *request, lazy_error *err);
 
-/* ---- trace.c ---------------------------------------------------------------------------- */
+/* ---- session.c -------------------------------------------------------------------------- */
 
 int lazy_report_open(lazy_report *report, int n_layers, bool traced, lazy_error *err);
 void lazy_report_close(lazy_report *report); /* may be zeroed, and is then */
-
-/* Copies the sets of a run of layers from the backend; scores may be NULL. Does nothing unless the pass is traced. */
-int lazy_trace_add(lazy_report *report, lazy_stream *stream, int first_layer, int last_layer, const int32_t *in_play,
-                   int n_in_play, const int32_t *computed, int n_computed, const float *scores, lazy_error *err);

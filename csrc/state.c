@@ -129,7 +129,6 @@ int lazy_session_set_tokens(lazy_session *s, const int32_t *ids, const uint8_t *
     if (tokens->length) return lazy_invalid(err, "the session has %d tokens; it must be empty", tokens->length);
     int code = lazy_session_reserve(s, n, err);
     if (!code) code = check_tokens(s, ids, kinds, depths, gone, n, err);
-    if (!code) lazy_tokens_truncate(tokens, 0); /* forgets which later tokens were to be left out */
     for (int i = 0; i < n && !code; i++) {
         lazy_tokens_append(tokens, ids + i, 1, kinds[i]);
         tokens->depths[i] = depths[i];

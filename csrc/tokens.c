@@ -1,7 +1,6 @@
 #include <string.h>
 
 #include "memory.h"
-#include "numeric.h"
 #include "session.h"
 
 int lazy_tokens_reserve(lazy_tokens *tokens, int capacity, lazy_error *err)
@@ -23,18 +22,18 @@ int lazy_tokens_reserve(lazy_tokens *tokens, int capacity, lazy_error *err)
 void lazy_tokens_copy(lazy_tokens *to, const lazy_tokens *from)
 {
     const lazy_tokens room = *to;
-    size_t n = (size_t)from->length, n_marked = (size_t)max_int(from->left_out_end, from->length);
+    size_t n = (size_t)from->length;
     *to = *from;
     to->capacity = room.capacity;
     to->ids = room.ids;
     to->kinds = room.kinds;
     to->depths = room.depths;
     to->gone = room.gone;
-    if (!n_marked) return;
+    if (!n) return;
     memcpy(to->ids, from->ids, n * sizeof *to->ids);
     memcpy(to->kinds, from->kinds, n * sizeof *to->kinds);
     memcpy(to->depths, from->depths, n * sizeof *to->depths);
-    memcpy(to->gone, from->gone, n_marked * sizeof *to->gone);
+    memcpy(to->gone, from->gone, n * sizeof *to->gone);
 }
 
 void lazy_tokens_close(lazy_tokens *tokens)
@@ -49,7 +48,7 @@ void lazy_tokens_append(lazy_tokens *tokens, const int32_t *ids, int n, uint8_t 
         tokens->ids[tokens->length] = ids[i];
         tokens->kinds[tokens->length] = kind;
         tokens->depths[tokens->length] = 0;
-        tokens->n_gone += tokens->gone[tokens->length];
+        tokens->gone[tokens->length] = false;
     }
     if (kind != LAZY_GENERATED) tokens->n_prompt += n;
 }
@@ -60,15 +59,7 @@ void lazy_tokens_truncate(lazy_tokens *tokens, int length)
         tokens->n_prompt -= tokens->kinds[i] != LAZY_GENERATED;
         tokens->n_gone -= tokens->gone[i];
     }
-    for (int i = length; i < max_int(tokens->left_out_end, tokens->length); i++) tokens->gone[i] = false;
-    tokens->left_out_end = min_int(tokens->left_out_end, length);
     tokens->length = length;
-}
-
-void lazy_tokens_leave_out(lazy_tokens *tokens, const int32_t *positions, int n)
-{
-    for (int i = 0; i < n; i++) tokens->gone[positions[i]] = true;
-    tokens->left_out_end = max_int(tokens->left_out_end, positions[n - 1] + 1);
 }
 
 int lazy_tokens_prompt_begin(const lazy_tokens *tokens, int first_new)
@@ -116,20 +107,4 @@ int lazy_tokens_flag(const lazy_tokens *tokens, const lazy_pruning *pruning, uin
         *n_forced += (flags[i] & LAZY_FORCED) != 0;
     }
     return n_prunable;
-}
-
-double lazy_tokens_computed(const lazy_tokens *tokens, int n_layers)
-{
-    int64_t pairs = 0;
-    for (int i = 0; i < tokens->length; i++)
-        if (tokens->kinds[i] != LAZY_GENERATED) pairs += tokens->depths[i];
-    return tokens->n_prompt ? (double)pairs / ((double)tokens->n_prompt * n_layers) : 0.0;
-}
-
-double lazy_tokens_reached_top(const lazy_tokens *tokens, int n_layers)
-{
-    int reached = 0;
-    for (int i = 0; i < tokens->length; i++)
-        reached += tokens->kinds[i] != LAZY_GENERATED && tokens->depths[i] == n_layers;
-    return tokens->n_prompt ? (double)reached / tokens->n_prompt : 0.0;
 }

@@ -78,22 +78,22 @@ class Session:
     @property
     def computed(self) -> float:
         """Share of (prompt token, layer) pairs computed so far."""
-        return self.core.computed * self._share_run()
+        return self._share_of_prompts(self.depths.astype(np.int64)) / self.llm.config.n_layers
 
     @property
     def reached_top(self) -> float:
         """Share of prompt tokens computed in the last layer so far."""
-        return self.core.reached_top * self._share_run()
+        return self._share_of_prompts(self.depths == self.llm.config.n_layers)
 
     @property
     def prompts(self) -> tuple[Place, ...]:
         """The places of the context's prompts, or of what truncation has left of them."""
         return tuple(place.until(self.length) for place in self.places if place.begins < self.length)
 
-    def _share_run(self) -> float:
-        """Prompt tokens run through the model, as a share of those given."""
+    def _share_of_prompts(self, of_tokens: np.ndarray) -> float:
+        """The mean over the prompt tokens given; those that never ran through the model count as 0."""
         n_given = sum(place.n_given for place in self.prompts)
-        return self.core.n_prompt / n_given if n_given else 1.0
+        return float(of_tokens[self.kinds != 1].sum()) / n_given if n_given else 0.0
 
     @property
     def last_pass(self) -> np.ndarray:

@@ -35,8 +35,7 @@ def faults(file: str, *lines: tuple[str, Change, str]) -> list[Fault]:
 # ---- changes -----------------------------------------------------------------------------------------------
 
 
-def remove(path: Path) -> None:
-    path.unlink()
+remove: Change = Path.unlink
 
 
 def holds(contents: bytes) -> Change:

@@ -214,7 +214,6 @@ def test_what_a_session_is_asked_for(made: tiny.Tiny, session: _core.Session) ->
         (lambda: session.logits, "there are no logits: the context is empty"),
         (lambda: session.truncate(1), "a context of 0 tokens cannot be truncated to 1; it must be 0 to 0"),
         (lambda: session.truncate(-1), "cannot be truncated to -1"),
-        (lambda: session.leave_out([]), "no tokens were given"),
         (lambda: setattr(session, "trace", 1), "trace must be True or False"),
         (lambda: session.set_tokens(bytes(4), bytes(1), bytes(8), bytes(1)), "all of the same length"),
     )
@@ -222,7 +221,6 @@ def test_what_a_session_is_asked_for(made: tiny.Tiny, session: _core.Session) ->
     refuses(
         (lambda: session.set_state("keys", 0, bytes(3)), "3 bytes of keys; each token has "),
         (lambda: session.set_state("logits", 0, bytes(4)), f"1 logits; the model has a vocabulary of {vocab}"),
-        (lambda: session.leave_out([1]), "position 1 at index 0; they must rise from 3"),
     )
 
 

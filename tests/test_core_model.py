@@ -4,11 +4,10 @@ import gc
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tiny
@@ -35,20 +34,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tiny.Tiny:
     return tiny.build(tiny.Shape(), tmp_path_factory.mktemp("model"))
 
 
-def open_in_thread(errors: list[str], *given: Any, **options: Any) -> threading.Thread:
-    """Begins to open a model on another thread; what is wrong with it goes to `errors`."""
-
-    def run() -> None:
-        try:
-            _core.Model(*given, **options)
-        except CheckpointError as error:
-            errors.append(str(error))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread
-
-
 def test_no_file_stays_open(made: tiny.Tiny, tmp_path: Path) -> None:
     def open_files() -> int:
         gc.collect()
@@ -65,37 +50,27 @@ def test_no_file_stays_open(made: tiny.Tiny, tmp_path: Path) -> None:
         assert open_files() == before
 
 
-def test_other_threads_run_while_a_model_opens(made: tiny.Tiny, pipe: str) -> None:
+def test_other_threads_run_while_a_model_opens_and_may_change_its_arguments(made: tiny.Tiny, pipe: str) -> None:
     """The model waits for a writer, which this thread becomes: possible only if the opening lets it run."""
-    errors: list[str] = []
+    config, tensors = dict(made.config), list(made.tensors)
+    shards, libraries = ["".join([pipe])], ["".join(["a", "b"])]
     begun = time.monotonic()
-    thread = open_in_thread(errors, made.config, [pipe], made.tensors)
-    writer = os.open(pipe, os.O_RDWR)  # waits for nobody
-    thread.join()
-    os.close(writer)
-    assert errors == [f"{pipe}: the file is empty"]
+    with ThreadPoolExecutor(1) as pool:
+        opened = pool.submit(_core.Model, config, shards, tensors, libraries=libraries)
+        time.sleep(0.2)
+        for given in (config, shards, tensors, libraries):
+            given.clear()  # type: ignore[attr-defined]
+        writer = os.open(pipe, os.O_RDWR)  # waits for nobody
+        assert str(opened.exception()) == f"{pipe}: the file is empty"
+        os.close(writer)
     assert time.monotonic() - begun < 4
 
 
-def test_arguments_may_change_while_a_model_opens(made: tiny.Tiny, pipe: str) -> None:
-    """The lists are emptied while the model waits: it works on copies."""
-    config, tensors = dict(made.config), list(made.tensors)
-    shards, libraries = ["".join([pipe])], ["".join(["a", "b"])]
-    errors: list[str] = []
-    thread = open_in_thread(errors, config, shards, tensors, libraries=libraries)
-    time.sleep(0.2)
-    for given in (config, shards, tensors, libraries):
-        given.clear()  # type: ignore[attr-defined]
-    writer = os.open(pipe, os.O_RDWR)  # waits for nobody
-    thread.join()
-    os.close(writer)
-    assert errors == [f"{pipe}: the file is empty"]
+def stop() -> None:
+    raise LookupError("a signal came")
 
 
 def test_a_signal_ends_the_wait_for_a_file(made: tiny.Tiny, pipe: str, alarm: Alarm) -> None:
-    def stop() -> None:
-        raise LookupError("a signal came")
-
     alarm(stop, 0.2)
     with pytest.raises(LookupError, match="a signal came") as caught:
         _core.Model(made.config, [pipe], made.tensors)
@@ -116,10 +91,6 @@ def test_signals_are_seen_while_weights_are_rounded(tmp_path: Path, alarm: Alarm
     alarm(lambda: calls.append(1), 0.001, 0.001)
     _core.Model(config, [str(made.path)], tensors, weights="q8")
     assert len(calls) > 2
-
-    def stop() -> None:
-        raise LookupError("a signal came")
-
     alarm(stop, 0.01)
     with pytest.raises(LookupError, match="a signal came"):
         _core.Model(config, [str(made.path)], tensors, weights="q8")

@@ -195,30 +195,6 @@ def test_random_drop_is_dense_on_the_shorter_prompt(llm: LLM) -> None:
     assert "RandomDrop(keep=0.37, seed=4)" in repr(out)
 
 
-def test_tokens_left_out_must_be_of_the_next_pass(tiny_of: Build) -> None:
-    tiny = tiny_of(Shape(seed=3))
-    session = tiny.load().session(None)
-    session.reserve(20)
-    with pytest.raises(ValueError, match="no tokens were given"):
-        session.leave_out([])
-    for wrong in ([3, 2], [2, 2], [-1], [20]):
-        with pytest.raises(ValueError, match="they must rise from 0, and room is reserved for 20 tokens"):
-            session.leave_out(wrong)
-    session.leave_out([1, 5])
-    for call in (
-        lambda: session.forward([1] * 6),
-        lambda: session.forward([1] * 7, generated=True),
-        lambda: session.surprisal([1] * 7),
-    ):
-        with pytest.raises(ValueError, match="left out up to position 5"):
-            call()
-    session.reserve(60)  # the positions left out must survive the reallocation
-    session.forward([1] * 7)
-    assert session.depths.tolist() == [tiny.shape.n_layers * (i not in (1, 5)) for i in range(7)]
-    with pytest.raises(ValueError, match="they must rise from 7"):
-        session.leave_out([6])
-
-
 def test_counted_work(llm: LLM) -> None:
     config, n = llm.config, 500
     dense, width = Pruning().flops(config, n), config.n_heads * config.head_dim

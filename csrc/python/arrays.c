@@ -54,19 +54,13 @@ int array_parse_ids(PyObject *object, int32_t **ids, int *n)
                      PyUnicode_Check(object) ? "str" : "bytes");
         return -1;
     }
-    Py_ssize_t length = PySequence_Check(object) ? PySequence_Size(object) : -1;
-    if (length == 0) {
-        PyErr_SetString(PyExc_ValueError, "no tokens were given; a pass needs at least one");
-        return -1;
-    }
-    PyErr_Clear(); /* an object without a length gets NumPy's message below */
     PyObject *any_type = PyArray_FROM_O(object);
     if (!any_type) return -1;
     PyObject *array = NULL;
     if (PyArray_NDIM((PyArrayObject *)any_type) != 1)
         PyErr_Format(PyExc_ValueError, "ids has %d dimensions; it must have 1",
                      PyArray_NDIM((PyArrayObject *)any_type));
-    else if (!PyArray_ISINTEGER((PyArrayObject *)any_type))
+    else if (PyArray_SIZE((PyArrayObject *)any_type) && !PyArray_ISINTEGER((PyArrayObject *)any_type))
         PyErr_Format(PyExc_TypeError, "ids are of type %S; they must be integers",
                      PyArray_DESCR((PyArrayObject *)any_type));
     else array = PyArray_FROM_OTF(any_type, NPY_INT64, NPY_ARRAY_IN_ARRAY | NPY_ARRAY_FORCECAST);

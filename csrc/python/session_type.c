@@ -147,18 +147,6 @@ static PyObject *session_read(SessionObject *self, PyObject *args, PyObject *kwa
     return run_pass(self, ids, watch, (lazy_pass){ .reads = true }, NULL, NULL) ? NULL : Py_NewRef(Py_None);
 }
 
-static PyObject *session_leave_out(SessionObject *self, PyObject *argument)
-{
-    int32_t *positions;
-    int n;
-    lazy_error err = { 0 };
-    if (array_parse_ids(argument, &positions, &n)) return NULL;
-    bool at_rest = session_at_rest(self);
-    if (at_rest) lazy_session_leave_out(self->session, positions, n, &err);
-    PyMem_Free(positions);
-    return at_rest ? core_none(self, &err) : NULL;
-}
-
 static PyObject *session_reserve(SessionObject *self, PyObject *argument)
 {
     lazy_error err = { 0 };
@@ -218,8 +206,7 @@ static PyObject *session_bytes_for(SessionObject *self, PyObject *argument)
         lazy_session *s = session_at_rest(self);                                                                       \
         if (!s) return NULL;                                                                                           \
         const lazy_tokens *tokens = lazy_session_tokens(s);                                                            \
-        int n_layers = lazy_model_config(self->model->model)->n_layers;                                                \
-        (void)tokens, (void)n_layers;                                                                                  \
+        (void)tokens;                                                                                                  \
         return expression;                                                                                             \
     }
 
@@ -230,9 +217,8 @@ READ(drawn, self->drawn >= 0 ? PyLong_FromLong(self->drawn) : Py_NewRef(Py_None)
 READ(gone, array_of(ARRAY_UINT8, tokens->gone, tokens->length, 0))
 READ(depths, array_of(ARRAY_INT32, tokens->depths, tokens->length, 0))
 READ(kinds, array_of(ARRAY_UINT8, tokens->kinds, tokens->length, 0))
-READ(computed, PyFloat_FromDouble(lazy_tokens_computed(tokens, n_layers)))
-READ(reached_top, PyFloat_FromDouble(lazy_tokens_reached_top(tokens, n_layers)))
-READ(last_pass, array_of(ARRAY_INT32, lazy_session_last_pass(s)->counts, n_layers, 3))
+READ(last_pass,
+     array_of(ARRAY_INT32, lazy_session_last_pass(s)->counts, lazy_model_config(self->model->model)->n_layers, 3))
 READ(trace, PyBool_FromLong(*lazy_session_traces(s)))
 READ(fork_bytes, PyLong_FromUnsignedLongLong(lazy_session_fork_bytes(s)))
 READ(policy_seconds, PyFloat_FromDouble((double)self->policy_ns * 1e-9))
@@ -304,8 +290,6 @@ static PyGetSetDef session_members[] = {
     MEMBER(depths, NULL, "layers that computed K,V of each token"),
     MEMBER(gone, NULL, "1 for tokens that are never in play again"),
     MEMBER(kinds, NULL, "0 prompt, 1 generated, 2 prompt read, with no pass since"),
-    MEMBER(computed, NULL, "share of (prompt token, layer) pairs computed"),
-    MEMBER(reached_top, NULL, "share of prompt tokens computed in the last layer"),
     MEMBER(last_pass, NULL, "(layers, 3): in play, computed, revived"),
     MEMBER(fork_bytes, NULL, "bytes that a fork takes beyond what it shares"),
     MEMBER(policy_seconds, NULL, "spent in the policy by the last pass"),
@@ -324,8 +308,6 @@ static PyMethodDef session_methods[] = {
     METHOD(surprisal, session_surprisal, METH_CALL, "surprisal(ids, watch=None) -> -ln p of each new token"),
     METHOD(read, session_read, METH_CALL,
            "read(ids, watch=None): runs the beginning of a prompt up to the first stage"),
-    METHOD(leave_out, session_leave_out, METH_O,
-           "leave_out(positions): leaves tokens of the next prompt out in advance"),
     METHOD(reschedule, session_reschedule, METH_O,
            "reschedule(pruning): another setting, with stages after the same layers"),
     METHOD(truncate, session_truncate, METH_O, "truncate(length): back to the first tokens"),

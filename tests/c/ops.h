@@ -86,6 +86,5 @@ void test_products(const char *variant, const lazy_config *shapes, size_t n_shap
 void test_rows(const char *variant, const lazy_config *shapes, size_t n_shapes);
 void test_attention(const char *variant, const lazy_config *shapes, size_t n_shapes);
 void test_kept_rows(const char *variant); /* K and V of 16 bits, written and read */
-void test_kept_attention(const char *variant);
 void test_selection(void);
 void test_narrowing(lazy_dtype dtype);

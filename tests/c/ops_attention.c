@@ -9,6 +9,14 @@ static int32_t *random_rows(int n, const int32_t *in_play, int m)
     return rows;
 }
 
+/* n values of `keeping`, in guarded memory; n is even. */
+static void *kept(const float *values, size_t n)
+{
+    void *data = guarded(n * lazy_row_bytes(keeping, 1) / sizeof(uint32_t));
+    lazy_narrow(data, values, keeping, (int)n);
+    return data;
+}
+
 static void test_one_attention(sides s, int n, int m, int length)
 {
     float cap = random_int(0, 1) ? 0 : 0.5f + fabsf(random_float());
@@ -19,8 +27,8 @@ static void test_one_attention(sides s, int n, int m, int length)
            size = (size_t)n * (size_t)c->n_heads * d;
     size_t qkv_size = (size_t)n * (size_t)(c->n_heads + 2 * c->n_kv_heads) * d;
     int32_t *in_play = random_positions(m, length), *rows = random_rows(n, in_play, m);
-    float *qkv = random_floats(qkv_size), *k = random_floats(kv_size), *v = random_floats(kv_size),
-          *got = guarded(size), *want = guarded(size);
+    float *qkv = random_floats(qkv_size), *got = guarded(size), *want = guarded(size);
+    void *k = kept(random_floats(kv_size), kv_size), *v = kept(random_floats(kv_size), kv_size);
     float peaked = computing != LAZY_COMPUTE_F32 ? 4 : 3; /* rows; errors of shares grow with the products */
     for (size_t i = 0; i < qkv_size; i++) qkv[i] *= peaked;
     const lazy_attending a = { qkv, rows, n, { k, v, length }, in_play, m, window };
@@ -29,15 +37,15 @@ static void test_one_attention(sides s, int n, int m, int length)
     RUN(s.plain, attention, want, &a, NULL);
     double error = error_of(got, want, size);
     check(error < (computing != LAZY_COMPUTE_F32 ? ROUNDED : TOLERANCE),
-          "%s attention n %d, m %d, length %d, window %d, head %zu, cap %g: error %.2g", s.fast.name, n, m, length,
-          window, d, cap, error);
+          "%s attention n %d, m %d, length %d, window %d, head %zu, cap %g, K and V in %s: error %.2g", s.fast.name, n,
+          m, length, window, d, cap, lazy_formats[keeping].name, error);
 
     int queries = random_int(0, 2) ? random_int(1, 20) : 1, first_asking = rows[random_int(0, n - 1)];
     lazy_pooling pooling = random_int(0, 1) ? LAZY_POOLING_MAX : LAZY_POOLING_MEAN;
     bool reads_keys = !s.fast.stream->scores_follow || (queries > 1 && first_asking < rows[n - 1] && n > 1);
     float *scores = guarded((size_t)m), *expected = guarded((size_t)m);
     RUN(s.plain, scores, expected, &a, queries, pooling, first_asking, NULL);
-    if (!reads_keys) memset(k, 0xff, kv_size * sizeof *k);
+    if (!reads_keys) memset(k, 0xff, kv_size * lazy_row_bytes(keeping, 1));
     RUN(s.fast, scores, scores, &a, queries, pooling, first_asking, NULL);
     error = error_of(scores, expected, (size_t)m);
     double sum = 0;
@@ -46,74 +54,6 @@ static void test_one_attention(sides s, int n, int m, int length)
           n, m, window, cap, queries, pooling, error);
     CHECK_FREED(pooling == LAZY_POOLING_MAX || fabs(sum - 1) < 1e-5,
                 "%s scores n %d, m %d, queries %d: sum %.8g, not 1", s.fast.name, n, m, queries, sum);
-}
-
-/* n values of `keeping`, in guarded memory; n is even. */
-static void *kept(const float *values, size_t n)
-{
-    void *data = guarded(n * lazy_row_bytes(keeping, 1) / sizeof(uint32_t));
-    lazy_narrow(data, values, keeping, (int)n);
-    return data;
-}
-
-/* Output and scores of attention with K and V of that type: (n, H D) and (m,). The data are the same in each call. */
-static float *attended(const char *variant, const lazy_config *c, lazy_dtype type, int n, int m, int length,
-                       int threads)
-{
-    keeping = type;
-    uint64_t before = seed;
-    size_t d = (size_t)c->head_dim, kv_size = (size_t)length * (size_t)c->n_kv_heads * d,
-           size = (size_t)n * (size_t)c->n_heads * d;
-    float *qkv = random_floats((size_t)n * (size_t)(c->n_heads + 2 * c->n_kv_heads) * d), *k = random_floats(kv_size),
-          *v = random_floats(kv_size), *y = room((size + (size_t)m) * sizeof *y);
-    for (size_t i = 0; i < kv_size; i++) { /* to 8 bits, which every type has */
-        k[i] = roundf(k[i] * 128) / 128;
-        v[i] = roundf(v[i] * 128) / 128;
-    }
-    lazy_kv kv = { kept(k, kv_size), kept(v, kv_size), length };
-    int32_t *in_play = random_positions(m, length), *rows = random_rows(n, in_play, m);
-    int window = random_int(0, 1) ? INT32_MAX : random_int(1, length);
-    const lazy_attending a = { qkv, rows, n, kv, in_play, m, window };
-    side s = open_side(variant, c, threads);
-    s.stream->scores_follow = n % 2;
-    RUN(s, attention, y, &a, NULL);
-    RUN(s, scores, y + size, &a, n / 2 + 1, LAZY_POOLING_MEAN, 0, NULL);
-    close_side(s);
-    keeping = LAZY_F32;
-    seed = before;
-    return y;
-}
-
-/* Attention and scores read the same numbers from any type that holds them: on any number of threads and, where heads
- * are whole vectors, to the bit. */
-void test_kept_attention(const char *variant)
-{
-    const struct {
-        int heads, group, head_dim;
-    } shapes[] = { { 9, 3, 64 }, { 6, 6, 80 }, { 2, 1, 40 }, { 4, 2, 10 }, { 14, 14, 128 } };
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        lazy_config config = {
-            .n_layers = 1, .hidden = 8, .n_heads = shapes[i].heads, .head_dim = shapes[i].head_dim, .ffn = 8
-        };
-        config.n_kv_heads = config.n_heads / shapes[i].group;
-        const int numbers[] = { 1, 2, 5, 20, SPLIT_KEYS_ROWS + 20 };
-        bool whole_vectors = shapes[i].head_dim % 16 == 0;
-        for (size_t k = 0; k < sizeof numbers / sizeof *numbers; k++) {
-            int n = numbers[k], m = random_int(n, 600), length = k % 2 ? m : m + random_int(0, 20);
-            size_t size = (size_t)n * (size_t)(config.n_heads * config.head_dim) + (size_t)m;
-            float *want = attended(variant, &config, LAZY_F32, n, m, length, 1);
-            for (lazy_dtype type = LAZY_F16; type <= LAZY_BF16; type++) {
-                float *got = attended(variant, &config, type, n, m, length, 3);
-                double error = error_of(got, want, size),
-                       tolerance = computing == LAZY_COMPUTE_F32 ? TOLERANCE : ROUNDED;
-                check(whole_vectors ? memcmp(got, want, size * sizeof *got) == 0 : error < tolerance,
-                      "%s attention n %d, m %d of %d, head %d: K and V in %s differ from F32 by %.2g", variant, n, m,
-                      length, config.head_dim, lazy_formats[type].name, error);
-            }
-            check(all_freed(), "%s attention n %d, m %d of %d: wrote to K or V or outside its output", variant, n, m,
-                  length);
-        }
-    }
 }
 
 /* Heads as wide as the engine takes, more heads on one key than a task holds, more tokens than one chunk each of the
@@ -185,7 +125,7 @@ static void test_spoilt_attention(const char *variant, int n, int length)
 }
 
 /* Columns (rows x heads) that fill parts of a vector, whole vectors and panels; contiguous and scattered tokens; heads
- * that are not a multiple of a vector. */
+ * that are not a multiple of a vector; K and V of each type, of numbers that bf16 rounds no further. */
 static void test_columns(const char *variant)
 {
     const struct {
@@ -196,12 +136,16 @@ static void test_columns(const char *variant)
             .n_layers = 1, .hidden = 8, .n_heads = shapes[i].heads, .head_dim = shapes[i].head_dim, .ffn = 8
         };
         config.n_kv_heads = config.n_heads / shapes[i].group;
-        sides s = open_sides(variant, &config, 2);
-        for (int n = 2; n <= 35; n += each) {
-            int m = random_int(n, 700);
-            test_one_attention(s, n, m, n % 2 ? m : m + random_int(0, 20));
+        for (keeping = LAZY_F32; keeping <= LAZY_BF16; keeping++) {
+            sides s = open_sides(variant, &config, 2);
+            for (int n = 2; n <= 35; n += keeping == LAZY_F32 ? each : 3 * each) {
+                int m = random_int(n, 700);
+                test_one_attention(s, n, m, n % 2 ? m : m + random_int(0, 20));
+            }
+            test_one_attention(s, SPLIT_KEYS_ROWS + 20, 300, 310);
+            close_sides(s);
         }
-        close_sides(s);
+        keeping = LAZY_F32;
     }
     test_spoilt_attention(variant, 2, 700);
     test_spoilt_attention(variant, 20, 700);
@@ -226,5 +170,4 @@ void test_attention(const char *variant, const lazy_config *shapes, size_t n_sha
     }
     test_extremes(variant);
     test_columns(variant);
-    test_kept_attention(variant);
 }

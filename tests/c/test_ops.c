@@ -53,7 +53,6 @@ int main(int argc, char **argv)
     computing = LAZY_COMPUTE_F32;
     if (fastest) return checked(); /* the rest runs on one thread */
     test_selection();
-    test_kept_attention("reference");
     test_kept_rows("reference");
     test_narrowing(LAZY_F16);
     test_narrowing(LAZY_BF16);

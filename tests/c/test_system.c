@@ -53,7 +53,9 @@ static void close_place(place p)
 
 typedef struct counting {
     lazy_pool *pool;
-    int done[TASKS];
+    lazy_task task;
+    int rounds;
+    int started, done[TASKS], n_done; /* the last two: by task, and of slow tasks */
 } counting;
 
 static void count_task(void *job, int task, int worker) { ((counting *)job)->done[task]++; }
@@ -63,7 +65,7 @@ static void *run_jobs(void *argument)
     counting *c = argument;
     lazy_pool_client *client;
     if (lazy_pool_client_open(&client, c->pool, NULL)) return NULL;
-    for (int round = 0; round < ROUNDS; round++) lazy_pool_run(client, count_task, c, TASKS, (lazy_poll){ 0 });
+    for (int round = 0; round < c->rounds; round++) lazy_pool_run(client, c->task, c, TASKS, (lazy_poll){ 0 });
     lazy_pool_client_close(client);
     return NULL;
 }
@@ -87,42 +89,27 @@ static void slow_task(void *job, int task, int worker)
     __atomic_fetch_add((int *)job, 1, __ATOMIC_RELAXED);
 }
 
-typedef struct long_job {
-    lazy_pool *pool;
-    int started, done; /* tasks */
-} long_job;
-
 static void long_task(void *job, int task, int worker)
 {
-    __atomic_fetch_add(&((long_job *)job)->started, 1, __ATOMIC_RELAXED);
-    slow_task(&((long_job *)job)->done, task, worker);
-}
-
-static void *run_long_job(void *argument)
-{
-    long_job *job = argument;
-    lazy_pool_client *client;
-    if (lazy_pool_client_open(&client, job->pool, NULL)) return NULL;
-    lazy_pool_run(client, long_task, job, TASKS, (lazy_poll){ 0 });
-    lazy_pool_client_close(client);
-    return NULL;
+    __atomic_fetch_add(&((counting *)job)->started, 1, __ATOMIC_RELAXED);
+    slow_task(&((counting *)job)->n_done, task, worker);
 }
 
 /* Short jobs, one after another, do not wait for another client's long job. */
 static void test_short_jobs_beside_a_long_one(void)
 {
     place p = open_place(2);
-    long_job job = { .pool = p.pool };
+    counting job = { .pool = p.pool, .task = long_task, .rounds = 1 };
     pthread_t other;
-    pthread_create(&other, NULL, run_long_job, &job);
+    pthread_create(&other, NULL, run_jobs, &job);
     while (!__atomic_load_n(&job.started, __ATOMIC_RELAXED)) nanosleep(&(struct timespec){ 0, 1000 * 1000 }, NULL);
     counting counts = { 0 };
     for (int i = 0; i < ROUNDS; i++) lazy_pool_run(p.client, count_task, &counts, 4, (lazy_poll){ 0 });
-    int done = __atomic_load_n(&job.done, __ATOMIC_RELAXED);
+    int done = __atomic_load_n(&job.n_done, __ATOMIC_RELAXED);
     pthread_join(other, NULL);
     check(counts.done[3] == ROUNDS && done < TASKS / 2,
           "%d short jobs beside a long one: %d of its %d tasks were done first", ROUNDS, done, TASKS);
-    check(job.done == TASKS, "a long job beside short ones: %d of %d tasks were done", job.done, TASKS);
+    check(job.n_done == TASKS, "a long job beside short ones: %d of %d tasks were done", job.n_done, TASKS);
     close_place(p);
 }
 
@@ -131,16 +118,19 @@ static void test_pool(void)
     enum { CALLERS = 3 };
     for (int threads = 1; threads <= 4; threads++) {
         place p = open_place(threads);
-        counting jobs[CALLERS] = { { .pool = p.pool }, { .pool = p.pool }, { .pool = p.pool } };
+        counting jobs[CALLERS];
         pthread_t callers[CALLERS];
-        for (int i = 0; i < CALLERS; i++) pthread_create(&callers[i], NULL, run_jobs, &jobs[i]);
+        for (int i = 0; i < CALLERS; i++) {
+            jobs[i] = (counting){ .pool = p.pool, .task = count_task, .rounds = ROUNDS };
+            pthread_create(&callers[i], NULL, run_jobs, &jobs[i]);
+        }
         for (int i = 0; i < CALLERS; i++) pthread_join(callers[i], NULL);
         bool once = true;
         for (int i = 0; i < CALLERS * TASKS; i++) once = once && jobs[i / TASKS].done[i % TASKS] == ROUNDS;
         check(once, "pool of %d: three callers, each task once a round", threads);
 
         int done = 0;
-        counting beside = { .pool = p.pool };
+        counting beside = { .pool = p.pool, .task = count_task, .rounds = ROUNDS };
         lazy_watch waits = { run_beside, &beside }, stops = { stop_at_once, NULL };
         int code = lazy_pool_run(p.client, slow_task, &done, 20, (lazy_poll){ &waits, 0, 1 });
         check(code == LAZY_OK && done == 20 && beside.done[0] > 0, "pool of %d: a poll that waits for another caller",

@@ -132,7 +132,6 @@ static void check_whole(const lazy_session *s)
     const lazy_tokens *t = lazy_session_tokens(s);
     const lazy_report *last = lazy_session_last_pass(s);
     const lazy_layer_count *counts = last->counts;
-    double computed = lazy_tokens_computed(t, LAYERS);
     int n_prompt = 0;
     for (int i = 0; i < t->length; i++) {
         int32_t id = t->ids[i], depth = t->depths[i];
@@ -145,7 +144,6 @@ static void check_whole(const lazy_session *s)
     for (int l = 0; l < LAYERS; l++)
         require(counts[l].computed <= counts[l].in_play && (!l || counts[l].in_play <= counts[l - 1].in_play),
                 "a count out of range");
-    require(computed >= 0 && computed <= 1, "a share out of range");
     for (const lazy_trace_run *run = last->runs; run < last->runs + last->n_runs; run++)
         require(run->n_computed <= run->n_in_play && run->in_play[run->n_in_play - 1] < model->config.context,
                 "a trace out of range");
@@ -191,17 +189,6 @@ static int run(lazy_session *s, input *in, lazy_error *err)
     require(code || lazy_session_tokens(s)->length == length + n, "a pass has not added its tokens");
     free(ids);
     free(out);
-    return code;
-}
-
-static int leave_out(lazy_session *s, input *in, lazy_error *err)
-{
-    int n = next_byte(in) % 8;
-    int32_t *positions = malloc((size_t)n * sizeof *positions);
-    for (int i = 0; i < n; i++)
-        positions[i] = next_byte(in) & 1 ? next_int(in) : (i ? positions[i - 1] : lazy_session_tokens(s)->length) + 1;
-    int code = lazy_session_leave_out(s, positions, n, err);
-    free(positions);
     return code;
 }
 
@@ -308,15 +295,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         switch (call) {
         case 0: code = lazy_session_truncate(s, next_int(&in), &err); break;
         case 1: code = lazy_session_reserve(s, next_int(&in), &err); break;
-        case 2: code = leave_out(s, &in, &err); break;
+        case 2: *lazy_session_traces(s) ^= true; break;
         case 3:
             code = write_part(s, &in, &err);
             mine->written = true;
             break;
         case 4: code = fork_slot(other, mine, &err); break;
         case 5: code = restore(other, mine, &in, &err); break;
-        case 6: *lazy_session_traces(s) ^= true; break;
-        case 7:
+        case 6:
             lazy_session_close(s);
             mine->session = NULL;
             continue;
