@@ -376,7 +376,7 @@ static void test_logits(const rig &r, int n, int rows, int cols, bool mixed)
     weights w(r, 1, rows, cols, mixed, false);
     given x = r.in(r.values((size_t)(n * cols)));
     result y = r.out_f32(unwritten((size_t)(n * rows)));
-    r.both([&](const side &s) { DO(s, logits, y.on(s), x.on(s), n, w.on(s, n > LAZY_GEMV_BLOCK_ROWS)); });
+    r.both([&](const side &s) { DO(s, logits, y.on(s), x.on(s), n, w.on(s, n > LAZY_GEMV_ROWS)); });
     compare(y, precisions[r.type].of_f32, TERM);
 }
 
