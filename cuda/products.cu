@@ -89,7 +89,8 @@ template <class Y> __device__ __forceinline__ void put(void *y, int64_t at, floa
 template <int ROWS, bool GATED> constexpr int columns_of_warp = ROWS == 1 || GATED ? 1 : 2;
 
 /* W: T, or the blocks of a format. Grid: (blocks of columns, groups of ROWS rows). */
-template <class T, class W, int ROWS, bool GATED> __global__ void __launch_bounds__(32 * WARPS) gemv(gemv_task p)
+template <class T, class W, int ROWS, bool GATED>
+__global__ void __launch_bounds__(32 * WARPS, ROWS == 1 ? 0 : 4) gemv(gemv_task p)
 {
     constexpr int COLUMNS = columns_of_warp<ROWS, GATED>, N_W = GATED ? 2 : COLUMNS, AT_ONCE = ROWS == 1 ? 1 : N_W;
     int column = (blockIdx.x * WARPS + threadIdx.x / 32) * COLUMNS, first = p.first + blockIdx.y * ROWS,
