@@ -14,7 +14,7 @@
 namespace
 {
 enum {
-    GEMV_ROWS = LAZY_GEMV_ROWS, /* of a group; one warp per column of y */
+    GEMV_ROWS = LAZY_GEMV_ROWS, /* of a group */
     WARPS = 4,                  /* per block */
     THREADS = 256,
     MAX_GROUPS = 16,       /* in one launch */
@@ -29,18 +29,19 @@ __device__ __forceinline__ void add_products(float (*sum)[ROWS], const T *x, int
 {
     constexpr bool PLAIN = lazy_block_values<W> == 1;
     constexpr int WIDE = 16 / sizeof(T), UNIT = PLAIN ? WIDE : LAZY_UNIT;
+    /* Blocks are not unrolled, because a unit takes so many instructions that other warps hide its loads, the more of
+     * them the fewer registers each has. */
+    [[maybe_unused]] constexpr int UNROLLED = PLAIN && ROWS == 1 ? 4 : 1;
     int lane = threadIdx.x % 32;
-    if constexpr (PLAIN)
-        if (cols % WIDE) { /* rows are not aligned to a pack */
-            for (int k = lane; k < cols; k += 32)
-                for (int r = 0; r < ROWS; r++)
-                    for (int j = 0; j < N_W; j++)
+    if (PLAIN && cols % WIDE) { /* rows are not aligned to a pack */
+        for (int k = lane; k < cols; k += 32)
+            for (int r = 0; r < ROWS; r++)
+                for (int j = 0; j < N_W; j++)
+                    if constexpr (PLAIN)
                         if (r < n) sum[j][r] += lazy_wide(w[j][k]) * lazy_wide(x[(int64_t)r * cols + k]);
-            return;
-        }
-        /* Blocks are not unrolled, because a unit takes so many instructions that other warps hide its loads, the more
-         * of them the fewer registers each has. */
-#pragma unroll(PLAIN &&ROWS == 1 ? 4 : 1)
+        return;
+    }
+#pragma unroll UNROLLED
     for (int u = lane; u < cols / UNIT; u += 32) {
         float weights[N_W][UNIT];
         const T *at = x;
@@ -94,7 +95,8 @@ template <class Y> __device__ __forceinline__ void put(void *y, int64_t at, floa
  * as well. */
 template <int ROWS, bool GATED> constexpr int columns_of_warp = ROWS == 1 || GATED ? 1 : 2;
 
-/* W: T, or the blocks of a format. Grid: (blocks of columns, groups of ROWS rows). */
+/* W: T, or the blocks of a format. Grid: (blocks of columns, groups of ROWS rows). Of many rows four blocks at a time
+ * have registers enough; for five, some in f32 would spill. */
 template <class T, class W, int ROWS, bool GATED>
 __global__ void __launch_bounds__(32 * WARPS, ROWS == 1 ? 0 : 4) gemv(gemv_task p)
 {
