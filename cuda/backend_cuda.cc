@@ -184,10 +184,7 @@ struct scratch {
     size_t bytes;
 };
 
-static size_t panel_bytes(const lazy_cuda *cuda, int n_rows)
-{
-    return n_rows > LAZY_GEMV_BLOCK_ROWS ? cuda->panel_bytes : 0;
-}
+static size_t panel_bytes(const lazy_cuda *cuda, int n_rows) { return n_rows > LAZY_GEMV_ROWS ? cuda->panel_bytes : 0; }
 
 /* All buffers, for passes of up to n_rows rows over up to n_tokens tokens. */
 static std::array<scratch, 18> scratch_of(lazy_cuda_stream *s, int n_rows, int n_tokens)
@@ -213,7 +210,7 @@ static std::array<scratch, 18> scratch_of(lazy_cuda_stream *s, int n_rows, int n
                { (void **)&s->places, chunk * k * sizeof *s->places },
                { (void **)&s->counts, (size_t)c->n_experts * sizeof *s->counts },
                { (void **)&s->sorted_rows, chunk * k * sizeof *s->sorted_rows },
-               { &s->expert_rows, std::max(chunk, LAZY_GEMV_ROWS * k) * ffn * width },
+               { &s->expert_rows, std::max(chunk, LAZY_PAIR_ROWS * k) * ffn * width },
                { &s->expert_states, chunk * k * (size_t)c->hidden * width } } };
 }
 

@@ -121,6 +121,16 @@ template <class B> __device__ __forceinline__ int lazy_widen_unit(float (&values
     return u / PAIRS * PAIRS * LAZY_UNIT + u % PAIRS * 8;
 }
 
+/* The same of weights that are not quantized, of which a unit is 16 bytes. */
+template <class T, int N> __device__ __forceinline__ int lazy_widen_unit(float (&values)[N], const T *row, int u)
+{
+    static_assert(N == 16 / sizeof(T), "a unit is one load");
+    lazy_pack<T> unit = reinterpret_cast<const lazy_pack<T> *>(row)[u];
+#pragma unroll
+    for (int i = 0; i < N; i++) values[i] = lazy_wide(unit.value[i]);
+    return u * N;
+}
+
 /* Where value i of a unit is in the row, behind the unit's first. */
 template <class B> __device__ constexpr int lazy_place_in_unit(int i) { return i / 8 * lazy_gap<B> + i % 8; }
 

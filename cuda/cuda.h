@@ -18,8 +18,8 @@ extern "C" {
 #include "gemm.h"
 
 enum {
-    LAZY_GEMV_ROWS = 4,          /* that a GEMV multiplies at a time, and up to which experts are not sorted */
-    LAZY_GEMV_BLOCK_ROWS = 16,   /* up to which products of quantized weights are by GEMV */
+    LAZY_GEMV_ROWS = 16,         /* up to which products of quantized weights are by GEMV: see products.cu */
+    LAZY_PAIR_ROWS = 4,          /* up to which experts are not sorted */
     LAZY_PANEL_BYTES = 64 << 20, /* at most, of quantized weights that are widened at a time */
     LAZY_TOKEN_BLOCK = 512,      /* tokens of one block of threads where tokens are chosen */
     LAZY_BUCKETS = 2048,         /* of a histogram of scores */
@@ -106,7 +106,7 @@ struct lazy_cuda_stream {
     int32_t *chosen, *places; /* (row_chunk, k) a row's experts, and where its rows by expert are */
     int32_t *counts;          /* (n_experts,) rows of each */
     int32_t *sorted_rows;     /* (row_chunk k,) rows by expert */
-    void *expert_rows;        /* (row_chunk, F) of one expert, or (LAZY_GEMV_ROWS k, F) of all */
+    void *expert_rows;        /* (row_chunk, F) of one expert, or (LAZY_PAIR_ROWS k, F) of all */
     void *expert_states;      /* (row_chunk k, d) rows by expert, then the experts' outputs */
     uint32_t *orders;         /* (tokens,) their scores' order, see selection.cu; whole blocks of tokens */
     void *of_blocks;          /* (blocks of tokens,) 8 bytes: a block's sum, or how many of its tokens are chosen */

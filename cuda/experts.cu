@@ -1,6 +1,6 @@
 /* experts.cu — FFNs of which each row uses some: which ones, the rows of each, and the sum of what they make of them.
  *
- * Up to LAZY_GEMV_ROWS rows, each pair of a row and one of its experts is computed where it stands. More rows are
+ * Up to LAZY_PAIR_ROWS rows, each pair of a row and one of its experts is computed where it stands. More rows are
  * sorted by expert on the device; the host waits once for the number that each expert has. */
 #include <algorithm>
 
@@ -169,7 +169,7 @@ int lazy_cuda_mix_experts(lazy_stream *stream, void *y, const void *x, int n, co
     lazy_cuda_stream *s = lazy_cuda_scratch(stream);
     const lazy_config *c = stream->config;
     int n_experts = experts->router.rows, d = experts->router.cols, k = c->experts_per_token;
-    bool sorted = n > LAZY_GEMV_ROWS || !are_alike(experts->gate_up, n_experts) || !are_alike(experts->down, n_experts);
+    bool sorted = n > LAZY_PAIR_ROWS || !are_alike(experts->gate_up, n_experts) || !are_alike(experts->down, n_experts);
     int code = lazy_cuda_f32_product(stream, s->router_logits, x, n, &experts->router, err);
     if (!code)
         code = lazy_cuda_run(stream, "routing", err, route_rows, n, 32, s->weights, s->chosen, s->router_logits,

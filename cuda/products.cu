@@ -1,6 +1,12 @@
-/* products.cu — products with weight matrices: by cuBLASLt for many rows; by a GEMV kernel, which reads every weight
- * once for each group of rows, for few rows and for shapes that cuBLASLt refuses. The kernel reads quantized weights as
- * they are stored; for cuBLASLt they are widened, a panel of rows at a time. */
+/* products.cu — products with weight matrices: by cuBLASLt for many rows; by a GEMV kernel, which reads and widens
+ * every weight once for GEMV_ROWS rows, for few rows and for shapes that cuBLASLt refuses. The kernel reads quantized
+ * weights as they are stored; for cuBLASLt they are widened, a panel of rows at a time. A row's result by the kernel is
+ * the same to the bit, however many rows it multiplies.
+ *
+ * Why 16 rows: the kernel takes about 5 instructions to widen a weight, and 1.6 for each row: a multiplication, and
+ * half of what it takes to load and widen x, which two columns share. Widening for cuBLASLt moves a weight's block, and
+ * 2 bytes twice. By an H100's rates (three quarters of its instructions, its memory's bandwidth) both take as long at
+ * 18 rows. */
 #include <algorithm>
 
 #include "blocks.h"
@@ -8,57 +14,50 @@
 namespace
 {
 enum {
-    GEMV_ROWS = LAZY_GEMV_ROWS, /* of a group; one warp per column of y */
+    GEMV_ROWS = LAZY_GEMV_ROWS, /* of a group */
     WARPS = 4,                  /* per block */
     THREADS = 256,
     MAX_GROUPS = 16,       /* in one launch */
     ALIGNED_COLUMNS = 128, /* cuBLASLt is faster where a panel's columns of y begin at a multiple of 256 bytes */
 };
 
-/* sum[r] += x[r, :cols] . w[:cols], this lane's elements only; f32 accumulation */
-template <class T, int ROWS>
-__device__ __forceinline__ void add_products(float (&sum)[ROWS], const T *x, int n, const T *w, int cols)
+/* sum[j][r] += x[r, :cols] . w[j][:cols], this lane's elements only; f32 accumulation, for each row and column in the
+ * same order whatever the others are. A unit of each w[j] is widened once for all rows; rows of x are read and widened
+ * once for all w[j]. */
+template <class T, class W, int ROWS, int N_W>
+__device__ __forceinline__ void add_products(float (*sum)[ROWS], const T *x, int n, const W *const *w, int cols)
 {
-    constexpr int WIDE = 16 / sizeof(T);
+    constexpr bool PLAIN = lazy_block_values<W> == 1;
+    constexpr int WIDE = 16 / sizeof(T), UNIT = PLAIN ? WIDE : LAZY_UNIT;
+    /* Blocks are not unrolled, because a unit takes so many instructions that other warps hide its loads, the more of
+     * them the fewer registers each has. */
+    [[maybe_unused]] constexpr int UNROLLED = PLAIN && ROWS == 1 ? 4 : 1;
     int lane = threadIdx.x % 32;
-    if (cols % WIDE) { /* rows are not aligned to a pack */
+    if (PLAIN && cols % WIDE) { /* rows are not aligned to a pack */
         for (int k = lane; k < cols; k += 32)
             for (int r = 0; r < ROWS; r++)
-                if (r < n) sum[r] += lazy_wide(w[k]) * lazy_wide(x[(int64_t)r * cols + k]);
+                for (int j = 0; j < N_W; j++)
+                    if constexpr (PLAIN)
+                        if (r < n) sum[j][r] += lazy_wide(w[j][k]) * lazy_wide(x[(int64_t)r * cols + k]);
         return;
     }
-#pragma unroll 4
-    for (int k = lane * WIDE; k < cols; k += 32 * WIDE) {
-        lazy_pack<T> weights = *reinterpret_cast<const lazy_pack<T> *>(w + k);
+#pragma unroll UNROLLED
+    for (int u = lane; u < cols / UNIT; u += 32) {
+        float weights[N_W][UNIT];
+        const T *at = x;
 #pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            if (r >= n) break;
-            lazy_pack<T> values = *reinterpret_cast<const lazy_pack<T> *>(x + (int64_t)r * cols + k);
-#pragma unroll
-            for (int i = 0; i < WIDE; i++) sum[r] += lazy_wide(weights.value[i]) * lazy_wide(values.value[i]);
-        }
-    }
-}
-
-/* The same with a row of blocks: not unrolled, because a unit takes so many instructions that other warps hide its
- * loads, the more of them the fewer registers each has. */
-template <class T, int ROWS, class B>
-__device__ __forceinline__ void add_products(float (&sum)[ROWS], const T *x, int n, const B *w, int cols)
-{
-    constexpr int WIDE = 16 / sizeof(T);
-#pragma unroll 1
-    for (int u = threadIdx.x % 32; u < cols / LAZY_UNIT; u += 32) {
-        float weights[LAZY_UNIT];
-        const T *at = x + lazy_widen_unit(weights, w, u);
+        for (int j = 0; j < N_W; j++) at = x + lazy_widen_unit(weights[j], w[j], u);
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
             if (r && r >= n) break; /* n is at least 1: no branch in front of the first loads of x */
 #pragma unroll
-            for (int k = 0; k < LAZY_UNIT; k += WIDE) {
-                auto *from = at + (int64_t)r * cols + lazy_place_in_unit<B>(k);
+            for (int k = 0; k < UNIT; k += WIDE) {
+                auto *from = at + (int64_t)r * cols + lazy_place_in_unit<W>(k);
                 lazy_pack<T> values = *reinterpret_cast<const lazy_pack<T> *>(from);
 #pragma unroll
-                for (int i = 0; i < WIDE; i++) sum[r] += weights[k + i] * lazy_wide(values.value[i]);
+                for (int i = 0; i < WIDE; i++)
+#pragma unroll
+                    for (int j = 0; j < N_W; j++) sum[j][r] += weights[j][k + i] * lazy_wide(values.value[i]);
             }
         }
     }
@@ -92,11 +91,18 @@ template <class Y> __device__ __forceinline__ void put(void *y, int64_t at, floa
     lazy_narrow(out, accumulate ? lazy_wide(*out) + total : total);
 }
 
-/* W: T, or the blocks of a format. Grid: (blocks of columns, groups of ROWS rows). */
-template <class T, class W, int ROWS, bool GATED> __global__ void __launch_bounds__(32 * WARPS) gemv(gemv_task p)
+/* Columns of y of one warp. Two share the loads of x where there are rows enough for these to matter; gate and up do
+ * as well. */
+template <int ROWS, bool GATED> constexpr int columns_of_warp = ROWS == 1 || GATED ? 1 : 2;
+
+/* W: T, or the blocks of a format. Grid: (blocks of columns, groups of ROWS rows). Of many rows four blocks at a time
+ * have registers enough; for five, some in f32 would spill. */
+template <class T, class W, int ROWS, bool GATED>
+__global__ void __launch_bounds__(32 * WARPS, ROWS == 1 ? 0 : 4) gemv(gemv_task p)
 {
-    int column = blockIdx.x * WARPS + threadIdx.x / 32, first = p.first + blockIdx.y * ROWS, n = min(ROWS, p.n - first),
-        of_x = first;
+    constexpr int COLUMNS = columns_of_warp<ROWS, GATED>, N_W = GATED ? 2 : COLUMNS, AT_ONCE = ROWS == 1 ? 1 : N_W;
+    int column = (blockIdx.x * WARPS + threadIdx.x / 32) * COLUMNS, first = p.first + blockIdx.y * ROWS,
+        n = min(ROWS, p.n - first), of_x = first;
     int64_t row = p.cols / lazy_block_values<W>;
     auto *matrix = static_cast<const char *>(p.w);
     begin_kernel(false);
@@ -106,35 +112,46 @@ template <class T, class W, int ROWS, bool GATED> __global__ void __launch_bound
         matrix += p.chosen[first] * p.matrix_bytes;
     }
     const T *x = static_cast<const T *>(p.x) + (int64_t)of_x * p.cols;
-    const W *w = reinterpret_cast<const W *>(matrix);
-    float sum[ROWS] = {}, up[ROWS] = {};
-    add_products(sum, x, n, w + column * row, p.cols);
-    if (GATED) add_products(up, x, n, w + (p.columns + column) * row, p.cols);
+    const W *w[N_W];
+    float sum[N_W][ROWS] = {};
+#pragma unroll
+    for (int j = 0; j < N_W; j++) { /* beyond the last column, that one once more */
+        int of_w = GATED ? j * p.columns + column : min(column + j, p.columns - 1);
+        w[j] = reinterpret_cast<const W *>(matrix) + of_w * row;
+    }
+#pragma unroll
+    for (int j = 0; j < N_W; j += AT_ONCE) add_products<T, W, ROWS, AT_ONCE>(sum + j, x, n, w + j, p.cols);
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         if (r >= n) break;
-        float total = lazy_warp_sum(sum[r]) + (p.bias ? p.bias[column] : 0.0f);
-        if (GATED)
-            total = gated_value(total, lazy_warp_sum(up[r]) + (p.bias ? p.bias[p.columns + column] : 0.0f), p.gelu);
-        if (threadIdx.x % 32) continue;
-        int64_t at = (int64_t)(first + r) * p.stride + column;
-        if (p.wide) put<float>(p.y, at, total, p.accumulate);
-        else put<T>(p.y, at, total, p.accumulate);
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++) {
+            float total = lazy_warp_sum(sum[c][r]), up = GATED ? lazy_warp_sum(sum[N_W - 1][r]) : 0.0f;
+            int of_y = column + c;
+            if (threadIdx.x % 32 || of_y >= p.columns) continue;
+            if (p.bias) total += p.bias[of_y];
+            if (GATED) total = gated_value(total, up + (p.bias ? p.bias[p.columns + of_y] : 0.0f), p.gelu);
+            int64_t at = (int64_t)(first + r) * p.stride + of_y;
+            if (p.wide) put<float>(p.y, at, total, p.accumulate);
+            else put<T>(p.y, at, total, p.accumulate);
+        }
     }
+}
+
+template <class T, class W, int ROWS, bool GATED>
+cudaError_t launch_gemv(const gemv_task &p, int groups, cudaStream_t queue)
+{
+    dim3 grid(lazy_blocks(p.columns, WARPS * columns_of_warp<ROWS, GATED>), groups);
+    return lazy_launch(gemv<T, W, ROWS, GATED>, grid, dim3(32 * WARPS), 0, queue, p);
 }
 
 template <class T, class W, bool GATED> cudaError_t run_gemv(gemv_task p, cudaStream_t queue)
 {
-    dim3 block(32 * WARPS), grid(lazy_blocks(p.columns, WARPS));
-    if (p.n == 1 || p.chosen) {
-        grid.y = (unsigned)p.n;
-        return lazy_launch(gemv<T, W, 1, GATED>, grid, block, 0, queue, p);
-    }
+    if (p.n == 1 || p.chosen) return launch_gemv<T, W, 1, GATED>(p, p.n, queue);
     cudaError_t failed = cudaSuccess;
-    for (; p.first < p.n && failed == cudaSuccess; p.first += GEMV_ROWS * MAX_GROUPS) {
-        grid.y = (unsigned)std::min(lazy_blocks(p.n - p.first, GEMV_ROWS), (int)MAX_GROUPS);
-        failed = lazy_launch(gemv<T, W, GEMV_ROWS, GATED>, grid, block, 0, queue, p);
-    }
+    for (; p.first < p.n && failed == cudaSuccess; p.first += GEMV_ROWS * MAX_GROUPS)
+        failed = launch_gemv<T, W, GEMV_ROWS, GATED>(
+            p, std::min(lazy_blocks(p.n - p.first, GEMV_ROWS), (int)MAX_GROUPS), queue);
     return failed;
 }
 
@@ -195,10 +212,9 @@ __global__ void __launch_bounds__(THREADS) cap_logits(float *logits, int vocab, 
 
 dim3 blocks_of(int n, int columns, int per_block) { return dim3(n, lazy_blocks(columns, per_block)); }
 
-/* The most rows of x that gemv multiplies: of plain weights one, since cuBLASLt takes half as long for two to four.
- * Rows more than LAZY_GEMV_ROWS at a time read quantized weights again, and widening these for cuBLASLt moves about
- * five times as many bytes as they have. */
-int most_few_rows(lazy_dtype dtype) { return lazy_is_quantized(dtype) ? LAZY_GEMV_BLOCK_ROWS : 1; }
+/* The most rows of x that gemv multiplies unless cuBLASLt refuses: of plain weights one, since cuBLASLt takes half as
+ * long for two to four. */
+int most_few_rows(lazy_dtype dtype) { return lazy_is_quantized(dtype) ? GEMV_ROWS : 1; }
 
 /* The product by cuBLASLt, panel by panel if w is quantized. */
 int multiply_many(lazy_stream *stream, const gemv_task &p, lazy_dtype dtype, lazy_error *err)

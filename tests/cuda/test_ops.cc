@@ -376,7 +376,7 @@ static void test_logits(const rig &r, int n, int rows, int cols, bool mixed)
     weights w(r, 1, rows, cols, mixed, false);
     given x = r.in(r.values((size_t)(n * cols)));
     result y = r.out_f32(unwritten((size_t)(n * rows)));
-    r.both([&](const side &s) { DO(s, logits, y.on(s), x.on(s), n, w.on(s, n > LAZY_GEMV_BLOCK_ROWS)); });
+    r.both([&](const side &s) { DO(s, logits, y.on(s), x.on(s), n, w.on(s, n > LAZY_GEMV_ROWS)); });
     compare(y, precisions[r.type].of_f32, TERM);
 }
 
@@ -497,6 +497,27 @@ static void test_embed(rig &r, int n, int cols, bool mixed, float scale)
     check(x.bits() == narrowed(r.type, x.plain), "other values than the table's");
 }
 
+/* Products of n rows of x, which widen each block once, give each row what it gets alone, to the bit. */
+static void test_rows_together(const rig &r, int n, int cols, bool gated)
+{
+    now("%s %s, %s, of n %d together, cols %d", r.name(), lazy_formats[r.stored].name, gated ? "gated" : "matmul", n,
+        cols);
+    weights w(r, 1, 2 * random_int(1, 7), cols, false, n % 2);
+    const size_t columns = (size_t)(gated ? w.rows / 2 : w.rows);
+    given x = r.in(r.values((size_t)(n * cols)));
+    result y = r.out(unwritten((size_t)n * columns)), alone = r.out(unwritten((size_t)n * columns));
+    auto multiply = [&](const side &s, result<float> &to, int first, int rows) {
+        const address out = to.on(s, (size_t)first * columns), in = x.on(s, (size_t)(first * cols));
+        if (gated) DO(s, gated, out, in, rows, w.on(s));
+        else DO(s, matmul, out, in, rows, w.on(s), false);
+    };
+    r.both([&](const side &s) { multiply(s, y, 0, n); });
+    compare(y, r.precision(), TERM);
+    if (n > LAZY_GEMV_ROWS) return;
+    for (int row = 0; row < n; row++) multiply(r.gpu, alone, row, 1);
+    check(y.bits() == alone.bits(), "a row has another result alone");
+}
+
 /* Weights of one format, alone and beside others, by few rows and by many, for which they are widened a few rows at a
  * time. */
 static void test_quantized(lazy_dtype type, lazy_dtype format)
@@ -515,6 +536,8 @@ static void test_quantized(lazy_dtype type, lazy_dtype format)
         test_embed(r, n, cols, false, n % 2 ? 1.0f : 5.656854f);
         test_mix_experts(r, n, 3 + round % 2, 2, cols, round % 2);
     }
+    for (int n = 2; n <= LAZY_GEMV_ROWS + 1; n += quick ? 5 : 1)
+        for (bool gated : { false, true }) test_rows_together(r, n, cols, gated);
 }
 
 /* ---- rows ------------------------------------------------------------------------------- */
