@@ -68,12 +68,12 @@ cublasStatus_t propose(cublasLtHandle_t, cublasLtMatmulDesc_t product, cublasLtM
 {
     __atomic_fetch_add(&cuda_on_cpu_searches, 1, __ATOMIC_RELAXED);
     if (!is_supported(*product, *a, *b, c, d)) return CUBLAS_STATUS_NOT_SUPPORTED;
-    const uint64_t *allowed = preference->attribute;
     bool fours = d->rows % 4 == 0,
-         splits = allowed[CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES] >= SPLIT_WORKSPACE &&
-                  allowed[CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK] == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+         splits = preference->attribute[CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES] >= SPLIT_WORKSPACE &&
+                  preference->attribute[CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK] ==
+                      CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     for (int at = CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES; at <= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES; at++)
-        fours = fours && allowed[at] % VECTOR == 0;
+        fours = fours && preference->attribute[at] % VECTOR == 0;
     uint64_t id = fours ? FOURS : splits ? SPLIT : PLAIN;
     *n_found = max_found;
     *found = {};
@@ -126,16 +126,14 @@ cublasStatus_t run(cublasLtHandle_t, cublasLtMatmulDesc_t product, const void *a
                    const cublasLtMatmulAlgo_t *algorithm, void *workspace, size_t workspace_bytes, cudaStream_t stream)
 {
     const uint64_t *chosen = algorithm->data, id = chosen[0];
-    if (!is_supported(*product, *of_a, *of_b, of_c, of_d) || (id == FOURS && of_d->rows % 4 != 0))
-        return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (!is_supported(*product, *of_a, *of_b, of_c, of_d)) return CUBLAS_STATUS_NOT_SUPPORTED;
     uintptr_t bits = (uintptr_t)a | (uintptr_t)b | (uintptr_t)d;
     if (id < FOURS || id > PLAIN || chosen[1] != (uint64_t)of_a->type || chosen[2] != (uint64_t)of_d->type || c != d ||
         *static_cast<const float *>(alpha) != 1.0f || bits % (id == FOURS ? VECTOR : 2) ||
-        (id == SPLIT && workspace_bytes < SPLIT_WORKSPACE))
+        (id == FOURS && of_d->rows % 4) || (id == SPLIT && workspace_bytes < SPLIT_WORKSPACE))
         return CUBLAS_STATUS_INVALID_VALUE;
     auto work = [=, kept = *static_cast<const float *>(beta), of_a = *of_a, of_b = *of_b, of_d = *of_d] {
-        if (id == SPLIT) /* faults if the workspace is invalid */
-            static_cast<char *>(workspace)[0] = static_cast<char *>(workspace)[workspace_bytes - 1] = 1;
+        if (id == SPLIT) static_cast<char *>(workspace)[workspace_bytes - 1] = 1; /* faults if it is too short */
         multiply(a, of_a, b, of_b, d, of_d, kept);
     };
     return cuda_on_cpu::submit(stream, work, 0) ? CUBLAS_STATUS_EXECUTION_FAILED : CUBLAS_STATUS_SUCCESS;
