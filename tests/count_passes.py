@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from tiny import Shape, Tiny, build
 
@@ -25,106 +24,94 @@ RULE = Pruning(  # twice as fast by count at 4096 prompt tokens
 )
 DROPPING = replace(RULE, stages={layer: Drop(keep) for layer, keep in RULE.stages})
 COUNTERS = ("launches", "searches", "memsets", "waits", "uploads", "downloads", "pageable")
-RECORDED = {
-    "prefill, dense": (294, 4, 0, 1, 1, 1, 0),
-    "prefill, pruned": (388, 8, 0, 1, 1, 1, 0),
-    "one more scored layer": (5, 0, 0, 0, 0, 0, 0),
-    "prefill, pruned, of a later session": (388, 0, 0, 1, 1, 1, 0),
-    "decode, dense": (262, 0, 0, 1, 1, 1, 0),
-    "decode, dense, after a pruned prompt": (262, 0, 0, 1, 1, 1, 0),
-    "decode, frozen": (271, 0, 0, 1, 1, 1, 0),
-    "decode, dropped for good": (341, 0, 0, 1, 1, 1, 0),
-    "decode, pruned, none revived": (362, 0, 0, 4, 1, 1, 0),
-    "decode, pruned, 1 revived": (386, 4, 0, 4, 1, 1, 0),
-    "decode, pruned, 8 revived": (386, 4, 0, 4, 1, 1, 0),
-    "decode, pruned, 64 revived": (386, 4, 0, 4, 1, 1, 0),
-    "the same, of a session after one that revived 70": (386, 0, 0, 4, 1, 1, 0),
-}
+GREEDY = Sampler(0.0, 1.0, 0, 0)
 
 
-def counted(work: Callable[[], Any]) -> tuple[int, ...]:
+def counted(session: Session, ids: list[int], generated: bool = False) -> tuple[int, ...]:
     library = ctypes.CDLL(os.environ["LAZYLLM_CUDA_LIBRARY"])
     counters = [ctypes.c_ulonglong.in_dll(library, f"cuda_on_cpu_{name}") for name in COUNTERS]
     before = [counter.value for counter in counters]
-    work()
+    session.advance(ids, GREEDY, generated)
     return tuple(counter.value - start for counter, start in zip(counters, before, strict=True))
 
 
-def prefill(tiny: Tiny, rule: Pruning | None, before: int = 0) -> tuple[int, ...]:
-    """The first pass of a model, or of its second session, after a prompt of `before` tokens in the first."""
+def prefill(tiny: Tiny, rule: Pruning | None, after: int = 0) -> tuple[int, ...]:
+    """The first pass of a model, or of its second session, after a prompt of `after` tokens in the first."""
     model = tiny.load()
-    if before:
-        step(model.session(rule and rule.core()), tiny.ids(before), False)
+    if after:
+        counted(model.session(rule and rule.core()), tiny.ids(after))
     session = model.session(rule and rule.core())
     session.reserve(PROMPT)
-    return counted(lambda: step(session, tiny.ids(PROMPT), False))
+    return counted(session, tiny.ids(PROMPT))
 
 
-def step(session: Session, ids: list[int], generated: bool) -> int:
-    return session.advance(ids, Sampler(0.0, 1.0, 0, 0), generated)
-
-
-def decode_after(tiny: Tiny, rule: Pruning) -> tuple[int, ...]:
+def decode(tiny: Tiny, rule: Pruning | None) -> tuple[int, ...]:
     """The second step after a prompt; in the first, the rule may revive more."""
-    session = tiny.load().session(rule.core())
-    step(session, tiny.ids(PROMPT), False)
-    step(session, [5], True)
-    return counted(lambda: step(session, [5], True))
+    session = tiny.load().session(rule and rule.core())
+    counted(session, tiny.ids(PROMPT))
+    counted(session, [5], True)
+    return counted(session, [5], True)
 
 
-def decode(tiny: Tiny, n_revived: int | None, before: int | None = None) -> tuple[int, ...]:
-    """A step after a prompt of which so many tokens wait for the first stage; None: of a dense session.
+def revive(tiny: Tiny, n: int, model: Model | None = None) -> tuple[int, ...]:
+    """A step after a prompt of which n tokens wait for the first stage.
 
-    The prompt drops all tokens that are not protected; the step protects them. With `before`, of the second
-    session of a model whose first has revived so many.
+    The prompt drops all tokens that are not protected; the step protects them.
     """
-    model = tiny.load()
-    if before is not None:
-        decoded(tiny, model, before)
-    return decoded(tiny, model, n_revived)
-
-
-def decoded(tiny: Tiny, model: Model, n_revived: int | None) -> tuple[int, ...]:
     end = PROMPT - 1  # the query token never waits
-    first = end - (n_revived or 0)
+    first = end - n
     least = Pruning(dict.fromkeys(dict(RULE.stages), 0.01), scoring=RULE.scoring, sink=RULE.sink)
-    session = model.session(None if n_revived is None else least.protecting([(0, first)]).core())
-    step(session, tiny.ids(PROMPT), False)
-    if n_revived is not None:
-        session.reschedule(RULE.protecting([(first, end)] if n_revived else []).core())
-    counts = counted(lambda: step(session, [5], True))
-    assert session.last_pass[:, 2].sum() == (n_revived or 0)
+    session = (model or tiny.load()).session(least.protecting([(0, first)]).core())
+    counted(session, tiny.ids(PROMPT))
+    session.reschedule(RULE.protecting([(first, end)] if n else []).core())
+    counts = counted(session, [5], True)
+    assert session.last_pass[:, 2].sum() == n
     return counts
 
 
+def one_more_scored_layer(tiny: Tiny) -> tuple[int, ...]:
+    fewer, more = (prefill(tiny, Pruning({16: 0.4}, scoring=replace(RULE.scoring, layers=n))) for n in (2, 3))
+    return tuple(b - a for a, b in zip(fewer, more, strict=True))
+
+
+def revive_later(tiny: Tiny) -> tuple[int, ...]:
+    model = tiny.load()
+    revive(tiny, 70, model)
+    return revive(tiny, 64, model)
+
+
+PASSES: dict[str, tuple[Callable[[Tiny], tuple[int, ...]], tuple[int, ...]]] = {  # with the recorded numbers
+    "prefill, dense": (lambda tiny: prefill(tiny, None), (294, 4, 0, 1, 1, 1, 0)),
+    "prefill, pruned": (lambda tiny: prefill(tiny, RULE), (388, 8, 0, 1, 1, 1, 0)),
+    "one more scored layer": (one_more_scored_layer, (5, 0, 0, 0, 0, 0, 0)),
+    "prefill, pruned, of a later session": (lambda tiny: prefill(tiny, RULE, PROMPT - 4), (388, 0, 0, 1, 1, 1, 0)),
+    "decode, dense": (lambda tiny: decode(tiny, None), (262, 0, 0, 1, 1, 1, 0)),
+    "decode, dense, after a pruned prompt": (
+        lambda tiny: decode(tiny, replace(RULE, decode={})),
+        (262, 0, 0, 1, 1, 1, 0),
+    ),
+    "decode, frozen": (lambda tiny: decode(tiny, replace(RULE, decode="frozen")), (271, 0, 0, 1, 1, 1, 0)),
+    "decode, dropped for good": (lambda tiny: decode(tiny, DROPPING), (341, 0, 0, 1, 1, 1, 0)),
+    "decode, pruned, none revived": (lambda tiny: revive(tiny, 0), (362, 0, 0, 4, 1, 1, 0)),
+    "decode, pruned, 1 revived": (lambda tiny: revive(tiny, 1), (386, 4, 0, 4, 1, 1, 0)),
+    "decode, pruned, 8 revived": (lambda tiny: revive(tiny, 8), (386, 4, 0, 4, 1, 1, 0)),
+    "decode, pruned, 64 revived": (lambda tiny: revive(tiny, 64), (386, 4, 0, 4, 1, 1, 0)),
+    "the same, of a session after one that revived 70": (revive_later, (386, 0, 0, 4, 1, 1, 0)),
+}
+
+
 def main() -> int:
-    with TemporaryDirectory() as folder:
-        tiny = build(SHAPE, Path(folder))
-        fewer, more = (
-            prefill(tiny, Pruning({16: 0.4}, scoring=replace(RULE.scoring, layers=layers))) for layers in (2, 3)
-        )
-        dense, pruned = prefill(tiny, None), prefill(tiny, RULE)
-        seen = {
-            "prefill, dense": dense,
-            "prefill, pruned": pruned,
-            "one more scored layer": tuple(b - a for a, b in zip(fewer, more, strict=True)),
-            "prefill, pruned, of a later session": prefill(tiny, RULE, before=PROMPT - 4),
-            "decode, dense": decode(tiny, None),
-            "decode, dense, after a pruned prompt": decode_after(tiny, replace(RULE, decode={})),
-            "decode, frozen": decode_after(tiny, replace(RULE, decode="frozen")),
-            "decode, dropped for good": decode_after(tiny, DROPPING),
-            "decode, pruned, none revived": decode(tiny, 0),
-            **{f"decode, pruned, {n} revived": decode(tiny, n) for n in (1, 8, 64)},
-            "the same, of a session after one that revived 70": decode(tiny, 64, before=70),
-        }
     print("| a pass |", " | ".join(COUNTERS), "|")
     print("|---|", "---|" * len(COUNTERS), sep="")
     above = 0
-    for name, counts in seen.items():
-        print(f"| {name} |", " | ".join(map(str, counts)), "|")
-        if any(count > limit for count, limit in zip(counts, RECORDED[name], strict=True)):
-            above += 1
-            print(f"FAILED: {name}: {RECORDED[name]} are recorded")
+    with TemporaryDirectory() as folder:
+        tiny = build(SHAPE, Path(folder))
+        for name, (work, recorded) in PASSES.items():
+            counts = work(tiny)
+            print(f"| {name} |", " | ".join(map(str, counts)), "|")
+            if any(count > limit for count, limit in zip(counts, recorded, strict=True)):
+                above += 1
+                print(f"FAILED: {name}: {recorded} are recorded")
     return above
 
 

@@ -84,7 +84,7 @@ struct allocation {
 std::mutex device_mutex; /* guards everything below, and serialises device work */
 std::map<uintptr_t, allocation> allocations;
 std::set<cudaStream_t> streams;
-/* of the default stream, and of streams that wait for it: their work runs in the order of the calls */
+/* of the default stream */
 const std::shared_ptr<work_queue> default_queue = std::make_shared<work_queue>();
 
 thread_local int current_device;
@@ -96,11 +96,12 @@ cudaError_t result(cudaError_t code)
     return code;
 }
 
-/* Runs the body of a function of the runtime. */
+/* Runs the body of a function of the runtime; one that returns nothing succeeds. */
 template <class F, class... A> cudaError_t locked(F body, A... args)
 {
     std::lock_guard hold(device_mutex);
-    return result(body(args...));
+    if constexpr (!std::is_void_v<decltype(body(args...))>) return result(body(args...));
+    else return body(args...), cudaSuccess;
 }
 
 size_t setting(const char *name, size_t otherwise)
@@ -274,7 +275,6 @@ cudaError_t cudaDeviceSynchronize()
     return locked([] {
         cuda_on_cpu_waits++;
         finish_all();
-        return cudaSuccess;
     });
 }
 
@@ -285,34 +285,28 @@ cudaError_t cudaRuntimeGetVersion(int *version) { return *version = CUDART_VERSI
 
 cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
 
-#define ERRORS(ERROR)                                                                                                  \
-    ERROR(cudaSuccess, "no error")                                                                                     \
-    ERROR(cudaErrorInvalidValue, "invalid argument")                                                                   \
-    ERROR(cudaErrorMemoryAllocation, "out of memory")                                                                  \
-    ERROR(cudaErrorLaunchOutOfResources, "too many resources requested for launch")                                    \
-    ERROR(cudaErrorNoDevice, "no CUDA-capable device is detected")                                                     \
-    ERROR(cudaErrorInvalidDevice, "invalid device ordinal")                                                            \
-    ERROR(cudaErrorInvalidResourceHandle, "invalid resource handle")
-#define NAME(code, text)                                                                                               \
-    case code: return #code;
-#define TEXT(code, text)                                                                                               \
-    case code: return text;
+struct error_text {
+    cudaError_t code;
+    const char *name, *text;
+};
 
-const char *cudaGetErrorName(cudaError_t error)
+static const error_text &text_of(cudaError_t error)
 {
-    switch (error) {
-        ERRORS(NAME)
-    default: return "unrecognized error code";
-    }
+#define ERROR(code, text) { code, #code, text }
+    static const error_text all[] = {
+        ERROR(cudaSuccess, "no error"),
+        ERROR(cudaErrorInvalidValue, "invalid argument"),
+        ERROR(cudaErrorMemoryAllocation, "out of memory"),
+        ERROR(cudaErrorLaunchOutOfResources, "too many resources requested for launch"),
+        ERROR(cudaErrorNoDevice, "no CUDA-capable device is detected"),
+        ERROR(cudaErrorInvalidDevice, "invalid device ordinal"),
+        ERROR(cudaErrorInvalidResourceHandle, "invalid resource handle"),
+    };
+    return *std::find_if(all, std::end(all) - 1, [&](const error_text &one) { return one.code == error; });
 }
 
-const char *cudaGetErrorString(cudaError_t error)
-{
-    switch (error) {
-        ERRORS(TEXT)
-    default: return "unrecognized error code";
-    }
-}
+const char *cudaGetErrorName(cudaError_t error) { return text_of(error).name; }
+const char *cudaGetErrorString(cudaError_t error) { return text_of(error).text; }
 
 /* ---- memory ---- */
 
@@ -321,7 +315,6 @@ cudaError_t cudaMemGetInfo(size_t *free, size_t *total)
     return locked([&] {
         *free = free_memory();
         *total = total_memory();
-        return cudaSuccess;
     });
 }
 
@@ -376,13 +369,11 @@ cudaError_t cudaMemsetAsync(void *memory, int value, size_t bytes, cudaStream_t 
 
 /* ---- streams and events ---- */
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags)
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned /* cudaStreamNonBlocking */)
 {
     return locked([&] {
-        bool waits_for_default = !(flags & cudaStreamNonBlocking);
-        *out = new CUstream_st{ current_device, waits_for_default ? default_queue : std::make_shared<work_queue>() };
+        *out = new CUstream_st{ current_device, std::make_shared<work_queue>() };
         streams.insert(*out);
-        return cudaSuccess;
     });
 }
 
@@ -392,7 +383,6 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
         finish(*stream->queue);
         streams.erase(stream);
         delete stream;
-        return cudaSuccess;
     });
 }
 
@@ -401,7 +391,6 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream)
     return locked([&] {
         cuda_on_cpu_waits++;
         finish(*queue_of(stream));
-        return cudaSuccess;
     });
 }
 
@@ -422,7 +411,6 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
     return locked([&] {
         event->queue = queue_of(stream);
         event->n = event->queue->n_done + event->queue->waiting.size();
-        return cudaSuccess;
     });
 }
 
@@ -436,6 +424,5 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event)
     return locked([&] {
         cuda_on_cpu_waits += event->queue->n_done < event->n;
         finish(*event->queue, event->n);
-        return cudaSuccess;
     });
 }

@@ -3,8 +3,6 @@
 #ifndef CUDA_TESTS_COMMON_H
 #define CUDA_TESTS_COMMON_H
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -61,39 +59,18 @@ static inline int checked()
 
 /* ---- numbers ---- */
 
-static inline void put(unsigned char *at, lazy_dtype type, float value)
-{
-    __half f16 = __float2half_rn(value);
-    __nv_bfloat16 bf16 = __float2bfloat16_rn(value);
-    const void *from = type == LAZY_F16    ? (const void *)&f16
-                       : type == LAZY_BF16 ? (const void *)&bf16
-                                           : (const void *)&value;
-    memcpy(at, from, lazy_float_bytes(type));
-}
-
-static inline float get(const unsigned char *at, lazy_dtype type)
-{
-    __half f16;
-    __nv_bfloat16 bf16;
-    float f32;
-    switch (type) {
-    case LAZY_F16: memcpy(&f16, at, sizeof f16); return __half2float(f16);
-    case LAZY_BF16: memcpy(&bf16, at, sizeof bf16); return __bfloat162float(bf16);
-    default: memcpy(&f32, at, sizeof f32); return f32;
-    }
-}
-
 static inline bytes narrowed(lazy_dtype type, const floats &values)
 {
     bytes data(values.size() * lazy_float_bytes(type));
-    for (size_t i = 0; i < values.size(); i++) put(&data[i * lazy_float_bytes(type)], type, values[i]);
+    lazy_narrow(data.data(), values.data(), type, (int)values.size());
     return data;
 }
 
 static inline floats widened(lazy_dtype type, const bytes &data)
 {
-    floats values(data.size() / lazy_float_bytes(type));
-    for (size_t i = 0; i < values.size(); i++) values[i] = get(&data[i * lazy_float_bytes(type)], type);
+    const lazy_format &format = lazy_formats[type];
+    floats values(data.size() / (size_t)format.bytes * (size_t)format.values);
+    lazy_widen(values.data(), data.data(), type, (int)values.size());
     return values;
 }
 

@@ -302,105 +302,66 @@ static void test_threads(lazy_gemm *gemm)
 
 #ifndef LAZY_CUDA_ON_CPU
 
-static bool load_fails(const char *const *places, int n_places, std::vector<const char *> says)
+/* Loads the library in a child process, because one stays loaded, after prepare(). file: the one that it must take;
+ * NULL: it must take none, and say these words. */
+template <class F>
+static void test_load(const char *what, F prepare, const std::vector<const char *> &places, const char *file,
+                      const std::vector<const char *> &words = {})
 {
-    const lazy_cublas *table = nullptr;
-    lazy_error err = {};
-    int code = lazy_cublas_load(&table, places, n_places, &err);
-    bool good = code == LAZY_DEVICE && !table && err.code == LAZY_DEVICE;
-    for (const char *word : says) good = good && strstr(err.message, word);
-    if (!good) printf("code %d, %s\n", code, err.message);
-    return good;
-}
-
-static bool load_takes(const char *const *places, int n_places, const char *file)
-{
-    const lazy_cublas *table = nullptr;
-    lazy_error err = {};
-    int code = lazy_cublas_load(&table, places, n_places, &err);
-    bool good = code == LAZY_OK && table && strcmp(table->file, file) == 0 && table->version >= 120000;
-    if (!good) printf("code %d, %s, took %s\n", code, err.message, table ? table->file : "nothing");
-    return good;
-}
-
-/* Runs `test` in a child process, because a loaded library stays loaded; returns its result. */
-template <class F> static bool alone(F test)
-{
+    now("loading: %s", what);
     fflush(stdout);
     pid_t child = fork();
     if (child == 0) {
-        bool good = test();
+        prepare();
+        const lazy_cublas *table = nullptr;
+        lazy_error err = {};
+        int code = lazy_cublas_load(&table, places.data(), (int)places.size(), &err);
+        bool good = file ? code == LAZY_OK && strcmp(table->file, file) == 0 && table->version >= 120000
+                         : code == LAZY_DEVICE && !table;
+        for (const char *word : words) good = good && strstr(err.message, word);
+        if (!good) printf("code %d, %s, took %s\n", code, err.message, table ? table->file : "nothing");
         fflush(stdout);
         _exit(good ? 0 : 1);
     }
     int status = -1;
-    return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    waitpid(child, &status, 0);
+    check(WIFEXITED(status) && WEXITSTATUS(status) == 0, "not as expected");
 }
 
 static void test_loading(const char *library)
 {
     unsetenv("LAZYLLM_CUBLAS");
     unsetenv("CUDA_HOME");
-    const char *missing[] = { "/nowhere/one/libcublasLt.so.13", "/nowhere/two/libcublasLt.so.12" };
-    const char *useless[] = { "/etc/passwd" };
-    auto variable = [](const char *file, const char *trouble) {
-        now("LAZYLLM_CUBLAS=%s", file);
-        check(alone([&] {
-                  setenv("LAZYLLM_CUBLAS", file, 1);
-                  return load_fails(nullptr, 0, { "LAZYLLM_CUBLAS=", file, trouble });
-              }),
-              "it is taken");
-    };
-    variable("/nowhere/libcublasLt.so.13", "No such file");
-    variable("libm.so.6", "it has no cublasLtCreate");
-
-    const bool none_by_loader = alone([] {
-        const lazy_cublas *table;
-        return lazy_cublas_load(&table, nullptr, 0, nullptr) != LAZY_OK;
-    });
-    if (none_by_loader) {
-        check(alone([&] {
-                  return load_fails(
-                      missing, 2, { missing[0], missing[1], "pip install nvidia-cublas", "LAZYLLM_CUBLAS", "not set" });
-              }),
-              "places without a library");
-        check(alone([&] {
-                  setenv("CUDA_HOME", "/nowhere/cuda", 1);
-                  return load_fails(useless, 1, { "/etc/passwd cannot be used", "/nowhere/cuda" });
-              }),
-              "a place with something else");
+    const char *missing = "/nowhere/one/libcublasLt.so.13", *useless = "/etc/passwd";
+    auto variable = [](const char *file) { return [file] { setenv("LAZYLLM_CUBLAS", file, 1); }; };
+    test_load("LAZYLLM_CUBLAS of no file", variable(missing), {}, nullptr,
+              { "LAZYLLM_CUBLAS=", missing, "No such file" });
+    test_load("LAZYLLM_CUBLAS of another library", variable("libm.so.6"), {}, nullptr, { "it has no cublasLtCreate" });
+    if (library) {
+        test_load("the variable", variable(library), { missing }, library);
+        test_load("one already loaded", [&] { dlopen(library, RTLD_NOW | RTLD_LOCAL); }, { missing }, library);
+        setenv("LAZYLLM_CUBLAS", library, 1);
     }
+    if (dlopen("libcublasLt.so.13", RTLD_NOW) || dlopen("libcublasLt.so.12", RTLD_NOW)) return; /* places come later */
+    auto home_at = [](const char *home) {
+        return [home] {
+            unsetenv("LAZYLLM_CUBLAS");
+            setenv("CUDA_HOME", home, 1);
+        };
+    };
+    test_load(
+        "none", home_at("/nowhere/cuda"), { missing, useless }, nullptr,
+        { missing, "/etc/passwd cannot be used", "/nowhere/cuda", "pip install nvidia-cublas", "LAZYLLM_CUBLAS" });
     if (!library) return;
-
-    check(alone([&] {
-              setenv("LAZYLLM_CUBLAS", library, 1);
-              bool good = load_takes(missing, 2, library);
-              setenv("LAZYLLM_CUBLAS", "/nowhere/libcublasLt.so.13", 1);
-              return good && load_takes(missing, 2, library); /* the library stays loaded */
-          }),
-          "the variable");
-    check(alone([&] { return dlopen(library, RTLD_NOW | RTLD_LOCAL) && load_takes(missing, 2, library); }),
-          "one already loaded");
-    check(alone([&] {
-              const char *places[] = { missing[0], useless[0], library };
-              return load_takes(places, 3, library);
-          }),
-          "a place");
-    if (!none_by_loader) return; /* CUDA_HOME comes after the loader's search path */
-    check(alone([&] {
-              char home[] = "/tmp/test_gemm_XXXXXX";
-              if (!mkdtemp(home)) return false;
-              std::string folder = std::string(home) + "/lib64", link = folder + "/libcublasLt.so.12";
-              setenv("CUDA_HOME", home, 1);
-              bool good = mkdir(folder.c_str(), 0700) == 0 && symlink(library, link.c_str()) == 0;
-              good = good && load_takes(missing, 2, link.c_str());
-              unlink(link.c_str());
-              rmdir(folder.c_str());
-              rmdir(home);
-              return good;
-          }),
-          "CUDA_HOME");
-    setenv("LAZYLLM_CUBLAS", library, 1);
+    test_load("a place", home_at("/nowhere/cuda"), { missing, useless, library }, library);
+    char home[] = "/tmp/test_gemm_XXXXXX";
+    must(mkdtemp(home) ? LAZY_OK : LAZY_IO, {});
+    std::string folder = std::string(home) + "/lib64", link = folder + "/libcublasLt.so.12";
+    check(mkdir(folder.c_str(), 0700) == 0 && symlink(library, link.c_str()) == 0, "no link to the library");
+    test_load("CUDA_HOME", home_at(home), { missing }, link.c_str());
+    unlink(link.c_str());
+    rmdir(folder.c_str());
+    rmdir(home);
 }
 
 #endif
