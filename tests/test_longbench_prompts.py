@@ -177,46 +177,6 @@ def test_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         available("hub:THUDM/LongBench")
 
 
-def test_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import pyarrow as arrow
-    from pyarrow import parquet
-
-    classes = ["Date", "Food"]
-    rows = {
-        "hotpotqa": [item(number=number) for number in range(3)],
-        "trec": [item("trec", number, all_classes=classes) for number in range(3)],
-    }
-
-    def write(path: Path, contents: list[dict[str, Any]]) -> Path:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        parquet.write_table(arrow.Table.from_pylist(contents), path)
-        return path
-
-    write(tmp_path / "a" / "hotpotqa" / "test-00000-of-00002.parquet", rows["hotpotqa"][:2])
-    write(tmp_path / "a" / "hotpotqa" / "test-00001-of-00002.parquet", rows["hotpotqa"][2:])
-    write(tmp_path / "a" / "hotpotqa_e" / "test" / "0000.parquet", rows["hotpotqa"][:1])
-    write(tmp_path / "a" / "trec-test.parquet", rows["trec"])
-    assert tuple(available(tmp_path / "a")) == ("hotpotqa", "trec", "hotpotqa_e")
-    assert read(tmp_path / "a", "hotpotqa") == rows["hotpotqa"]
-    assert read(tmp_path / "a", "hotpotqa_e") == rows["hotpotqa"][:1]
-    assert read(tmp_path / "a", "trec") == rows["trec"]
-
-    one = write(tmp_path / "hotpotqa.parquet", [*rows["hotpotqa"], item(number=9, answers=[""], input=None)])
-    with pytest.raises(ValueError, match=r"hotpotqa.parquet, row 4: input is None; expected a string"):
-        read(one, "hotpotqa")
-
-    other = write(tmp_path / "other.parquet", rows["trec"])
-    with pytest.raises(FileNotFoundError, match=r"other.parquet lacks trec; it holds no data set: expected"):
-        available(other, "trec")
-    one.write_bytes(one.read_bytes()[:-20])
-    with pytest.raises(ValueError, match=r"hotpotqa.parquet could not be read as parquet: "):
-        read(one, "hotpotqa")
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert tuple(available(one)) == ("hotpotqa",)
-    with pytest.raises(ImportError, match=r"hotpotqa.parquet needs the package pyarrow: pip install pyarrow"):
-        read(one, "hotpotqa")
-
-
 def test_data_refusals(tmp_path: Path) -> None:
     (tmp_path / "items.csv").write_text("")
     (tmp_path / "none").mkdir()
@@ -287,11 +247,6 @@ def test_templates_are_found_in_the_data_folder_only(tmp_path: Path) -> None:
         path = write_templates(place)
         assert find_templates(data) == Templates(str(path), PROMPTS, LENGTHS)
     assert read(data, "hotpotqa") == rows
-    (data / "data" / "hotpotqa.jsonl").unlink()
-    other = data / "backup" / "2023" / "hotpotqa.parquet"
-    other.parent.mkdir(parents=True)
-    other.write_bytes(b"PAR1")
-    assert tuple(available(data)) == ()
 
 
 def test_a_zip_has_the_official_templates(tmp_path: Path) -> None:

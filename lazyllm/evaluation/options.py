@@ -79,7 +79,7 @@ class DataOptions(RunOptions):
     """Options of the runs on LongBench's items."""
 
     data: Annotated[
-        str | Path | None, "the benchmark's folder, zip or parquet, or hub:OWNER/NAME; default: generated", "DIR"
+        str | Path | None, "the benchmark's folder or zip, or hub:OWNER/NAME; default: generated", "DIR"
     ] = None
     datasets: Annotated[
         Sequence[str] | None, "default: the 16 English ones that are there, or all generated tasks", "NAME,…"
