@@ -152,7 +152,7 @@ def test_only_what_a_call_asks_for_is_run_again(
         patched.setattr(lazyllm.evaluation.generated.tasks.GeneratedTasks, "score", full)
         failed = ruler(llm, tmp_path)
     assert len(failed.summary.failed) == 4
-    made = ruler(llm, tmp_path, [{1: 0.5}], retry_failed=True)
+    made = ruler(llm, tmp_path, [{1: 0.5}])
     assert keys(made.rows) == [*keys(failed.rows)[::2], *keys(failed.rows)[1::2]]
     assert {row["setting"] for row in made.summary.failed} == {"dense"}
 

@@ -159,7 +159,7 @@ def test_an_answer_on_samsum_begins_neither_with_an_end_nor_with_a_line_break(
     assert row["prediction"] == llm.tokenizer.decode([i for i in expected if i not in (end, newline)])
 
 
-def test_a_failed_item_is_an_error_row_and_runs_again_where_that_is_wished(
+def test_a_failed_item_is_an_error_row_and_the_same_call_runs_it_again(
     llm: lazyllm.LLM, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(name: str) -> Callable[..., Any]:
@@ -182,8 +182,7 @@ def test_a_failed_item_is_an_error_row_and_runs_again_where_that_is_wished(
         assert "score" not in bad
         assert len(result.summary.rows) == 3
         assert "lcc-0" in (tmp_path / name / "report.md").read_text()
-        assert len(run(llm, data, tmp_path / name, **options).summary.failed) == 1
-        again = run(llm, data, tmp_path / name, retry_failed=True, **options)
+        again = run(llm, data, tmp_path / name, **options)
         assert len(again.summary.rows) == len(again.rows) == 4
 
 

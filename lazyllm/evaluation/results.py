@@ -106,13 +106,13 @@ class Key(NamedTuple):
 
 @contextmanager
 def opened_run(
-    path: Path, manifest: Manifest, digests: Mapping[tuple[str, str], str] | None = None, again: Collection[Key] = ()
+    path: Path, manifest: Manifest, digests: Mapping[tuple[str, str], str] | None = None, planned: Collection[Key] = ()
 ) -> Iterator[RunFolder]:
     """A folder for results, which one process has at a time.
 
     The conditions in the manifest must agree with those of earlier rows. `digests`: those of the items, by
-    data set and item; a row of an item that was another is an error. Rows of `again` that failed are dropped,
-    so that they run again.
+    data set and item; a row of an item that was another is an error. Failed rows of the `planned` trials are
+    dropped, so that they run again.
     """
     path.mkdir(parents=True, exist_ok=True)
     try:
@@ -126,7 +126,7 @@ def opened_run(
             manifest = joined(read_manifest(path), manifest, str(path), "this one")
         check_contents(rows, str(path), dict(digests or {}), "that is given now")
         folder = RunFolder(path, manifest, rows)
-        kept = [row for row in rows if "error" not in row or Key.of(row) not in again]
+        kept = [row for row in rows if "error" not in row or Key.of(row) not in planned]
         if len(kept) < len(rows):
             folder.replace(kept)
         yield folder
