@@ -131,9 +131,9 @@ _lock = Lock()
 
 
 def model_there(recipe: Recipe) -> LLM:
-    """Loaded once in a worker's process, and again when a file of it has changed."""
+    """Loaded once in a worker's process."""
     key = tuple(recipe.model.values())
-    if key not in _models or _models[key].checkpoint.changed():
+    if key not in _models:
         _warm.clear()
         _models.clear()  # the memory is free before the next is loaded
         device = recipe.model["device"]

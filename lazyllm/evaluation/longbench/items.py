@@ -1,7 +1,5 @@
 """LongBench's items: read from a folder, a zip or the hub, each field of each item checked."""
 
-import os
-import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +16,6 @@ from lazyllm.support.optional import fetch
 
 HUB = "hub:"
 HUB_FILE = "data.zip"
-SURROGATE = re.compile(r"[\ud800-\udfff]")
 GET = f"for LongBench itself: pip install huggingface_hub, then --data {HUB}THUDM/LongBench"
 """Message for users who have no copy of the benchmark."""
 EXPECTED = f"a folder of NAME.jsonl, a {HUB_FILE}, or {HUB}OWNER/NAME"
@@ -37,7 +34,7 @@ def resolve_data(data: str | Path) -> Path:
         return fetch(
             f"{HUB_FILE} of {data}", lambda module: module.hf_hub_download(repository, HUB_FILE, repo_type="dataset")
         )
-    path = Path(os.path.abspath(user_path(data)))
+    path = user_path(data).absolute()
     if not path.exists():
         raise FileNotFoundError(f"data: {path} does not exist; expected {EXPECTED}; {GET}")
     return path
@@ -112,8 +109,7 @@ def rows(file: File) -> Iterator[tuple[str, Item]]:
 
 
 def is_text(value: object) -> bool:
-    """True for a string without lone surrogates, which UTF-8 cannot encode."""
-    return isinstance(value, str) and (value.isascii() or not SURROGATE.search(value))
+    return isinstance(value, str)
 
 
 def is_list(value: object) -> bool:
