@@ -24,10 +24,9 @@ from lazyllm.evaluation.generated.tasks import (
     ONE_NEEDLE,
     TASKS,
     generate,
+    generated_items,
     needles_found,
-    niah_items,
     prompt_encoder,
-    ruler_items,
 )
 from lazyllm.evaluation.longbench.items import checked_item
 from lazyllm.evaluation.options import NiahOptions, RulerOptions
@@ -306,7 +305,7 @@ def test_bad_input_is_refused_by_name() -> None:
             generate(**options)
     for lists, words in (({"lengths": []}, "lengths must be"), ({"depths": [10, 10.0]}, "depths must be")):
         with pytest.raises(ValueError, match=f"{words} different numbers, at least one"):
-            niah_items(pieces, NiahOptions(**{"lengths": [500], **lists}))
+            generated_items(pieces, NiahOptions(**{"lengths": [500], **lists}))
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
@@ -344,7 +343,7 @@ def test_questions_stand_among_other_documents(tmp_path: Path) -> None:
         row |= {"length": 50, "language": "en", "all_classes": None, "_id": str(number)}
         with (tmp_path / f"{name}.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
-    items = ruler_items(pieces, RulerOptions(lengths=[700], count=3, qa=tmp_path))
+    items = generated_items(pieces, RulerOptions(lengths=[700], count=3, qa=tmp_path))
     assert [*items] == [f"{kind.name}@700" for kind in OF_RULER]
     for name, n_own in (("qa_1", 1), ("qa_2", 5)):
         questions = read_questions(tmp_path, name)
@@ -380,7 +379,7 @@ def test_string_match_by_hand() -> None:
 def test_a_grid_has_each_length_and_depth_in_noise_or_in_the_users_prose(prose: Path) -> None:
     for folder, task, word in ((None, "niah_single_1", "road"), (prose, "niah_single_2", "ferry")):
         options = NiahOptions(lengths=[400, 800], depths=[0, 50, 100], count=2, prose=folder)
-        grid = niah_items(pieces, options)
+        grid = generated_items(pieces, options)
         assert [*grid] == [f"{task}@400", f"{task}@800"]
         for length, items in zip((400, 800), grid.values(), strict=True):
             places = [(depth, f"{depth}/{number}") for depth in (0, 50, 100) for number in range(2)]

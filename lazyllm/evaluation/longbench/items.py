@@ -108,24 +108,18 @@ def rows(file: File) -> Iterator[tuple[str, Item]]:
                 yield where, parse_object(line, where)
 
 
-def is_text(value: object) -> bool:
-    return isinstance(value, str)
+def are_texts(value: object) -> bool:
+    return isinstance(value, list) and len(value) > 0 and all(isinstance(text, str) for text in value)
 
 
-def is_list(value: object) -> bool:
-    return isinstance(value, list) and len(value) > 0 and all(map(is_text, value))
-
-
-TEXT = is_text, "a string"
-NAME = (lambda value: is_text(value) and value != ""), "a string that is not empty"
+TEXT = (lambda value: isinstance(value, str)), "a string"
 CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "input": TEXT,
     "context": TEXT,
-    "answers": (is_list, "a list of at least one string"),
+    "answers": (are_texts, "a list of at least one string"),
     "length": (lambda value: type(value) is int and value >= 0, "a whole number from 0"),
-    "language": NAME,
-    "all_classes": (lambda value: value is None or is_list(value), "a list of at least one string, or null"),
-    "_id": NAME,
+    "all_classes": (lambda value: value is None or are_texts(value), "a list of at least one string, or null"),
+    "_id": (lambda value: isinstance(value, str) and value != "", "a string that is not empty"),
 }
 
 
