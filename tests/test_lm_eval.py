@@ -30,6 +30,7 @@ from lm_eval.tasks import TaskManager  # noqa: E402
 from lazyllm.evaluation.harness import HarnessModel, default_device  # noqa: E402
 
 STAGES = {"1": 0.5, "3": 0.3}
+PAPER = Paper(STAGES)
 TEXT = "The sea was calm, and the ship went on for days. Nobody on board knew where it was going, "
 CONTEXTS = ["The sea", "The sea ", TEXT * 2, "", "é, ü", BOS + "Once"]
 CONTINUATIONS = [" was calm", "x", " and went on", "é"]
@@ -159,14 +160,6 @@ def test_a_pruned_context_changes_the_numbers_and_not_from_run_to_run(ours: Harn
     assert answers(pruned, [TEXT], max_gen_toks=40) != answers(ours, [TEXT], max_gen_toks=40)
 
 
-def test_a_policy_is_a_setting(ours: HarnessModel, pruned: HarnessModel) -> None:
-    model = HarnessModel(ours.llm, Paper(STAGES))
-    assert "Paper" in model.get_model_info()["pruning"]
-    pairs, options = [(TEXT, "x"), (TEXT, " and went on")], {"until": [], "max_gen_toks": 4}
-    assert_same(likelihoods(model, pairs), likelihoods(pruned, pairs))
-    assert answers(model, [TEXT], **options) == answers(pruned, [TEXT], **options)
-
-
 def test_the_context_is_the_prompt_and_the_continuation_is_generated(pruned: HarnessModel) -> None:
     tokenizer, want = pruned.llm.tokenizer, 0.0
     session = pruned.llm.session(lazyllm.Pruning(STAGES))
@@ -203,12 +196,13 @@ def test_sampled_answers_repeat_by_seed_and_differ_between_requests(ours: Harnes
         ({"method": "random", "keep": 0.5}, lazyllm.RandomDrop(0.5)),
         ("static:layer=1,keep=0.5", lazyllm.StaticPruning(1, 0.5)),
         (lazyllm.RandomDrop(0.5, 1), lazyllm.RandomDrop(0.5, 1)),
+        (PAPER, PAPER),
     ],
 )
 def test_settings_and_what_results_say_of_them(ours: HarnessModel, given: Any, setting: Any) -> None:
     model = HarnessModel(ours.llm, given)
     assert model.pruning == setting
-    assert lazyllm.parse_method(model.get_model_info()["pruning"]) == setting
+    assert model.get_model_info()["pruning"] == setting.to_json()
     assert len(likelihoods(model, [(TEXT, " so")])) == 1
 
 

@@ -110,16 +110,6 @@ def test_the_command_runs_on_workers_of_its_own_and_grows(
     assert there["threads"] == max(1, lazyllm.load(folder, device="cpu").threads // 2)
 
 
-def test_the_command_runs_on_a_cluster(
-    folder: Path, cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LAZYLLM_PROGRESS", "0")
-    call = ["niah", "--model", str(folder), "--wrapper", "none", "--warm-ups", "0", "--lengths", "560"]
-    call += ["--depths", "0,50", "--device", "cpu", "--threads", "1", "--out", str(tmp_path)]
-    assert main([*call, "--scheduler", cluster.scheduler_address]) == 0
-    assert [row["item"] for row in read_rows(tmp_path)] == ["0/0", "50/0"]
-
-
 def test_a_setting_that_cannot_be_sent_is_refused_by_name(llm: lazyllm.LLM, tmp_path: Path) -> None:
     class Locked(lazyllm.Policy):
         def __init__(self, stages: Any) -> None:
@@ -134,23 +124,20 @@ def test_a_setting_that_cannot_be_sent_is_refused_by_name(llm: lazyllm.LLM, tmp_
     assert not (tmp_path / "run").exists()
 
 
-def test_wrong_options_are_refused(llm: lazyllm.LLM, tmp_path: Path) -> None:
+def test_wrong_options_and_a_missing_package_are_refused(
+    llm: lazyllm.LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
     for options, words in (
         ({"workers": 0}, "workers must be from 1"),
         ({"workers": 2, "scheduler": "tcp://x:1"}, "give workers, .* or scheduler"),
         ({"worker_threads": 2}, "worker_device and worker_threads are for workers or a scheduler"),
         ({"workers": 2, "worker_threads": 0}, "worker_threads must be from 1"),
+        ({"workers": 2, "tasks": ["niah_single_1"]}, r"pip install 'lazyllm-engine\[cluster\]'"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises((ValueError, ImportError), match=words):
             longbench.run_ruler(llm, SETTINGS, out=tmp_path / "run", lengths=[560], **QUIET, **options)
         assert not (tmp_path / "run").exists()
-
-
-def test_a_missing_package_is_named(llm: lazyllm.LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(ImportError, match=r"pip install 'lazyllm-engine\[cluster\]'"):
-        lazyllm.sweep(llm, SETTINGS, out=tmp_path / "run", workers=2, **TASK, **QUIET)
-    assert not (tmp_path / "run").exists()
 
 
 def recipe_and_trials(llm: lazyllm.LLM, count: int, settings: Any = SETTINGS) -> tuple[Recipe, list[Any]]:
