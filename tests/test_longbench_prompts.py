@@ -242,15 +242,11 @@ def test_templates_are_found_in_the_data_folder_only(tmp_path: Path) -> None:
     write_templates(tmp_path / "config")
     for folder in (data / "data", data, data / "data" / "hotpotqa.jsonl"):
         assert find_templates(folder) is official()
+    assert find_templates(write_zip(tmp_path / "data.zip", {})) is official()  # not what lies beside the zip
     for place in (data / "config", data):
         path = write_templates(place)
         assert find_templates(data) == Templates(str(path), PROMPTS, LENGTHS)
     assert read(data, "hotpotqa") == rows
-
-
-def test_a_zip_has_the_official_templates(tmp_path: Path) -> None:
-    write_templates(tmp_path)
-    assert find_templates(write_zip(tmp_path / "data.zip", {})) is official()  # not what lies beside the zip
 
 
 def test_given_templates(tmp_path: Path) -> None:
