@@ -161,9 +161,8 @@ class LongBench(Tasks):
 
     def __init__(self, options: DataOptions) -> None:
         data = options.data or ""
-        available = items.available(data)
+        available = items.available(data, *(options.datasets or ()))
         names = list(options.datasets or (name for name in ENGLISH if name in available))
-        items.available(data, *names)
         if not names:
             raise FileNotFoundError(
                 f"{data} holds no English data set; it holds {', '.join(available) or 'no data set at all'}. "
@@ -185,9 +184,6 @@ class LongBench(Tasks):
             "cap on new tokens": options.max_new_tokens,
             "edit similarity": options.edit_sim,
         }
-
-    def check(self, llm: LLM) -> None:
-        chat_wrapper(llm.tokenizer, self.wrapper)
 
     def request(self, llm: LLM, name: str) -> Request:
         limit, ends = self._templates.max_new_tokens(name), frozenset(llm.tokenizer.eos_token_ids)
