@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from families import config_of, family_config
-from folders import BOS, EOS, LONGBENCH, write_tokenizer
+from folders import BOS, EOS, LONGBENCH, benchmark_item, write_tokenizer
 
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.evaluation.chats import chat_wrapper, post_process, wrapped_ids
@@ -34,16 +34,13 @@ HUMAN = (
 
 
 def item(name: str = "hotpotqa", number: int = 0, **fields: Any) -> dict[str, Any]:
-    return {
+    own = {
         "input": "Who rang the bells?",
         "context": f"Passage {number}: the bells of {{Lindau}}\u2028 were cast in 17{number:02}. 钟 🔔 ",
         "answers": ["the sexton", "he"],
         "length": 100 * number,
-        "dataset": name,
-        "language": "en",
-        "all_classes": None,
-        "_id": f"{name}-{number}",
-    } | fields
+    }
+    return {**benchmark_item(name, number), **own, **fields}
 
 
 def jsonl(rows: list[dict[str, Any]]) -> str:

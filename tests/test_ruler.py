@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from folders import benchmark_item
 
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.evaluation.chats import wrapped_ids
@@ -321,8 +322,7 @@ def test_questions_stand_among_other_documents(tmp_path: Path) -> None:
         passages = (f"Passage {place}:\n{texts[first + place]}" for place in range(5))
         rows.append(("hotpotqa", first, "Who?", "\n".join(passages)))
     for name, number, asked, context in rows:
-        row = {"input": asked, "context": context, "answers": [f"M{number}"], "dataset": name}
-        row |= {"length": 50, "language": "en", "all_classes": None, "_id": str(number)}
+        row = {**benchmark_item(name, number), "input": asked, "context": context, "answers": [f"M{number}"]}
         with (tmp_path / f"{name}.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
     items = generated_items(pieces, RulerOptions(lengths=[700], count=3, qa=tmp_path))
