@@ -141,22 +141,6 @@ def test_a_sweep_grows(llm: lazyllm.LLM, tmp_path: Path) -> None:
         sweep(llm, tmp_path, [Other({1: 0.5}), {3: 0.5}])
 
 
-def test_only_what_a_call_asks_for_is_run_again(
-    llm: lazyllm.LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patched:
-
-        def full(*_: object) -> None:
-            raise MemoryError("full")
-
-        patched.setattr(lazyllm.evaluation.generated.tasks.GeneratedTasks, "score", full)
-        failed = ruler(llm, tmp_path)
-    assert len(failed.summary.failed) == 4
-    made = ruler(llm, tmp_path, [{1: 0.5}], retry_failed=True)
-    assert keys(made.rows) == [*keys(failed.rows)[::2], *keys(failed.rows)[1::2]]
-    assert {row["setting"] for row in made.summary.failed} == {"dense"}
-
-
 def test_times_of_other_threads_are_kept_apart(llm: lazyllm.LLM, two_threads: lazyllm.LLM, tmp_path: Path) -> None:
     ruler(llm, tmp_path)
     made = ruler(two_threads, tmp_path, (None, {1: 0.5}, {2: 0.5}))
@@ -232,7 +216,7 @@ def test_doubles_that_disagree_are_refused(
         return
     with pytest.raises(ValueError, match=words):
         longbench.merge([first, other], tmp_path / "both")
-    assert not (tmp_path / "both" / ITEMS).exists() or not read_rows(tmp_path / "both")
+    assert not read_rows(tmp_path / "both")
 
 
 def test_a_result_replaces_an_error(folders: tuple[Path, Path], tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from lm_eval.tasks import TaskManager  # noqa: E402
 from lazyllm.evaluation.harness import HarnessModel, default_device  # noqa: E402
 
 STAGES = {"1": 0.5, "3": 0.3}
+PAPER = Paper(STAGES)
 TEXT = "The sea was calm, and the ship went on for days. Nobody on board knew where it was going, "
 CONTEXTS = ["The sea", "The sea ", TEXT * 2, "", "é, ü", BOS + "Once"]
 CONTINUATIONS = [" was calm", "x", " and went on", "é"]
@@ -95,22 +96,12 @@ def test_what_greedy_decoding_says_is_greedy(ours: HarnessModel, hf: HFLM) -> No
     assert_same(got, likelihoods(hf, pairs))
 
 
-def test_rolling_is_that_of_the_harness_own_model(folder: Path, ours: HarnessModel, hf: HFLM) -> None:
-    texts = [(text,) for text in ("The sea", TEXT, TEXT * 4, "")]
-    want = hf.loglikelihood_rolling(asked("loglikelihood_rolling", texts), disable_tqdm=True)
-    got = ours.loglikelihood_rolling(asked("loglikelihood_rolling", texts), disable_tqdm=True)
-    np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-4)
-
-
 @pytest.mark.parametrize("max_length", [17, 64])
 def test_long_texts_are_cut_as_by_the_harness_own_model(
     folder: Path, ours: HarnessModel, max_length: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     short, hf = HarnessModel(ours.llm, max_length=max_length), theirs(folder, max_length=max_length)
     assert_same(likelihoods(short), likelihoods(hf))
-    texts = asked("loglikelihood_rolling", [(TEXT * 2,), (TEXT[: max_length + 1],)])
-    want = hf.loglikelihood_rolling(texts, disable_tqdm=True)
-    np.testing.assert_allclose(short.loglikelihood_rolling(texts), want, rtol=1e-6, atol=1e-4)
     assert answers(short, [TEXT], max_gen_toks=9) == answers(hf, [TEXT], max_gen_toks=9)
     caplog.clear()
     answers(short, [TEXT[:50]], max_gen_toks=9)
@@ -118,17 +109,6 @@ def test_long_texts_are_cut_as_by_the_harness_own_model(
     assert [m for m in caplog.messages if "loses" in m] == (
         [f"a text of 50 tokens loses its first {lost}"] if lost > 0 else []
     )
-
-
-def test_rolling_windows_within_the_whole_context(ours: HarnessModel) -> None:
-    n = ours.llm.config.context + 5
-    text = (TEXT * 9)[:n]
-    (got,) = ours.loglikelihood_rolling(asked("loglikelihood_rolling", [(text,)]))
-    ids = [ours.prefix_token_id, *ours.llm.tokenizer.encode(text)]
-    window = ours.llm.config.context
-    first = ours.llm.session().surprisal(ids[:window])[1:]
-    rest = ours.llm.session().surprisal(ids[-window:])[window - (len(ids) - window) :]
-    assert got == pytest.approx(-float(first.sum() + rest.sum()), rel=1e-5)
 
 
 def test_greedy_answers_are_those_of_the_harness_own_model(ours: HarnessModel, hf: HFLM) -> None:
@@ -180,14 +160,6 @@ def test_a_pruned_context_changes_the_numbers_and_not_from_run_to_run(ours: Harn
     assert answers(pruned, [TEXT], max_gen_toks=40) != answers(ours, [TEXT], max_gen_toks=40)
 
 
-def test_a_policy_is_a_setting(ours: HarnessModel, pruned: HarnessModel) -> None:
-    model = HarnessModel(ours.llm, Paper(STAGES))
-    assert "Paper" in model.get_model_info()["pruning"]
-    pairs, options = [(TEXT, "x"), (TEXT, " and went on")], {"until": [], "max_gen_toks": 4}
-    assert_same(likelihoods(model, pairs), likelihoods(pruned, pairs))
-    assert answers(model, [TEXT], **options) == answers(pruned, [TEXT], **options)
-
-
 def test_the_context_is_the_prompt_and_the_continuation_is_generated(pruned: HarnessModel) -> None:
     tokenizer, want = pruned.llm.tokenizer, 0.0
     session = pruned.llm.session(lazyllm.Pruning(STAGES))
@@ -224,23 +196,23 @@ def test_sampled_answers_repeat_by_seed_and_differ_between_requests(ours: Harnes
         ({"method": "random", "keep": 0.5}, lazyllm.RandomDrop(0.5)),
         ("static:layer=1,keep=0.5", lazyllm.StaticPruning(1, 0.5)),
         (lazyllm.RandomDrop(0.5, 1), lazyllm.RandomDrop(0.5, 1)),
+        (PAPER, PAPER),
     ],
 )
 def test_settings_and_what_results_say_of_them(ours: HarnessModel, given: Any, setting: Any) -> None:
     model = HarnessModel(ours.llm, given)
     assert model.pruning == setting
-    assert lazyllm.parse_method(model.get_model_info()["pruning"]) == setting
+    assert model.get_model_info()["pruning"] == setting.to_json()
     assert len(likelihoods(model, [(TEXT, " so")])) == 1
 
 
 def test_no_bar_where_none_is_wanted(
-    ours: HarnessModel, pruned: HarnessModel, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    pruned: HarnessModel, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "LONG_PROMPT", 100)
     monkeypatch.setattr(progress, "DELAY_SECONDS", 0.0)
     answers(pruned, [TEXT * 4], max_gen_toks=2)
     likelihoods(pruned, [(TEXT * 4, TEXT)])
-    ours.loglikelihood_rolling(asked("loglikelihood_rolling", [(TEXT * 4,)]), disable_tqdm=True)
     assert capfd.readouterr() == ("", "")
 
 
@@ -385,10 +357,8 @@ def test_a_device_that_is_given_is_used() -> None:
 
 
 def test_what_cannot_be_done_is_refused(ours: HarnessModel) -> None:
-    rolling = asked("loglikelihood_rolling", [(TEXT,)])
-    for setting in (STAGES, "random:keep=0.5", "static:layer=1,keep=0.5"):
-        with pytest.raises(ValueError, match="pruning must be dense"):
-            HarnessModel(ours.llm, setting).loglikelihood_rolling(rolling)
+    with pytest.raises(ValueError, match="every token of a text, so there is no prompt to prune"):
+        ours.loglikelihood_rolling(asked("loglikelihood_rolling", [(TEXT,)]))
     with pytest.raises(ValueError, match="lazyllm longbench runs it"):
         HarnessModel(ours.llm, "compress:ratio=0.5")
     with pytest.raises(ValueError, match="out of reach"):

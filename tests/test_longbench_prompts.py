@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from families import config_of, family_config
-from folders import BOS, EOS, LONGBENCH, write_tokenizer
+from folders import BOS, EOS, LONGBENCH, benchmark_item, write_tokenizer
 
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.evaluation.chats import chat_wrapper, post_process, wrapped_ids
@@ -34,16 +34,13 @@ HUMAN = (
 
 
 def item(name: str = "hotpotqa", number: int = 0, **fields: Any) -> dict[str, Any]:
-    return {
+    own = {
         "input": "Who rang the bells?",
         "context": f"Passage {number}: the bells of {{Lindau}}\u2028 were cast in 17{number:02}. 钟 🔔 ",
         "answers": ["the sexton", "he"],
         "length": 100 * number,
-        "dataset": name,
-        "language": "en",
-        "all_classes": None,
-        "_id": f"{name}-{number}",
-    } | fields
+    }
+    return {**benchmark_item(name, number), **own, **fields}
 
 
 def jsonl(rows: list[dict[str, Any]]) -> str:
@@ -177,46 +174,6 @@ def test_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         available("hub:THUDM/LongBench")
 
 
-def test_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import pyarrow as arrow
-    from pyarrow import parquet
-
-    classes = ["Date", "Food"]
-    rows = {
-        "hotpotqa": [item(number=number) for number in range(3)],
-        "trec": [item("trec", number, all_classes=classes) for number in range(3)],
-    }
-
-    def write(path: Path, contents: list[dict[str, Any]]) -> Path:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        parquet.write_table(arrow.Table.from_pylist(contents), path)
-        return path
-
-    write(tmp_path / "a" / "hotpotqa" / "test-00000-of-00002.parquet", rows["hotpotqa"][:2])
-    write(tmp_path / "a" / "hotpotqa" / "test-00001-of-00002.parquet", rows["hotpotqa"][2:])
-    write(tmp_path / "a" / "hotpotqa_e" / "test" / "0000.parquet", rows["hotpotqa"][:1])
-    write(tmp_path / "a" / "trec-test.parquet", rows["trec"])
-    assert tuple(available(tmp_path / "a")) == ("hotpotqa", "trec", "hotpotqa_e")
-    assert read(tmp_path / "a", "hotpotqa") == rows["hotpotqa"]
-    assert read(tmp_path / "a", "hotpotqa_e") == rows["hotpotqa"][:1]
-    assert read(tmp_path / "a", "trec") == rows["trec"]
-
-    one = write(tmp_path / "hotpotqa.parquet", [*rows["hotpotqa"], item(number=9, answers=[""], input=None)])
-    with pytest.raises(ValueError, match=r"hotpotqa.parquet, row 4: input is None; expected a string"):
-        read(one, "hotpotqa")
-
-    other = write(tmp_path / "other.parquet", rows["trec"])
-    with pytest.raises(FileNotFoundError, match=r"other.parquet lacks trec; it holds no data set: expected"):
-        available(other, "trec")
-    one.write_bytes(one.read_bytes()[:-20])
-    with pytest.raises(ValueError, match=r"hotpotqa.parquet could not be read as parquet: "):
-        read(one, "hotpotqa")
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert tuple(available(one)) == ("hotpotqa",)
-    with pytest.raises(ImportError, match=r"hotpotqa.parquet needs the package pyarrow: pip install pyarrow"):
-        read(one, "hotpotqa")
-
-
 def test_data_refusals(tmp_path: Path) -> None:
     (tmp_path / "items.csv").write_text("")
     (tmp_path / "none").mkdir()
@@ -245,9 +202,9 @@ def test_rows(tmp_path: Path) -> None:
         *(
             ({name: value for name, value in item().items() if name != field}, f"{field} is missing; exp")
             for field in item()
+            if field != "language"
         ),
         (item(input=None), f"line 2: input is None; {A_STRING}"),
-        (item(input="\ud800"), f"input is '.ud800'; {A_STRING}"),
         (item(context=["a"]), rf"context is \['a'\]; {A_STRING}"),
         (item(answers="a"), f"answers is 'a'; {A_LIST}$"),
         (item(answers=[]), rf"answers is \[\]; {A_LIST}$"),
@@ -255,7 +212,6 @@ def test_rows(tmp_path: Path) -> None:
         (item(length=-1), "length is -1; expected a whole number from 0$"),
         (item(length=True), "length is True; expected a whole number from 0$"),
         (item(dataset="trec"), "dataset is 'trec'; expected 'hotpotqa'$"),
-        (item(language=None), "language is None; expected a string that is not empty$"),
         (item(all_classes=[]), rf"all_classes is \[\]; {A_LIST}, or null$"),
         (item(all_classes={}), rf"all_classes is {{}}; {A_LIST}, or null$"),
         (item(_id=""), "_id is ''; expected a string that is not empty$"),
@@ -283,20 +239,11 @@ def test_templates_are_found_in_the_data_folder_only(tmp_path: Path) -> None:
     write_templates(tmp_path / "config")
     for folder in (data / "data", data, data / "data" / "hotpotqa.jsonl"):
         assert find_templates(folder) is official()
+    assert find_templates(write_zip(tmp_path / "data.zip", {})) is official()  # not what lies beside the zip
     for place in (data / "config", data):
         path = write_templates(place)
         assert find_templates(data) == Templates(str(path), PROMPTS, LENGTHS)
     assert read(data, "hotpotqa") == rows
-    (data / "data" / "hotpotqa.jsonl").unlink()
-    other = data / "backup" / "2023" / "hotpotqa.parquet"
-    other.parent.mkdir(parents=True)
-    other.write_bytes(b"PAR1")
-    assert tuple(available(data)) == ()
-
-
-def test_a_zip_has_the_official_templates(tmp_path: Path) -> None:
-    write_templates(tmp_path)
-    assert find_templates(write_zip(tmp_path / "data.zip", {})) is official()  # not what lies beside the zip
 
 
 def test_given_templates(tmp_path: Path) -> None:
@@ -330,7 +277,7 @@ def test_the_official_files_are_those_of_the_benchmark() -> None:
 WRONG_TEMPLATES = [
     *(("{question}", "'{question}'"), ("{}", "'{}'"), ("{input.__class__}", "'{input.__class__}'")),
     *(("{context!r}", "'{context!r}'"), ("{context:>{input}}", "'{context:>}'"), ("{input} {", "'{'")),
-    *(("{{input}", "'}'"), (["{input}"], r"\['{input}'\]"), ("\ud800", "'.ud800'"), ([], r"\[\]")),
+    *(("{{input}", "'}'"), (["{input}"], r"\['{input}'\]"), ([], r"\[\]")),
 ]
 
 

@@ -159,7 +159,7 @@ def test_an_answer_on_samsum_begins_neither_with_an_end_nor_with_a_line_break(
     assert row["prediction"] == llm.tokenizer.decode([i for i in expected if i not in (end, newline)])
 
 
-def test_a_failed_item_is_an_error_row_and_runs_again_where_that_is_wished(
+def test_a_failed_item_is_an_error_row_and_the_same_call_runs_it_again(
     llm: lazyllm.LLM, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(name: str) -> Callable[..., Any]:
@@ -182,9 +182,10 @@ def test_a_failed_item_is_an_error_row_and_runs_again_where_that_is_wished(
         assert "score" not in bad
         assert len(result.summary.rows) == 3
         assert "lcc-0" in (tmp_path / name / "report.md").read_text()
-        assert len(run(llm, data, tmp_path / name, **options).summary.failed) == 1
-        again = run(llm, data, tmp_path / name, retry_failed=True, **options)
-        assert len(again.summary.rows) == len(again.rows) == 4
+        other = run(llm, data, tmp_path / name, **{**options, "pruning": SETTINGS[2]})
+        assert other.summary.failed == [bad]  # another setting leaves it
+        again = run(llm, data, tmp_path / name, **options)
+        assert len(again.summary.rows) == len(again.rows) == 8
 
 
 def test_a_broken_device_or_model_ends_the_run(
@@ -199,23 +200,7 @@ def test_a_broken_device_or_model_ends_the_run(
             patched.setattr(LongBench, place, broken)
             with pytest.raises(error, match="the device is gone"):
                 run(llm, data, tmp_path, warm_ups=1)
-        assert not (tmp_path / ITEMS).exists()
-
-
-def test_weights_that_change_end_the_run_and_a_rerun_goes_on(data: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    weights = model_folder(folder) / "model.safetensors"
-
-    def touch(_: object) -> None:
-        os.utime(weights, ns=(0, 0))
-
-    options: dict[str, Any] = {"pruning": None, "datasets": ["lcc"], "limit": 3}
-    with pytest.raises(OSError, match="was changed or could not be read while it was in use"):
-        run(lazyllm.load(folder), data, tmp_path / "out", on_row=touch, **options)
-    made = run(lazyllm.load(folder), data, tmp_path / "out", **options)
-    assert [row["item"] for row in made.summary.rows] == ["lcc-0", "lcc-1", "lcc-2"]
-    assert not made.summary.failed
+        assert not read_rows(tmp_path)
 
 
 def test_each_setting_is_warmed_at_its_own_length(
@@ -254,17 +239,6 @@ def test_niah_draws_a_heat_map_of_every_depth_and_length(
     assert all(row["prompt_tokens"] <= 600 - 128 for row in result.rows)
     assert (tmp_path / "heat_map.png").stat().st_size > 1000
     assert "![](heat_map.png)" in (tmp_path / "report.md").read_text()
-
-
-def test_a_path_in_place_of_a_model_is_refused(tmp_path: Path) -> None:
-    calls: list[tuple[Callable[..., Any], dict[str, Any]]] = [
-        (longbench.run, {}),
-        (longbench.run_niah, {"lengths": [600]}),
-        (lazyllm.reproduce.reproduce, {"targets": "table1"}),
-    ]
-    for function, options in calls:
-        with pytest.raises(TypeError, match=r'llm must be an open model such as lazyllm.load\("path"\), not'):
-            function("path", out=tmp_path, **options)
 
 
 def test_token_use_ends_at_what_the_cache_holds(llm: lazyllm.LLM, data: Path, tmp_path: Path) -> None:
@@ -352,6 +326,7 @@ def test_what_no_item_could_be_run_with_is_refused_before_work(
         (run, {"data": None, "datasets": ["hotpotqa"]}, ValueError, "hotpotqa is of LongBench and needs"),
         (run, {"datasets": "trec"}, TypeError, r'datasets must be a list such as \["trec"\], not \'trec\''),
         (run, {"dataset": ["trec"]}, TypeError, r"run has no option 'dataset'; did you mean datasets\?"),
+        (niah, {"model": "path", "lengths": [600]}, TypeError, "llm must be an open model such as lazyllm.load"),
         (niah, {"depth": [50]}, TypeError, r"run_niah has no option 'depth'; did you mean depths\?"),
         (niah, {"lengths": [600, 601]}, ValueError, "length 601, a prompt and its answer, is more than"),
         (ruler, {"lengths": 600}, TypeError, r"lengths must be a list such as \[1024, 4096\], not 600"),
@@ -359,7 +334,7 @@ def test_what_no_item_could_be_run_with_is_refused_before_work(
     for function, options, error, words in refused:
         place = {"data": data} if function is run else {"wrapper": "none"}
         with pytest.raises(error, match=words):
-            function(llm, out=tmp_path / "run", **{**place, **options})
+            function(options.pop("model", llm), out=tmp_path / "run", **{**place, **options})
         assert not (tmp_path / "run").exists()
     (model_folder(tmp_path / "model") / "tokenizer_config.json").write_text("{}")
     with pytest.raises(ValueError, match="has no chat template"):

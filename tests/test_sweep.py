@@ -132,54 +132,6 @@ def test_tokens_dropped_after_the_last_layer_count_in_answers_of_one_token(llm: 
     assert marked == {"dense": False, "SnapKV(keep=0.5)": False, "SnapKV(keep=1.0)": True}
 
 
-# ---- recall --------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def recalled(llm: lazyllm.LLM, tmp_path_factory: pytest.TempPathFactory) -> lazyllm.Sweep:
-    space: list[Any] = [Pruning({1: 0.6, 3: 0.3}), Pruning({1: 0.9}), Pruning({1: 0.5}, min_tokens=999)]
-    space += ["snapkv:keep=0.5", "static:layer=2,keep=0.5"]
-    return sweep(llm, space, measure="recall", tokens=5, out=tmp_path_factory.mktemp("recall"))
-
-
-def test_recall_is_the_attention_of_denses_answer_to_the_tokens_kept(llm: lazyllm.LLM, recalled: lazyllm.Sweep) -> None:
-    ids, row = first_of(llm, recalled, "{1: 0.6, 3: 0.3}")
-    every_layer = Pruning({**dict.fromkeys(range(5), 1.0), 5: lazyllm.Drop(1.0)})
-    stages = llm.generate(ids, every_layer, max_new_tokens=5, trace=True).trace.stages
-    kept = {one.layer: one.kept for one in llm.generate(ids, {1: 0.6, 3: 0.3}, trace=True).trace.stages[:2]}
-    counted = range(4, len(ids) - 1)
-    for layer, held in enumerate([counted, counted, kept[1], kept[1], kept[3], kept[3]]):
-        scores = sum(stage.scores[: len(ids)] for stage in stages if stage.layer == layer)
-        share = scores[np.intersect1d(held, counted)].sum() / scores[counted].sum()
-        assert row["recall_by_layer"][layer] == pytest.approx(share, rel=1e-5)
-    assert row["recall"] == pytest.approx(np.mean(row["recall_by_layer"]), abs=1e-6)
-
-
-def test_recall_by_layer_follows_what_a_setting_keeps(recalled: lazyllm.Sweep) -> None:
-    table = {row[0]: [float(cell) for cell in row[1:]] for row in recalled.tables["recall"].rows}
-    assert table["dense"] == [1.0] * 6
-    assert table["{1: 0.5} min_tokens=999"] == [1.0] * 6
-    assert recalled["dense"].recall == Interval(1, 1, 1)
-    pruned, mild = table["{1: 0.6, 3: 0.3}"], table["{1: 0.9}"]
-    assert pruned[:2] == mild[:2] == [1.0, 1.0]
-    assert all(less < more < 1 for less, more in zip(pruned[2:], mild[2:], strict=True))
-    for gone in ("SnapKV(keep=0.5)", "StaticPruning(layer=2, keep=0.5)"):  # from the lower layers too
-        assert max(table[gone]) < 1
-    marked = {row["setting"]: row["changed_nothing"] for row in recalled.rows}
-    assert [label for label, nothing in marked.items() if nothing] == ["{1: 0.5} min_tokens=999"]
-    assert recalled.folder is not None
-    assert (recalled.folder / "recall.csv").read_text().startswith("setting,0,1,2,3,4,5\n")
-    assert [point.quality for point in recalled] == [point.recall.value for point in recalled]
-    assert recalled.best(1.0).setting != "dense"
-    assert lazyllm.Sweep.read(recalled.folder).tables["recall"].rows == recalled.tables["recall"].rows
-
-
-@pytest.mark.parametrize("method", ["random:keep=0.5", "compress:ratio=0.5", "gemfilter:layer=2,keep=0.5"])
-def test_recall_refuses_methods_that_move_tokens(llm: lazyllm.LLM, method: str) -> None:
-    with pytest.raises(ValueError, match=r"recall is by position, and .* moves tokens to other positions"):
-        sweep(llm, [method], measure="recall")
-
-
 # ---- spaces --------------------------------------------------------------------------------------
 
 
@@ -206,7 +158,7 @@ def test_a_wrong_space_or_option_is_refused_before_work_starts(llm: lazyllm.LLM,
         ({"layer": [1, 1], "keep": [0.5]}, {}, "given twice"),
         ([], {}, "no setting is given"),
         (["dense"], {}, "holds dense alone"),
-        (SPACE, {"measure": "f1"}, "measure must be kl, score, both or recall, not 'f1'"),
+        (SPACE, {"measure": "f1"}, "measure must be kl, score or both, not 'f1'"),
         (SPACE, {"tokens": 0}, "tokens must be from 1"),
         (SPACE, {"datasets": ["niah_single"]}, "did you mean niah_single"),
         (SPACE, {"limit": 0}, "limit must be from 1"),

@@ -55,7 +55,7 @@ def calibrate(
         raise ValueError("lengths must be at least one number of tokens")
     file = None if out is None else checked_file(user_path(out))
     model = llm if isinstance(llm, LLM) else load(llm)
-    options = RunOptions(warm_ups=0, retry_failed=True, progress=progress)
+    options = RunOptions(warm_ups=0, progress=progress)
     tasks = CalibrationTasks(model, prompts or (), PER_KIND, SEED, lengths)
     n_prompt = tasks.median_length
     settings = {method.label: method for method in (DENSE, *candidates(speedup, model.config, n_prompt))}

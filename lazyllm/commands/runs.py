@@ -71,9 +71,7 @@ def sweep(parser: argparse.ArgumentParser) -> Run:
         '[5, 10], "keep": [0.5, 0.7]} (one stage) or {"stages": [{"10": 0.7}], "smooth": [1, 13]}'
     )
     options.add(parser, "--space", space, "AXES")
-    measure = "kl (default): dense's own answer teacher-forced; score: answers, scored; both; or recall: the "
-    measure += "share of the attention of dense's answer to tokens kept, by layer, from prompts alone"
-    options.add(parser, "--measure", measure)
+    options.add(parser, "--measure", "kl (default): dense's own answer teacher-forced; score: answers, scored; or both")
     options.add(parser, "--tokens", "of dense's answer at most, default 16", "N")
     options.add_run(parser, DataOptions)
 

@@ -20,6 +20,7 @@ PACKAGES = ("numpy", "tokenizers", "rouge", "jieba", "rapidfuzz")
 
 def conditions_of_model(llm: LLM, wrapper: AnyWrapper, progress: bool) -> dict[str, Any]:
     """The conditions of a model that comparable rows share. Of mappings, common keys are compared."""
+    core = llm.core
     stored = sorted({DTYPES.get(tensor.dtype, tensor.dtype) for tensor in llm.checkpoint.tensors})
     return {
         "lazyllm": lazyllm.__version__,
@@ -27,16 +28,11 @@ def conditions_of_model(llm: LLM, wrapper: AnyWrapper, progress: bool) -> dict[s
         "tokenizer sha256": digest(llm.checkpoint.tokenizer_files, progress=False),
         "dtype": [llm.weights] if llm.weights != "auto" else stored,
         "device": llm.device.partition(":")[0],
-        "kernels": kernels(llm),
+        # with the type of keys and values where it is not that of the other activations
+        "kernels": core.isa if core.kv == core.activations else f"{core.isa}, K and V in {llm.kv}",
         "packages": {name: installed for name in PACKAGES if (installed := version(name))},
         "wrapper": chat_wrapper(llm.tokenizer, wrapper),
     }
-
-
-def kernels(llm: LLM) -> str:
-    """The kernels, and the type of keys and values where it is not that of the other activations."""
-    core = llm.core
-    return core.isa if core.kv == core.activations else f"{core.isa}, K and V in {llm.kv}"
 
 
 def conditions_behind(llm: LLM, settings: Mapping[str, Method], progress: bool) -> dict[str, Any]:

@@ -6,16 +6,13 @@ command `lazyllm lm-eval` imports it and then runs the harness' own command.
 
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 import lazyllm
 from lazyllm.llm import LLM, load
 from lazyllm.methods.parsing import PruningInput, as_method
 from lazyllm.prefix_cache import PrefixCache
-from lazyllm.pruning import Pruning
 from lazyllm.sampling import SamplingParams, log_softmax
 from lazyllm.support import checked
 from lazyllm.support.progress import bar
@@ -25,7 +22,6 @@ try:
     from lm_eval.api.model import TemplateLM
     from lm_eval.api.registry import register_model
     from lm_eval.models.utils import normalize_gen_kwargs
-    from lm_eval.utils import get_rolling_token_windows
 except ImportError as error:
     raise ImportError(
         f"lazyllm.evaluation.harness needs the lm-evaluation-harness: pip install 'lazyllm-engine[lm-eval]' ({error})"
@@ -131,19 +127,15 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
         blanks = last[len(last.rstrip()) :]
         return before + message + (blanks if after.startswith(blanks) else "")
 
-    def _each(self, kind: str, requests: Sequence[Any], disable_tqdm: bool, result: Callable[..., Any]) -> list[Any]:
-        """result(number, *arguments) of each request."""
-        results = []
-        with bar(len(requests), kind, "request", not disable_tqdm) as line:
-            for number, request in enumerate(requests):
-                results.append(result(number, *request.args))
-                self.cache_hook.add_partial(kind, request.args, results[-1])
-                line.update()
-        return results
-
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Answers, each cut before its first stop string."""
-        return self._each("generate_until", requests, disable_tqdm, self._answer)
+        answers = []
+        with bar(len(requests), "generate_until", "request", not disable_tqdm) as line:
+            for number, request in enumerate(requests):
+                answers.append(self._answer(number, *request.args))
+                self.cache_hook.add_partial("generate_until", request.args, answers[-1])
+                line.update()
+        return answers
 
     def _answer(self, number: int, context: str, options: dict[str, Any]) -> str:
         wanted = dict(normalize_gen_kwargs(options, MAX_NEW_TOKENS))
@@ -201,23 +193,10 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
         return answers
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """ln p of whole texts, in windows if they are long; for dense only."""
-        if self.pruning != Pruning():
-            raise ValueError(
-                "loglikelihood_rolling scores every token of a text, so there is no prompt to prune: "
-                f"pruning must be dense, not {self.pruning}"
-            )
-        window = min(self.max_length, self.llm.config.context - 1)  # surprisal runs one token more
-
-        def total(_: int, text: str) -> float:
-            ln_p = 0.0
-            ids = self.tok_encode(text)
-            for before, wanted in get_rolling_token_windows(ids, self.prefix_token_id, window, 1):
-                surprisal = self.llm.session().surprisal([*before, wanted[-1]], progress=False)
-                ln_p -= float(surprisal[-len(wanted) :].sum(dtype=np.float64))
-            return ln_p
-
-        return self._each("loglikelihood_rolling", requests, disable_tqdm, total)
+        raise ValueError(
+            "this task scores every token of a text, so there is no prompt to prune: run it with the harness' own "
+            "model hf, or see llm.session().surprisal"
+        )
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -1,18 +1,15 @@
-"""Measures against dense's answer: divergence of next-token distributions, recall of the attention."""
+"""The divergence of next-token distributions, measured on dense's answer."""
 
 import time
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from lazyllm.evaluation.tasks import Tasks
 from lazyllm.evaluation.trial import Trial, prepared
-from lazyllm.generation import Pass, Request
+from lazyllm.generation import Pass
 from lazyllm.llm import LLM
-from lazyllm.method import MANY, Method
-from lazyllm.pruning import RECOMMENDED_SINK, Drop, Pruning
 from lazyllm.sampling import log_softmax
 from lazyllm.session import Session
 from lazyllm.support import checked
@@ -62,36 +59,27 @@ def kl_divergence(logits: np.ndarray, others: np.ndarray) -> np.ndarray:
     return divergence.clip(min=0.0)
 
 
-class AgainstDense:
-    """A measure of the runner, by dense's greedy answer of at most `tokens` tokens.
+class Divergence:
+    """A measure of the runner: the divergence of the distributions before each token of dense's greedy answer
+    of at most `tokens` tokens, which is teacher-forced.
 
-    What it needs of dense for the last item is cached, since all settings run on an item in turn.
+    The answer to the last item is kept, since all settings run on an item in turn.
     """
 
     def __init__(self, tokens: int = TOKENS) -> None:
         self.tokens = checked.whole(tokens, "tokens", 1)
-        self._last: tuple[Mapping[str, Any], Any] | None = None
+        self._last: tuple[Mapping[str, Any], DenseAnswer] | None = None
 
-    def reference(self, llm: LLM, tasks: Tasks, trial: Trial) -> Any:
+    def dense_answer(self, llm: LLM, tasks: Tasks, trial: Trial) -> DenseAnswer:
         if self._last is None or self._last[0] is not trial.item:
             ids = tasks.prompt(llm, trial.key.dataset, trial.item).ids
-            request = replace(tasks.request(llm, trial.key.dataset), max_new_tokens=self.tokens)
-            self._last = trial.item, self.of_dense(llm, ids, request)
+            request = tasks.request(llm, trial.key.dataset)
+            ends = {*llm.eos_token_ids, *request.stop_token_ids}
+            self._last = trial.item, greedy_answer(llm.session(), ids, self.tokens, ends, request.never_first)
         return self._last[1]
 
-    def of_dense(self, llm: LLM, ids: list[int], request: Request) -> Any:
-        raise NotImplementedError
-
-
-class Divergence(AgainstDense):
-    """The divergence of the distributions before each token of dense's answer, which is teacher-forced."""
-
-    def of_dense(self, llm: LLM, ids: list[int], request: Request) -> DenseAnswer:
-        ends = {*llm.eos_token_ids, *request.stop_token_ids}
-        return greedy_answer(llm.session(), ids, self.tokens, ends, request.never_first)
-
     def __call__(self, llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
-        dense: DenseAnswer = self.reference(llm, tasks, trial)
+        dense = self.dense_answer(llm, tasks, trial)
         ready = prepared(llm, tasks, trial)
         session = llm.session(ready.method)
         rows: list[np.ndarray] = []
@@ -111,42 +99,3 @@ class Divergence(AgainstDense):
             "forced_tokens": len(dense.tokens),
             **ready.row(llm, trial, passes[0].counts, session, seconds, dropped),
         }
-
-
-class Recall(AgainstDense):
-    """The share of the attention of dense's answer that goes to tokens which a setting has kept."""
-
-    def of_dense(self, llm: LLM, ids: list[int], request: Request) -> np.ndarray:
-        """The attention (L, n) of dense's answer to the prompt, in every layer: the mean over heads and over
-        the passes that chose a token. The first tokens and the last one count as 0."""
-        last = llm.config.n_layers - 1
-        keeps_all = Pruning({**dict.fromkeys(range(last), 1.0), last: Drop(1.0)})  # dense, with scores
-        passes = llm.session(keeps_all).answer(ids, replace(request, trace=True)).finished().trace.passes
-        scores = [[stage.scores[: len(ids)] for stage in each.stages] for each in passes]
-        attention = np.asarray(np.mean(scores, axis=0, dtype=np.float64))
-        attention[:, :RECOMMENDED_SINK] = attention[:, -1] = 0.0
-        return attention
-
-    def __call__(self, llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
-        attention: np.ndarray = self.reference(llm, tasks, trial)
-        ready = prepared(llm, tasks, trial)
-        session = llm.session(ready.method)
-        started = time.perf_counter()
-        session.forward(ready.prompt.ids, progress=False)
-        seconds = time.perf_counter() - started
-        layers = np.arange(len(attention))[:, None]
-        held = (session.depths > layers) & (session.core.gone == 0)  # (L, n)
-        total, kept = attention.sum(axis=1), (attention * held).sum(axis=1)
-        by_layer = np.divide(kept, total, out=np.ones_like(total), where=total > 0)
-        return {
-            "recall": float(by_layer.mean()),
-            "recall_by_layer": by_layer.round(6).tolist(),
-            **ready.row(llm, trial, session.last_pass, session, (seconds, seconds), not held.all()),
-        }
-
-
-def check_positions(settings: Mapping[str, Method]) -> None:
-    """Raises ValueError for a method that shortens prompts: its tokens have other positions than dense's."""
-    for label, method in settings.items():
-        if method.compresses or method.kept(MANY) < MANY:
-            raise ValueError(f"recall is by position, and {label} moves tokens to other positions")

@@ -40,7 +40,6 @@ class RunOptions:
 
     wrapper: Annotated[AnyWrapper, "the wrapper of prompts: auto, none, llama-2, xgen or template"] = "auto"
     warm_ups: Annotated[int, "short untimed runs, then one of each setting; 0 is none of both", "N"] = 5
-    retry_failed: Annotated[bool, "run the items again that failed in an earlier run"] = False
     workers: Annotated[int | None, "processes of this machine, which share its threads", "N"] = None
     scheduler: Annotated[
         str | None, "run on this Dask scheduler's workers, with the device and threads of each", "ADDRESS"
@@ -79,7 +78,7 @@ class DataOptions(RunOptions):
     """Options of the runs on LongBench's items."""
 
     data: Annotated[
-        str | Path | None, "the benchmark's folder, zip or parquet, or hub:OWNER/NAME; default: generated", "DIR"
+        str | Path | None, "the benchmark's folder or zip, or hub:OWNER/NAME; default: generated", "DIR"
     ] = None
     datasets: Annotated[
         Sequence[str] | None, "default: the 16 English ones that are there, or all generated tasks", "NAME,…"

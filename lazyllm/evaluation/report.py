@@ -134,14 +134,6 @@ def turns_of(summary: Summary) -> dict[tuple[str, str], dict[str, np.ndarray]]:
     return found
 
 
-def scores_by_turn(summary: Summary) -> dict[str, dict[str, list[float]]]:
-    """By data set with turns and setting: the mean score of each turn."""
-    panels: dict[str, dict[str, list[float]]] = {}
-    for (name, setting), turns in turns_of(summary).items():
-        panels.setdefault(name, {})[setting] = turns["score"].mean(axis=0).tolist()
-    return panels
-
-
 def turns_table(summary: Summary) -> Table:
     """By data set and setting: the score of each turn and by depth; cost of the first and the later turns."""
     rows, n_turns = [], 0
@@ -276,7 +268,10 @@ class Run(Results):
         rows, pictures = self.summary.rows, []
         if self.manifest["conditions"].get("tasks") == NIAH and rows:
             pictures.append(plot_needle_map(needles_found(rows), self.folder / NEEDLE_MAP))
-        if by_turn := scores_by_turn(self.summary):
+        by_turn: dict[str, dict[str, list[float]]] = {}
+        for (name, setting), turns in turns_of(self.summary).items():
+            by_turn.setdefault(name, {})[setting] = turns["score"].mean(axis=0).tolist()
+        if by_turn:
             pictures.append(plot_turns(by_turn, DENSE_LABEL, self.folder / TURNS))
         pictures.append(self.plot())
         if panels := token_use_by_setting(rows):

@@ -106,13 +106,13 @@ class Key(NamedTuple):
 
 @contextmanager
 def opened_run(
-    path: Path, manifest: Manifest, digests: Mapping[tuple[str, str], str] | None = None, again: Collection[Key] = ()
+    path: Path, manifest: Manifest, digests: Mapping[tuple[str, str], str] | None = None, planned: Collection[Key] = ()
 ) -> Iterator[RunFolder]:
     """A folder for results, which one process has at a time.
 
     The conditions in the manifest must agree with those of earlier rows. `digests`: those of the items, by
-    data set and item; a row of an item that was another is an error. Rows of `again` that failed are dropped,
-    so that they run again.
+    data set and item; a row of an item that was another is an error. Failed rows of the `planned` trials are
+    dropped, so that they run again.
     """
     path.mkdir(parents=True, exist_ok=True)
     try:
@@ -120,15 +120,12 @@ def opened_run(
     except BlockingIOError:
         raise RuntimeError(f"{path}: another process is writing to this run") from None
     with lock:
-        drop_incomplete_line(path / ITEMS)
         rows = read_rows(path)
         if rows:
             manifest = joined(read_manifest(path), manifest, str(path), "this one")
         check_contents(rows, str(path), dict(digests or {}), "that is given now")
         folder = RunFolder(path, manifest, rows)
-        kept = [row for row in rows if "error" not in row or Key.of(row) not in again]
-        if len(kept) < len(rows):
-            folder.replace(kept)
+        folder.replace([row for row in rows if "error" not in row or Key.of(row) not in planned])
         yield folder
 
 
@@ -157,7 +154,7 @@ class RunFolder:
         return complete
 
     def replace(self, rows: list[dict[str, Any]]) -> None:
-        """Writes all rows anew."""
+        """Writes all rows anew, without a last line that a crash left incomplete."""
         write_whole(self.items, "".join(map(line_of, rows)))
         self.rows = rows
 
@@ -184,14 +181,6 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         if missing := {*Key._fields, "content", "environment"} - row.keys():
             raise ValueError(f"{items}, line {number} is not a result row: it has no {min(missing)}")
     return rows
-
-
-def drop_incomplete_line(path: Path) -> None:
-    """Truncates a last line that a crash left incomplete."""
-    if path.exists():
-        with path.open("r+b") as file:
-            file.truncate(file.read().rfind(b"\n") + 1)
-            os.fsync(file.fileno())
 
 
 def contents(items: Mapping[str, Iterable[Row]]) -> dict[tuple[str, str], str]:

@@ -36,10 +36,10 @@ MEASURED: Mapping[str, Any] = {"measure": SCORE}
 def run(llm: LLM, pruning: Settings = None, *, out: str | Path, **options: Any) -> Run:
     """Runs LongBench under one or several settings and writes manifest, results and report to `out`.
 
-    A run that was interrupted continues where it stopped, and one that has ended takes more settings and
-    items in the same folder. `pruning`: settings or their texts, or by the names that reports show: {"ours":
-    setting}; None is dense. Without `data`, tasks of RULER's kinds are generated. docs/runs.md has more on
-    workers, and on folders that grow.
+    A run that was interrupted continues where it stopped, items that failed run again, and one that has ended
+    takes more settings and items in the same folder. `pruning`: settings or their texts, or by the names that
+    reports show: {"ours": setting}; None is dense. Without `data`, tasks of RULER's kinds are generated.
+    docs/runs.md has more on workers, and on folders that grow.
     """
     return completed_run(llm, pruning, tasks_of, out, DataOptions.of(options))
 
@@ -137,15 +137,14 @@ def run_items(
         if client:
             common = client.submit(conditions_there, recipe, pure=False).result()
         else:
-            common = conditions_of_model(llm, options.wrapper, options.progress)
+            common = conditions_of_model(llm, tasks.wrapper, options.progress)
         expected = {**common, **conditions_behind(llm, settings, options.progress)}
         texts = {label: method.to_json() for label, method in settings.items()}
         conditions = {**expected, "settings": texts, **measured, **tasks.conditions}
         manifest = new_manifest(llm.config.name or llm.checkpoint.path.name, conditions, tasks.selection)
         digests = contents(tasks.items)
         plan = list(planned(settings, tasks))
-        again = {trial.key for trial in plan} if options.retry_failed else ()
-        folder = stack.enter_context(opened_run(path, manifest, digests, again))
+        folder = stack.enter_context(opened_run(path, manifest, digests, {trial.key for trial in plan}))
         done = set(map(Key.of, folder.rows))
         trials = [trial for trial in plan if trial.key not in done]
         recipe = replace(recipe, expected=expected)

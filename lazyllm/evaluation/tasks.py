@@ -32,6 +32,7 @@ class Tasks(Protocol):
 
     def check(self, llm: LLM) -> None:
         """Raises an error that would otherwise fail every item."""
+        return
 
     def request(self, llm: LLM, name: str) -> Request:
         """Of an answer to an item of the data set of that name: its limit, and what else ends it."""

@@ -13,7 +13,6 @@ from threading import Lock
 from typing import Any
 from uuid import uuid4
 
-from lazyllm.evaluation.chats import AnyWrapper
 from lazyllm.evaluation.conditions import conditions_behind, conditions_of_model, environment
 from lazyllm.evaluation.options import RunOptions
 from lazyllm.evaluation.results import differences
@@ -36,7 +35,6 @@ class Recipe:
     model: Mapping[str, Any]
     tasks: Tasks
     measure: Measure
-    wrapper: AnyWrapper
     warm_ups: int
     expected: Mapping[str, Any] = field(default_factory=dict)
     share_gpus: bool = False
@@ -60,7 +58,7 @@ class Recipe:
             "weights": llm.weights,
             "kv": llm.kv,
         }
-        return cls(model, tasks, measure, options.wrapper, options.warm_ups, share_gpus=options.scheduler is None)
+        return cls(model, tasks, measure, options.warm_ups, share_gpus=options.scheduler is None)
 
 
 @contextmanager
@@ -133,9 +131,9 @@ _lock = Lock()
 
 
 def model_there(recipe: Recipe) -> LLM:
-    """Loaded once in a worker's process, and again when a file of it has changed."""
+    """Loaded once in a worker's process."""
     key = tuple(recipe.model.values())
-    if key not in _models or _models[key].checkpoint.changed():
+    if key not in _models:
         _warm.clear()
         _models.clear()  # the memory is free before the next is loaded
         device = recipe.model["device"]
@@ -148,7 +146,7 @@ def model_there(recipe: Recipe) -> LLM:
 
 
 def conditions_there(recipe: Recipe) -> dict[str, Any]:
-    return conditions_of_model(model_there(recipe), recipe.wrapper, progress=False)
+    return conditions_of_model(model_there(recipe), recipe.tasks.wrapper, progress=False)
 
 
 def run_there(part: Sequence[Trial], recipe: Recipe) -> tuple[str, list[Any], dict[str, Any]]:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.transforms import Bbox
 
 SCORE_AXIS = "score, mean of the categories (95 % interval)"
-RECALL_AXIS = "recall of the attention of dense's answer (95 % interval)"
 KL_AXIS = "KL divergence from dense, nats per token (95 % interval)"
 MEASURED_AXIS = "speedup of the first token against dense (measured, ratio of sums)"
 COUNTED_AXIS = "counted speedup of prefill"

@@ -42,7 +42,7 @@ LEAST_KL = 1e-9
 SPEEDUPS = "counted speedups"  # of the conditions in the manifest, by setting
 
 
-@takes(RunOptions, "wrapper", "warm_ups", "retry_failed", "on_row")
+@takes(RunOptions, "wrapper", "warm_ups", "on_row")
 def search(
     llm: LLM | str | Path,
     prompts: Sequence[Prompt] | None = None,
@@ -83,7 +83,7 @@ def search(
         "prompt tokens": space.n_prompt,
         SPEEDUPS: speedups,
     }
-    run_options = RunOptions(warm_ups=0, retry_failed=True, **options)
+    run_options = RunOptions(warm_ups=0, **options)
     folder = None if out is None else user_path(out)
     rows: list[dict[str, Any]] = []
     with TemporaryDirectory(prefix="lazyllm-") as scratch:

@@ -13,7 +13,7 @@ import numpy as np
 from lazyllm.evaluation.report import cell
 from lazyllm.evaluation.summary import DENSE_LABEL, Interval, Speed, Summary, mean
 from lazyllm.method import Method
-from lazyllm.pictures.quality import COUNTED_AXIS, KL_AXIS, MEASURED_AXIS, RECALL_AXIS, SCORE_AXIS, Dot, plot_pareto
+from lazyllm.pictures.quality import COUNTED_AXIS, KL_AXIS, MEASURED_AXIS, SCORE_AXIS, Dot, plot_pareto
 from lazyllm.pruning import Pruning
 from lazyllm.support.optional import package
 from lazyllm.support.tables import Table
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pandas
 
 TITLE = "Settings: quality [95 %], speed against dense"
-QUALITY_AXES = {"score": SCORE_AXIS, "kl": KL_AXIS, "recall": RECALL_AXIS}
+QUALITY_AXES = {"score": SCORE_AXIS, "kl": KL_AXIS}
 SPEEDUP_AXES = {"ttft_speedup": MEASURED_AXIS, "counted_speedup": COUNTED_AXIS}
 UNKNOWN = Interval(nan, nan, nan)
 
@@ -33,9 +33,8 @@ class Point:
 
     `changed_nothing`: number of prompts of which no token was pruned. `score`: mean of the categories, 0 to
     100. `kl`: divergence from dense in nats per token, mean over prompts. `agreement`: share of equal
-    argmaxes. `recall`: share of the attention of dense's answer that goes to tokens kept, mean over layers.
-    `ttft`: mean seconds to the first token. `ttft_speedup`: of the first token against dense, as a ratio of
-    summed times; `ttft_speedup_median`: median of the ratios; times are of one environment.
+    argmaxes. `ttft`: mean seconds to the first token. `ttft_speedup`: of the first token against dense, as a
+    ratio of summed times; `ttft_speedup_median`: median of the ratios; times are of one environment.
     `counted_speedup`: by counted operations.
     """
 
@@ -48,7 +47,6 @@ class Point:
     kl: Interval = UNKNOWN
     kl_median: float = nan
     agreement: Interval = UNKNOWN
-    recall: Interval = UNKNOWN
     ttft: float = nan
     ttft_speedup: float = nan
     ttft_speedup_median: float = nan
@@ -62,21 +60,18 @@ class Point:
 
     @property
     def measure(self) -> str:
-        """The field that is the quality: score, recall or kl."""
-        measured = (name for name in ("score", "recall") if not isnan(getattr(self, name).value))
-        return next(measured, "kl")
+        """The field that is the quality: score or kl."""
+        return "kl" if isnan(self.score.value) else "score"
 
     @property
     def quality(self) -> float:
-        """Quality on the Pareto front, larger is better: the score, the recall, or minus the divergence."""
-        value: float = getattr(self, self.measure).value
-        return -value if self.measure == "kl" else value
+        """Quality on the Pareto front, larger is better: the score, or minus the divergence."""
+        return -self.kl.value if isnan(self.score.value) else self.score.value
 
     @property
     def share(self) -> float:
-        """Quality for `best`, from 0 to 1: score / 100, the recall, or the share of equal argmaxes."""
-        shares = {"score": self.score.value / 100, "recall": self.recall.value, "kl": self.agreement.value}
-        return shares[self.measure]
+        """Quality for `best`, from 0 to 1: score / 100, or the share of equal argmaxes."""
+        return self.agreement.value if isnan(self.score.value) else self.score.value / 100
 
 
 def points(summary: Summary, methods: Mapping[str, Method]) -> Iterator[Point]:
@@ -94,7 +89,6 @@ def points(summary: Summary, methods: Mapping[str, Method]) -> Iterator[Point]:
             kl=summary.pooled(setting, "kl"),
             kl_median=float(np.median(kl)) if len(kl) else nan,
             agreement=summary.pooled(setting, "agreement", 1.0),
-            recall=summary.pooled(setting, "recall", 1.0),
             ttft=mean([row["timing"]["ttft"] for row in summary.timed(setting)]),
             ttft_speedup=speed.of_sums,
             ttft_speedup_median=speed.median,
@@ -138,7 +132,6 @@ COLUMNS: dict[str, Callable[[Point], str]] = {
     "KL": lambda point: cell(point.kl, ".4f"),
     "median KL": lambda point: cell(point.kl_median, ".4f"),
     "equal argmaxes": lambda point: cell(point.agreement, ".4f"),
-    "recall": lambda point: cell(point.recall, ".4f"),
     "TTFT, s": lambda point: cell(point.ttft, ".3g"),
     "TTFT speedup": lambda point: str(Speed(point.ttft_speedup, point.ttft_speedup_median)),
     "counted speedup": lambda point: cell(point.counted_speedup),

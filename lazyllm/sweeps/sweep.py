@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias, get_args
 
 from lazyllm.checkpoints.config import ModelConfig
-from lazyllm.evaluation.measures import TOKENS, Divergence, Recall, check_positions
+from lazyllm.evaluation.measures import TOKENS, Divergence
 from lazyllm.evaluation.options import DataOptions, documented
 from lazyllm.evaluation.report import Results, category_of, cell
 from lazyllm.evaluation.results import SCORE, read_manifest, read_rows
@@ -27,7 +27,7 @@ from lazyllm.support.files import user_path
 from lazyllm.support.tables import Table
 from lazyllm.sweeps.points import Frame, Point, front, plot_points, points
 
-Quality = Literal["kl", "score", "both", "recall"]
+Quality = Literal["kl", "score", "both"]
 PICTURE = "pareto.png"
 SCORING = {field.name for field in fields(Scoring)}
 AXES = {"layer", "keep", *SCORING, *(field.name for field in fields(Pruning))}
@@ -72,8 +72,8 @@ class Measured(Frame, Results):
         """The Pareto front in quality and speedup, slowest setting first: measured speedup in a sweep,
         counted in a search.
 
-        Quality is the score, or without scores the KL divergence or the recall. A setting is on the front
-        unless another one is equal or better in both and better in one.
+        Quality is the score, or without scores the KL divergence. A setting is on the front unless another one
+        is equal or better in both and better in one.
         """
         return Frame(front([*self.compared], self.speedup))
 
@@ -92,11 +92,7 @@ class Measured(Frame, Results):
 
     @property
     def tables(self) -> dict[str, Table]:
-        return {
-            "settings": self.table,
-            "positions": positions_table(self.summary),
-            "recall": recall_table(self.summary),
-        }
+        return {"settings": self.table, "positions": positions_table(self.summary)}
 
     def draw(self) -> list[Path]:
         return [self.plot()]
@@ -109,8 +105,7 @@ class Sweep(Measured):
         """The setting with the largest measured speedup whose quality is at most `max_drop` below dense's.
 
         Quality is a number from 0 to 1: score / 100 (a drop of 0.01 is one point), or in a sweep without
-        scores the share of equal argmaxes or the recall, which are 1 for dense. If no setting is faster, it
-        is dense itself.
+        scores the share of equal argmaxes. If no setting is faster, it is dense itself.
         """
         drop = checked.number(max_drop, "max_drop")
         if drop < 0:
@@ -127,25 +122,12 @@ def positions_table(summary: Summary) -> Table:
     longest = max((len(row.get("kl_by_token", ())) for row in summary.rows), default=0)
     edges = [*(edge for edge in (0, 1, TOKENS, 64, 128, 256, 512) if edge < longest), longest]
     heads = ["1", *(f"{a + 1} to {b}" for a, b in pairwise(edges[1:]))]
-    title = "KL from dense, nats a token, by the token's number in the answer"
-    return by_place(title, summary, "kl_by_token", edges if longest > TOKENS else [], heads, ".4f")
-
-
-def recall_table(summary: Summary) -> Table:
-    """The mean recall in each layer; empty unless that is what was measured."""
-    n_layers = max((len(row.get("recall_by_layer", ())) for row in summary.rows), default=0)
-    title, heads = "Recall of the attention of dense's answer, by layer", map(str, range(n_layers))
-    return by_place(title, summary, "recall_by_layer", range(n_layers + 1), [*heads], ".3f")
-
-
-def by_place(title: str, summary: Summary, field: str, edges: Sequence[int], heads: Sequence[str], form: str) -> Table:
-    """Means of the values between the edges of lists, whose lengths may differ; no rows without values."""
     rows = []
-    for setting in summary.settings if len(edges) > 1 else []:
-        lists = [row[field] for row in summary.of(setting).values() if field in row]
+    for setting in summary.settings if longest > TOKENS else []:
+        lists = [row["kl_by_token"] for row in summary.of(setting).values() if "kl_by_token" in row]
         means = (mean([value for values in lists for value in values[a:b]]) for a, b in pairwise(edges))
-        rows.append([setting, *(cell(value, form) for value in means)])
-    return Table(title, ["setting", *heads], rows)
+        rows.append([setting, *(cell(value, ".4f") for value in means)])
+    return Table("KL from dense, nats a token, by the token's number in the answer", ["setting", *heads], rows)
 
 
 def settings_in(manifest: Mapping[str, Any], methods: Mapping[str, Method]) -> dict[str, Method]:
@@ -204,8 +186,7 @@ def sweep(
     [1, 13]}. For single stages, the axes "layer" and "keep" replace "stages".
 
     `measure`: "kl" teacher-forces dense's greedy answer of at most `tokens` tokens; "score" generates answers
-    and scores them; "both" does both and takes its times from the generated answers; "recall" runs prompts
-    only, and finds the share of the attention of dense's answer that goes to tokens which a setting keeps.
+    and scores them; "both" does both and takes its times from the generated answers.
 
     With `out` the sweep is a folder with a report, an interrupted sweep continues, and the folder of an
     earlier sweep takes further settings and items.
@@ -219,8 +200,6 @@ def sweep(
     else:
         model = load(llm)
     settings = settings_of(space, model.config)
-    if measure == "recall":
-        check_positions(settings)
     tasks = tasks_of(model, data)
     conditions: dict[str, Any] = {"measure": measure}
     if measure != SCORE:
@@ -243,4 +222,4 @@ def measure_of(measure: Quality, tokens: int) -> Measure:
         return {**row, **scored_answer(llm, tasks, trial)} if "answers" in trial.item else row
 
     measures: dict[Quality, Measure] = {"kl": divergence, "score": scored_answer, "both": both}
-    return measures.get(measure) or Recall(tokens)
+    return measures[measure]

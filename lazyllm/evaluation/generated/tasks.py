@@ -114,40 +114,37 @@ def prompt_encoder(tokenizer: Tokenizer, wrapper: AnyWrapper) -> Encode:
     return lambda text, answer_prefix: wrapped_ids(tokenizer, text, chosen, answer_prefix)
 
 
-def ruler_items(encode: Encode, options: RulerOptions) -> dict[str, list[Item]]:
-    """The items of each task at each length, by data set; default: RULER's tasks that have their files."""
-    checked.a_list(options.tasks, "tasks", '["niah_single_1"]')
+def generated_items(encode: Encode, options: RulerOptions | NiahOptions) -> dict[str, list[Item]]:
+    """The items of each task at each length, by data set; default: RULER's tasks that have their files.
+
+    With depths, those of a needle at each; an item's id is DEPTH/NUMBER, and items of a length differ only in
+    depth.
+    """
     checked.a_list(options.lengths, "lengths", "[1024, 4096]")
     prose = None if options.prose is None else Haystack.read(options.prose)
+    made = partial(generate, encode=encode, count=options.count, seed=options.seed, prose=prose)
+    if isinstance(options, NiahOptions):
+        checked.a_list(options.depths, "depths", "[0, 50, 100]")
+        for name, values in (("lengths", options.lengths), ("depths", options.depths)):
+            if not len(values) or len({*values}) < len(values):
+                raise ValueError(f"{name} must be different numbers, at least one, not {values!r}")
+        task = IN_NOISE if prose is None else IN_PROSE
+        return {
+            f"{task}{AT}{length}": [
+                {**item, "_id": f"{depth:g}/{number}"}
+                for depth in options.depths
+                for number, item in enumerate(made(task, length=length, depth=depth))
+            ]
+            for length in options.lengths
+        }
+    checked.a_list(options.tasks, "tasks", '["niah_single_1"]')
     questions = {name: read_questions(options.qa, name) for name in QA if options.qa is not None}
     of_ruler = (kind.name for kind in OF_RULER)
     tasks = tuple(options.tasks or (name for name in of_ruler if name not in QA or questions.get(name)))
     return {
-        f"{name}{AT}{length}": generate(
-            name, encode, length, options.count, options.seed, prose=prose, questions=questions.get(name)
-        )
+        f"{name}{AT}{length}": made(name, length=length, questions=questions.get(name))
         for length in options.lengths
         for name in tasks
-    }
-
-
-def niah_items(encode: Encode, options: NiahOptions) -> dict[str, list[Item]]:
-    """The items at each depth and length, by data set; an item's id is DEPTH/NUMBER.
-
-    Items of a length differ only in depth.
-    """
-    for name, example in (("lengths", "[1024, 4096]"), ("depths", "[0, 50, 100]")):
-        checked.a_list(values := getattr(options, name), name, example)
-        if not len(values) or len({*values}) < len(values):
-            raise ValueError(f"{name} must be different numbers, at least one, not {values!r}")
-    task, prose = (IN_NOISE, None) if options.prose is None else (IN_PROSE, Haystack.read(options.prose))
-    return {
-        f"{task}{AT}{length}": [
-            {**item, "_id": f"{depth:g}/{number}"}
-            for depth in options.depths
-            for number, item in enumerate(generate(task, encode, length, options.count, options.seed, depth, prose))
-        ]
-        for length in options.lengths
     }
 
 
@@ -167,11 +164,9 @@ class GeneratedTasks(Tasks):
 
     def __init__(self, llm: LLM, options: RulerOptions | NiahOptions, max_new_tokens: int | None = None) -> None:
         encode = prompt_encoder(llm.tokenizer, options.wrapper)
-        if isinstance(options, NiahOptions):
-            kind, self.items = NIAH, niah_items(encode, options)
-        else:
-            kind, self.items = RULER, ruler_items(encode, options)
+        self.items = generated_items(encode, options)
         self.selection, self.wrapper, self.cap = options.selection, options.wrapper, max_new_tokens
+        kind = NIAH if isinstance(options, NiahOptions) else RULER
         self.conditions = {"tasks": kind, "cap on new tokens": max_new_tokens}
 
     def check(self, llm: LLM) -> None:

@@ -1,12 +1,9 @@
-"""LongBench's items: read from a folder, a zip, parquet files or the hub, each field of each item checked."""
+"""LongBench's items: read from a folder, a zip or the hub, each field of each item checked."""
 
-import os
-import re
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +12,13 @@ from lazyllm.checkpoints.fields import shortened
 from lazyllm.evaluation.longbench.datasets import DATA_SETS, dataset
 from lazyllm.support.files import user_path
 from lazyllm.support.json_text import parse_object
-from lazyllm.support.optional import fetch, package
+from lazyllm.support.optional import fetch
 
 HUB = "hub:"
 HUB_FILE = "data.zip"
-SURROGATE = re.compile(r"[\ud800-\udfff]")
 GET = f"for LongBench itself: pip install huggingface_hub, then --data {HUB}THUDM/LongBench"
 """Message for users who have no copy of the benchmark."""
-EXPECTED = f"a folder of NAME.jsonl or parquet files, a {HUB_FILE}, a parquet file, or {HUB}OWNER/NAME"
+EXPECTED = f"a folder of NAME.jsonl, a {HUB_FILE}, or {HUB}OWNER/NAME"
 
 Item = dict[str, Any]
 File = Path | zipfile.Path
@@ -38,43 +34,38 @@ def resolve_data(data: str | Path) -> Path:
         return fetch(
             f"{HUB_FILE} of {data}", lambda module: module.hf_hub_download(repository, HUB_FILE, repo_type="dataset")
         )
-    path = Path(os.path.abspath(user_path(data)))
+    path = user_path(data).absolute()
     if not path.exists():
         raise FileNotFoundError(f"data: {path} does not exist; expected {EXPECTED}; {GET}")
     return path
 
 
-def located(path: Path) -> dict[str, list[File]]:
-    """The files of each data set in the folder or file `path`, in the benchmark's order."""
+def located(path: Path) -> dict[str, File]:
+    """The file of each data set in the folder or file `path`, in the benchmark's order."""
     if path.suffix == ".zip":
         return in_zip(path)
-    if path.suffix == ".parquet":
-        return in_tables(path.parent, [path])
     if not path.is_dir():
         raise ValueError(f"data: {path} is a file of an unknown kind; expected {EXPECTED}")
     for folder in (path, path / "data"):
         places = {name: folder / f"{name}.jsonl" for name in DATA_SETS}
-        lines: dict[str, list[File]] = {name: [file] for name, file in places.items() if file.is_file()}
-        if lines:
-            return lines
-        folders = ("", *(f"{name}/{split}" for name in DATA_SETS for split in ("", "*/")))
-        if tables := sorted(file for place in folders for file in folder.glob(f"{place}*.parquet")):
-            return in_tables(folder, tables)
+        found: dict[str, File] = {name: file for name, file in places.items() if file.is_file()}
+        if found:
+            return found
     return {}
 
 
-def in_zip(path: Path) -> dict[str, list[File]]:
+def in_zip(path: Path) -> dict[str, File]:
     """NAME.jsonl of each data set, in any folder of the zip."""
     with zip_errors(path):
         archive = zipfile.ZipFile(path)
-    files: dict[str, list[File]] = {}
+    files: dict[str, File] = {}
     for name in DATA_SETS:
         members = [place for place in archive.namelist() if f"/{place}".endswith(f"/{name}.jsonl")]
         members = [place for place in members if not place.startswith("__MACOSX/")]
         if len(members) > 1:
             raise ValueError(f"{path} holds {name}.jsonl more than once: {', '.join(members)}; expected one")
         if members:
-            files[name] = [zipfile.Path(archive, members[0])]
+            files[name] = zipfile.Path(archive, members[0])
     return files
 
 
@@ -86,20 +77,8 @@ def zip_errors(file: object) -> Iterator[None]:
         raise ValueError(f"{file} is damaged, encrypted or no zip file: {error}") from error
 
 
-def in_tables(root: Path, tables: Sequence[Path]) -> dict[str, list[File]]:
-    """By data set: the parquet files that are named after it or lie in a folder named so."""
-    files: dict[str, list[File]] = {name: [] for name in DATA_SETS}
-    for file in tables:
-        # the hub has NAME.parquet, NAME-00000-of-00001.parquet, NAME/test.parquet and NAME/test/0000.parquet
-        parts = (file.stem, *reversed(file.relative_to(root).parts[:-1]))
-        named = [name for part in parts for name in DATA_SETS if f"{part}-".startswith(f"{name}-")]
-        if named:
-            files[named[0]].append(file)
-    return {name: found for name, found in files.items() if found}
-
-
-def available(data: str | Path, *names: str) -> dict[str, list[File]]:
-    """The files of each data set in `data`, in the benchmark's order; an error if it lacks one of `names`."""
+def available(data: str | Path, *names: str) -> dict[str, File]:
+    """The file of each data set in `data`, in the benchmark's order; an error if it lacks one of `names`."""
     files = located(resolve_data(data))
     if missing := [name for name in names if dataset(name).name not in files]:
         held = ", ".join(files) or f"no data set: expected {EXPECTED}; {GET}"
@@ -109,28 +88,19 @@ def available(data: str | Path, *names: str) -> dict[str, list[File]]:
 
 def read(data: str | Path, name: str) -> list[Item]:
     """All items of one data set, in order; an invalid item or a second item with the same _id is an error."""
-    files = available(data, name)[name]
+    file = available(data, name)[name]
     items: dict[str, Item] = {}
-    for where, row in chain.from_iterable(map(rows, files)):
+    for where, row in rows(file):
         item = checked_item(where, row, name)
         if items.setdefault(item["_id"], item) is not item:
             raise ValueError(f"{where}: _id is {item['_id']!r}; expected one that no earlier item has")
     if not items:
-        raise ValueError(f"{files[0]} is empty; expected items of {name}")
+        raise ValueError(f"{file} is empty; expected items of {name}")
     return list(items.values())
 
 
 def rows(file: File) -> Iterator[tuple[str, Item]]:
-    """Each row of a file, with the file and line for error messages."""
-    if isinstance(file, Path) and file.suffix == ".parquet":
-        arrow, parquet = package("pyarrow", file), package("pyarrow.parquet", file)
-        try:
-            table = parquet.read_table(file)
-        except (arrow.ArrowException, OSError) as error:
-            raise ValueError(f"{file} could not be read as parquet: {error}") from error
-        for number, row in enumerate(table.to_pylist(), 1):
-            yield f"{file}, row {number}", row
-        return
+    """Each line of a file, with the place for error messages."""
     with zip_errors(file), file.open("rb") as stream:
         for number, line in enumerate(stream, 1):
             if line.strip():
@@ -138,25 +108,18 @@ def rows(file: File) -> Iterator[tuple[str, Item]]:
                 yield where, parse_object(line, where)
 
 
-def is_text(value: object) -> bool:
-    """True for a string without lone surrogates, which UTF-8 cannot encode."""
-    return isinstance(value, str) and (value.isascii() or not SURROGATE.search(value))
+def are_texts(value: object) -> bool:
+    return isinstance(value, list) and len(value) > 0 and all(isinstance(text, str) for text in value)
 
 
-def is_list(value: object) -> bool:
-    return isinstance(value, list) and len(value) > 0 and all(map(is_text, value))
-
-
-TEXT = is_text, "a string"
-NAME = (lambda value: is_text(value) and value != ""), "a string that is not empty"
+TEXT = (lambda value: isinstance(value, str)), "a string"
 CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "input": TEXT,
     "context": TEXT,
-    "answers": (is_list, "a list of at least one string"),
+    "answers": (are_texts, "a list of at least one string"),
     "length": (lambda value: type(value) is int and value >= 0, "a whole number from 0"),
-    "language": NAME,
-    "all_classes": (lambda value: value is None or is_list(value), "a list of at least one string, or null"),
-    "_id": NAME,
+    "all_classes": (lambda value: value is None or are_texts(value), "a list of at least one string, or null"),
+    "_id": (lambda value: isinstance(value, str) and value != "", "a string that is not empty"),
 }
 
 

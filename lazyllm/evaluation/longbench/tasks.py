@@ -17,7 +17,7 @@ from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.evaluation.chats import AnyWrapper, chat_wrapper, wrapped_ids
 from lazyllm.evaluation.longbench import items
 from lazyllm.evaluation.longbench.datasets import ENGLISH, dataset
-from lazyllm.evaluation.longbench.items import is_text, resolve_data
+from lazyllm.evaluation.longbench.items import resolve_data
 from lazyllm.evaluation.longbench.metrics import score_item
 from lazyllm.evaluation.options import MAX_LENGTH, DataOptions
 from lazyllm.evaluation.tasks import ItemPrompt, Shorten, Tasks
@@ -93,7 +93,7 @@ def read_templates(file: Path) -> Templates:
     lengths = beside if beside.is_file() else OFFICIAL / LENGTH_FILE
     templates = Templates(str(file), *(parse_object(table.read_bytes(), table) for table in (file, lengths)))
     for name, template in templates.prompts.items():
-        if wrong := BRACES.findall(ALLOWED.sub("", template)) if is_text(template) else [template]:
+        if wrong := BRACES.findall(ALLOWED.sub("", template)) if isinstance(template, str) else [template]:
             expected = "a template with the fields {input} and {context} only"
             raise ValueError(f"{file}: {name} has {shortened(wrong[0])}; expected {expected}")
     for name, length in templates.lengths.items():
@@ -132,7 +132,7 @@ def make_prompt(
     `shorten` compresses what the cut has left of the context.
     """
     for field in ("dataset", "input", "context"):
-        if not is_text(item.get(field)):
+        if not isinstance(item.get(field), str):
             raise ValueError(f"item: {field} is {item.get(field)!r:.80}; expected a string")
     checked.whole(max_length, "max_length", 2)
     wrapper = chat_wrapper(tokenizer, wrapper) if dataset(item["dataset"]).chat else "none"
@@ -161,9 +161,8 @@ class LongBench(Tasks):
 
     def __init__(self, options: DataOptions) -> None:
         data = options.data or ""
-        available = items.available(data)
+        available = items.available(data, *(options.datasets or ()))
         names = list(options.datasets or (name for name in ENGLISH if name in available))
-        items.available(data, *names)
         if not names:
             raise FileNotFoundError(
                 f"{data} holds no English data set; it holds {', '.join(available) or 'no data set at all'}. "
@@ -185,9 +184,6 @@ class LongBench(Tasks):
             "cap on new tokens": options.max_new_tokens,
             "edit similarity": options.edit_sim,
         }
-
-    def check(self, llm: LLM) -> None:
-        chat_wrapper(llm.tokenizer, self.wrapper)
 
     def request(self, llm: LLM, name: str) -> Request:
         limit, ends = self._templates.max_new_tokens(name), frozenset(llm.tokenizer.eos_token_ids)
