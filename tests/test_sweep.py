@@ -4,7 +4,6 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,6 @@ from lazyllm.evaluation.generated.tasks import generate, prompt_encoder
 from lazyllm.evaluation.measures import forced_logits, greedy_answer, kl_divergence
 from lazyllm.evaluation.results import ITEMS, MANIFEST, new_manifest, opened_run
 from lazyllm.evaluation.summary import Interval, Summary
-from lazyllm.pictures.figure import new_figure
-from lazyllm.pictures.quality import Dot, draw_dot, number_dots
 from lazyllm.pruning import Pruning
 from lazyllm.sampling import log_softmax
 from lazyllm.scoring import Scoring
@@ -428,21 +425,6 @@ def test_a_picture_of_any_points(tmp_path: Path) -> None:
         file = plot_points(points, "title", tmp_path / "p.png")
         assert file.read_bytes().startswith(b"\x89PNG")
         file.unlink()
-
-
-def test_numbers_of_a_picture_do_not_touch() -> None:
-    figure = new_figure(8, 1.8)
-    axes = figure.subplots()
-    values = (0.5, 0.51, 0.52, 0.6)
-    dots = [Dot(str(n), 2 + n / 500, value, value / 3, 2 * value) for n, value in enumerate(values)]
-    for dot in dots:
-        draw_dot(axes, dot, False)
-    figure.draw_without_rendering()
-    number_dots(axes, dots)
-    figure.draw_without_rendering()
-    assert [text.get_text() for text in axes.texts] == ["1", "2", "3", "4"]
-    boxes = [text.get_window_extent() for text in axes.texts]
-    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
 
 
 def test_the_command_prints_the_table(

@@ -13,7 +13,7 @@ import numpy as np
 from lazyllm.evaluation.report import cell
 from lazyllm.evaluation.summary import DENSE_LABEL, Interval, Speed, Summary, mean
 from lazyllm.method import Method
-from lazyllm.pictures.quality import COUNTED_AXIS, KL_AXIS, MEASURED_AXIS, RECALL_AXIS, SCORE_AXIS, Dot, plot_pareto
+from lazyllm.pictures.quality import COUNTED_AXIS, KL_AXIS, MEASURED_AXIS, RECALL_AXIS, SCORE_AXIS, Dot, plot_scores
 from lazyllm.pruning import Pruning
 from lazyllm.support.optional import package
 from lazyllm.support.tables import Table
@@ -126,7 +126,7 @@ def plot_points(points: Sequence[Point], title: str, file: Path, speedup: str = 
         return [Dot(point.setting, getattr(point, speedup), *getattr(point, quality)) for point in points]
 
     on_front, axes = dots(front(points, speedup)), (SPEEDUP_AXES[speedup], QUALITY_AXES[quality])
-    return plot_pareto(dots(points), on_front, DENSE_LABEL, axes, title, file)
+    return plot_scores(dots(points), DENSE_LABEL, file, title, axes, on_front)
 
 
 # ---- tables ----------------------------------------------------------------------------------------
