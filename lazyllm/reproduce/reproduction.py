@@ -15,12 +15,12 @@ from lazyllm.method import Method
 from lazyllm.pictures.figure import new_figure
 from lazyllm.pruning import DENSE, Pruning
 from lazyllm.reproduce import pages
-from lazyllm.reproduce.pages import LAYOUTS, Comparison, first_token
+from lazyllm.reproduce.pages import LAYOUTS, LINES, Comparison, first_token
 from lazyllm.reproduce.paper import METHODS, SETUPS, preset_of, rivals
 from lazyllm.support import checked
 from lazyllm.support.files import user_path, write_whole
 
-FIGURE_1, FIGURE_2 = "figure1", "figure2"
+FIGURE_1, FIGURE_2, FIGURE_7 = "figure1", "figure2", "figure7"
 TARGETS = {
     "table1": "methods",
     "table2": "methods",
@@ -28,12 +28,9 @@ TARGETS = {
     FIGURE_2: "",  # reads prompts itself
     "figure5": "strengths",
     "figure6": "places",
-    "figure7": "methods",
+    FIGURE_7: "methods",
 }
 """Tables and figures of the paper, by the run that each needs."""
-PICTURES = {"figure5": pages.pareto, "figure6": pages.places, "figure7": pages.token_use}
-ABOUT = {"table2": ("lazyllm",), "figure7": ("lazyllm", "recommended")}
-"""The methods of which a target needs one."""
 # Figure 5: the speedups by counted work are 1 + strength * (the setup's speedup - 1)
 STRENGTHS = (0.5, 1.0, 1.5, 2.0)
 DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)  # Figure 6: shares of the layers
@@ -71,13 +68,9 @@ def reproduce(
     """
     wanted = list(dict.fromkeys([targets] if isinstance(targets, str) else targets))
     names = [methods] if isinstance(methods, str) else list(METHODS if methods is None else methods)
-    for target in wanted:
-        checked.choice(target, "a target", [*TARGETS])
-    for name in names:
-        checked.choice(name, "a method", [*METHODS])
-    for target in wanted:
-        if target in ABOUT and not {*ABOUT[target]} & {*names}:
-            raise ValueError(f"{target} is about {' and '.join(sorted(ABOUT[target]))}; methods must name one")
+    for chosen, what, known in ((wanted, "a target", TARGETS), (names, "a method", METHODS)):
+        for name in chosen:
+            checked.choice(name, what, [*known])
     checked.whole(seeds, "seeds", 1)
     preset = preset_of(checked_llm(llm)) if preset is None else preset
     setup = SETUPS[checked.choice(preset, "preset", [*SETUPS])]
@@ -90,7 +83,7 @@ def reproduce(
         run: settings_of(run, llm.config, n_prompt, speedup, seeds, names)
         for run in dict.fromkeys(TARGETS[target] for target in wanted if target != FIGURE_2)
     }
-    if {FIGURE_2, *PICTURES} & {*wanted}:
+    if {FIGURE_2, FIGURE_7, *LINES} & {*wanted}:
         new_figure(1, 1)
     runs = {}
     for name, settings in plans.items():
@@ -108,13 +101,14 @@ def reproduce(
         run, settings = runs[TARGETS[target]], plans[TARGETS[target]]
         labels = {place: [method.label for method in group] for place, group in settings.items()}
         comparison = Comparison(run.summary, labels, setup.published)
-        if target in PICTURES:
-            files.append(PICTURES[target](comparison, model, folder / f"{target}.png"))
+        if target in LINES:
+            files.append(pages.plot_lines(comparison, target, model, folder / f"{target}.png"))
+        if target == FIGURE_7:
+            files.append(pages.token_use(run.summary, folder / f"{target}.png"))
         if target in (FIGURE_1, *LAYOUTS):
             table = first_token(run.summary) if target == FIGURE_1 else comparison.table(target)
-            speedups = ", ".join(dict.fromkeys(counted for counted, _ in settings))
-            counted = f"; methods at {speedups} by counted work for {n_prompt} prompt tokens" if settings else ""
-            conditions = f"{model}, preset {preset}{counted}. {conditions_of(run)}"
+            counted = f"{speedup:g}x by counted work for {n_prompt} prompt tokens"
+            conditions = f"{model}, preset {preset}: {counted}. {conditions_of(run)}"
             texts.append(f"{table.title}\n{conditions}\n\n{table.text()}")
             markdown = f"## {table.title}\n\n{conditions}\n\n{table.markdown()}\n"
             for suffix, content in ((".md", markdown), (".csv", table.csv()), (".tex", table.latex())):
@@ -130,7 +124,7 @@ def settings_of(
     if run == "places":
         layers = sorted({min(config.n_layers - 2, round(depth * config.n_layers)) for depth in DEPTHS})
         stages = [(layer, keep) for keep in KEEPS for layer in layers]
-        return {(f"keep {keep:.0%} tokens", str(layer)): [Pruning({layer: keep})] for layer, keep in stages}
+        return {(str(layer), f"keep {keep:.0%} tokens"): [Pruning({layer: keep})] for layer, keep in stages}
     faster = [1 + strength * (speedup - 1) for strength in STRENGTHS]
     return {
         (f"{counted:g}x", method): group
