@@ -348,13 +348,8 @@ def test_settings_are_compared_on_the_prompts_that_all_have(swept: lazyllm.Sweep
     assert [one.kl for one in swept.compared] == [one.kl for one in swept]
 
 
-def test_a_frame_has_a_column_for_each_option_and_goes_to_parquet_and_back(tmp_path: Path) -> None:
+def test_a_frame_goes_to_parquet_and_back(tmp_path: Path) -> None:
     import pandas
-
-    single = [Pruning({layer: keep}) for layer in (1, 2) for keep in (0.5, 0.7)]
-    points = [replace(point(str(one), *one.stages[0]), pruning=one) for one in single]
-    grid = Frame([point("dense", 0, 1), *points]).to_frame().pivot(index="layer", columns="keep", values="kl")
-    assert (grid.loc[2, 0.5], grid.loc[1, 0.7]) == (2, 1)
 
     stages = ({}, {1: 0.5}, {1: lazyllm.Mass(0.9)}, {1: 0.5, 2: 0.25})
     settings = [Pruning(stage, sink=len(stage)) for stage in stages]
@@ -404,8 +399,6 @@ def test_a_frame_prints_and_turns_into_pandas(swept: lazyllm.Sweep) -> None:
     columns = "kl_low kl_high agreement ttft ttft_speedup counted_speedup computed reached_top"
     assert set(columns.split()) <= set(frame.columns)
     assert "score" not in frame.columns
-    assert list(frame["smooth"])[1:] == [1, 3, 1, 3]
-    assert not {"sink", "decode", "layer"} & set(frame.columns)
     lines = repr(swept).splitlines()
     assert len(lines) == 1 + len(swept)
     assert len({len(line) for line in lines}) == 1
