@@ -29,7 +29,7 @@ OPTIONS |= {"warm_ups": 0, "progress": False}
 
 
 @pytest.fixture(autouse=True)
-def quick(png_only: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures take most of the time: the reports of runs have none."""
     monkeypatch.setattr(lazyllm.longbench.Run, "plot", lambda run: import_module("no matplotlib"))
 

@@ -24,7 +24,6 @@ from lazyllm.scoring import Scoring
 from lazyllm.sweeps.points import Frame, Point, front, plot_points
 from lazyllm.sweeps.sweep import positions_table, settings_of
 
-pytestmark = pytest.mark.usefixtures("png_only")
 SPACE = {"stages": [{1: 0.6, 3: 0.3}, {2: 0.9}], "smooth": [1, 3]}
 TASKS = {"datasets": ["niah_single_1", "niah_single_2"], "max_length": 560, "limit": 2, "wrapper": "none"}
 
