@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from lazyllm.llm import LLM
 
 
-Run = Callable[[argparse.Namespace], int]
-"""Runs a command with the values of its arguments and returns an exit code."""
+Run = Callable[[argparse.Namespace], int | None]
+"""Runs a command with the values of its arguments and returns an exit code, or None for success."""
 
 
 # ---- types of values: each is checked before a model is loaded -----------------------------------
@@ -30,10 +30,7 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def whole_numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers such as 1024,4096") from None
+    return tuple(int(part) for part in text.split(","))
 
 
 def speedups(text: str) -> tuple[float, ...]:
