@@ -42,9 +42,9 @@ def of_function(parser: argparse.ArgumentParser, function: str, kind: type[RunOp
 
 def reproduce(parser: argparse.ArgumentParser) -> Run:
     """Make the paper's tables and figures for a checkpoint; run again, it runs what is missing."""
-    targets = "table1, table2, figure1, figure2, figure5, figure6, figure7"
+    targets = "table1, table2, figure1, figure5, figure6, figure7"
     parser.add_argument("targets", nargs="+", metavar="WHAT", help=targets)
-    preset = "llama-2-7b-chat, xgen-7b-8k-inst, smollm2-135m-instruct or other; default: by the model's name"
+    preset = "llama-2-7b-chat, xgen-7b-8k-inst or other; default: by the model's name"
     options.add(parser, "--preset", preset, "NAME")
     options.add(parser, "--speedup", "of all methods, by counted work; default that of the preset", "X")
     options.add(parser, "--seeds", "of random drop, default 5", "N")

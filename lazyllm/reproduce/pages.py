@@ -10,22 +10,19 @@ import numpy as np
 
 from lazyllm.evaluation.longbench.datasets import CATEGORIES
 from lazyllm.evaluation.report import cell
-from lazyllm.evaluation.summary import DENSE_LABEL, NO_SPEED, Summary, token_use_by_setting
-from lazyllm.llm import LLM
+from lazyllm.evaluation.summary import DENSE_LABEL, NO_SPEED, Row, Summary, token_use_by_setting
 from lazyllm.pictures.figure import panel_grid, save, series
 from lazyllm.pictures.panels import plot_token_use
-from lazyllm.pruning import Pruning
-from lazyllm.reproduce.paper import BASELINE, FIRST_TOKEN, Published
+from lazyllm.reproduce.paper import BASELINE, Published
 from lazyllm.support.tables import Table
 
 COLUMNS = 4
-QUANTILES = tuple(range(0, 101, 2))  # percent
-LOWEST_SHARE = 1e-2  # of a uniform share: the lower end of Figure 2's colours
 ALL = "All"
 POOLED = "scores are means of data sets, shares and speedups are of all items together"
 SCORE, DIFFERENCE = "score [95 %]", "paired difference [95 %]"
 FIRST, WHOLE = "TTFT speedup", "generation speedup"
 COMPUTED, TOP = "prompt computed", "prompt that reached the top"
+FIRST_TOKEN = ("prompt tokens", "new tokens", "first token's time, in decode steps", "first token's share of the time")
 LAYOUTS: Mapping[str, tuple[str, Sequence[str]]] = {
     "table1": (
         "Table 1: accuracy and speedup of the first token",
@@ -34,6 +31,10 @@ LAYOUTS: Mapping[str, tuple[str, Sequence[str]]] = {
     "table2": (
         "Table 2: prompt tokens computed, and speedup of whole answers",
         ["category", "method", COMPUTED, TOP, WHOLE, f"paper: {COMPUTED}", f"paper: {WHOLE}"],
+    ),
+    "figure1": (
+        "Figure 1: the first token's time, dense; in the paper, of Llama 2 7B, 21 steps and 23 % at 3376 and 68 tokens",
+        ["category", *FIRST_TOKEN],
     ),
     "figure5": (
         "Figure 5: score and speedup of every method",
@@ -87,6 +88,8 @@ class Comparison:
             COMPUTED: share("computed"),
             TOP: share("reached_top"),
         }
+        if method == BASELINE and (timed := [each for each in summary.timed(first) if each["dataset"] in datasets]):
+            row |= first_token(timed)
         paper = self.published.get((place, method), {})
         return row | {f"paper: {head}": text for head, text in paper.items()}
 
@@ -99,20 +102,15 @@ class Comparison:
         return Table(f"{title} ({POOLED})", heads, [[row.get(head, "") for head in heads] for row in rows])
 
 
-def first_token(summary: Summary) -> Table:
-    """Figure 1: how long the first token takes, in decode steps and as a share of the answer, run densely."""
-    rows = summary.timed(DENSE_LABEL)
+def first_token(rows: Sequence[Row]) -> dict[str, str]:
+    """How long the first token takes, in decode steps and as a share of the answers."""
     first, whole = (sum(row["timing"][name] for row in rows) for name in ("ttft", "seconds"))
     n_steps = sum(row["new_tokens"] - 1 for row in rows)
     step = (whole - first) / n_steps if n_steps else np.nan
-    ours = {
-        "prompt tokens, mean": f"{np.mean([row['prompt_tokens'] for row in rows]):.0f}",
-        "new tokens, mean": f"{np.mean([row['new_tokens'] for row in rows]):.0f}",
-        "first token's time, in decode steps": f"{first / len(rows) / step:.1f}",
-        "first token's share of the time": f"{100 * first / whole:.0f} %",
-    }
-    cells = [[name, here, paper] for (name, here), paper in zip(ours.items(), FIRST_TOKEN, strict=True)]
-    return Table("Figure 1: the first token's time, dense", ["", "here", "paper: Llama 2 7B"], cells)
+    means = [f"{np.mean([row[name] for row in rows]):.0f}" for name in ("prompt_tokens", "new_tokens")]
+    return dict(
+        zip(FIRST_TOKEN, [*means, f"{first / len(rows) / step:.1f}", f"{100 * first / whole:.0f} %"], strict=True)
+    )
 
 
 def spread(values: Sequence[float], unit: str = "") -> str:
@@ -123,37 +121,7 @@ def spread(values: Sequence[float], unit: str = "") -> str:
     return f"{np.mean(values):.2f}{deviation}{unit}"
 
 
-# ---- figures; all need matplotlib --------------------------------------------------------------------
-
-
-def attention(llm: LLM, prompts: Sequence[Sequence[int]], model: str, file: Path) -> Path:
-    """Figure 2: the last token's attention to the others, sorted, in every layer except the top one, whose
-    scores no stage computes, and in the mean of these layers; means over the prompts."""
-    from matplotlib.colors import LogNorm
-
-    every_layer = Pruning(dict.fromkeys(range(llm.config.n_layers - 1), 1.0))
-    looks = []
-    for ids in prompts:
-        answer = llm.generate(list(ids), every_layer, max_new_tokens=1, trace=True, progress=False)
-        scores = np.array([stage.scores for stage in answer.trace.stages])  # (layers, tokens)
-        with_mean = np.vstack([scores, scores.mean(axis=0)]) * len(ids)  # multiples of a uniform share
-        looks.append(np.percentile(with_mean, QUANTILES, axis=1).T)
-    *quantiles, means = np.maximum(np.mean(looks, axis=0), LOWEST_SHARE)
-    figure, (left, right) = panel_grid(2, 2, 16 / 3, 5)
-    image = left.imshow(
-        quantiles,
-        aspect="auto",
-        origin="lower",
-        norm=LogNorm(LOWEST_SHARE, np.max(quantiles)),
-        extent=(QUANTILES[0], QUANTILES[-1], -0.5, len(quantiles) - 0.5),
-    )
-    figure.colorbar(image, ax=left, label="attention, multiples of a uniform share")
-    right.semilogy(QUANTILES, means)
-    right.grid(alpha=0.3)
-    for axes, label in ((left, "layer"), (right, "mean attention over layers, multiples of a uniform share")):
-        axes.set(xlabel="prompt tokens from the least to the most attended, percent", ylabel=label)
-    figure.suptitle(f"Figure 2: attention of the last prompt token, {model}, mean of {len(looks)} prompts")
-    return save(figure, file)
+# ---- figures; they need matplotlib -------------------------------------------------------------------
 
 
 LINES = {

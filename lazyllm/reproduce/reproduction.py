@@ -14,18 +14,16 @@ from lazyllm.llm import LLM, checked_llm
 from lazyllm.method import Method
 from lazyllm.pictures.figure import new_figure
 from lazyllm.pruning import DENSE, Pruning
-from lazyllm.reproduce import pages
-from lazyllm.reproduce.pages import LAYOUTS, LINES, Comparison, first_token
+from lazyllm.reproduce.pages import LAYOUTS, LINES, Comparison, plot_lines, token_use
 from lazyllm.reproduce.paper import METHODS, SETUPS, preset_of, rivals
 from lazyllm.support import checked
 from lazyllm.support.files import user_path, write_whole
 
-FIGURE_1, FIGURE_2, FIGURE_7 = "figure1", "figure2", "figure7"
+FIGURE_7 = "figure7"
 TARGETS = {
     "table1": "methods",
     "table2": "methods",
-    FIGURE_1: "dense",
-    FIGURE_2: "",  # reads prompts itself
+    "figure1": "dense",
     "figure5": "strengths",
     "figure6": "places",
     FIGURE_7: "methods",
@@ -81,9 +79,9 @@ def reproduce(
     # errors that would come after the first run: too high a speedup, no matplotlib
     plans = {
         run: settings_of(run, llm.config, n_prompt, speedup, seeds, names)
-        for run in dict.fromkeys(TARGETS[target] for target in wanted if target != FIGURE_2)
+        for run in dict.fromkeys(TARGETS[target] for target in wanted)
     }
-    if {FIGURE_2, FIGURE_7, *LINES} & {*wanted}:
+    if {FIGURE_7, *LINES} & {*wanted}:
         new_figure(1, 1)
     runs = {}
     for name, settings in plans.items():
@@ -93,20 +91,15 @@ def reproduce(
             raise ValueError(f"every item of the run failed; {folder / name / ITEMS} has the errors")
     files, texts = [], []
     for target in wanted:
-        if target == FIGURE_2:
-            prompts = [tasks.prompt(llm, name, items[0]).ids for name, items in tasks.items.items()]
-            folder.mkdir(parents=True, exist_ok=True)
-            files.append(pages.attention(llm, prompts, model, folder / f"{target}.png"))
-            continue
         run, settings = runs[TARGETS[target]], plans[TARGETS[target]]
         labels = {place: [method.label for method in group] for place, group in settings.items()}
         comparison = Comparison(run.summary, labels, setup.published)
         if target in LINES:
-            files.append(pages.plot_lines(comparison, target, model, folder / f"{target}.png"))
+            files.append(plot_lines(comparison, target, model, folder / f"{target}.png"))
         if target == FIGURE_7:
-            files.append(pages.token_use(run.summary, folder / f"{target}.png"))
-        if target in (FIGURE_1, *LAYOUTS):
-            table = first_token(run.summary) if target == FIGURE_1 else comparison.table(target)
+            files.append(token_use(run.summary, folder / f"{target}.png"))
+        if target in LAYOUTS:
+            table = comparison.table(target)
             counted = f"{speedup:g}x by counted work for {n_prompt} prompt tokens"
             conditions = f"{model}, preset {preset}: {counted}. {conditions_of(run)}"
             texts.append(f"{table.title}\n{conditions}\n\n{table.text()}")
