@@ -116,16 +116,8 @@ def test_wgmma_is_for_hopper_alone(house: House) -> None:
     assert "GPU_ARCH=native" in house.calls()
 
 
-def test_what_ignores_the_first_signal_is_killed_with_its_children(house: House) -> None:
-    house.trouble("test_ops", "stubborn")
-    house.limit("ops, 180,", "ops, 2,")
-    house.limit("TERM_SECONDS, KILL_SECONDS = 5, 10", "TERM_SECONDS, KILL_SECONDS = 0.1, 10")
-    assert house.run("--only", "every op").returncode == 1
-    assert house.rows["every op"][2].startswith("timed out after 2 s")
-    wait_for_the_end_of(int((house.fakes / "grandchild").read_text()))
-
-
-def test_the_check_is_stopped_with_its_step(house: House) -> None:
+def test_the_check_is_stopped_with_its_step_and_the_children_of_that(house: House) -> None:
+    """Which ignore the first signal."""
     house.trouble("test_ops", "stubborn")
     house.limit("TERM_SECONDS, KILL_SECONDS = 5, 10", "TERM_SECONDS, KILL_SECONDS = 0.1, 10")
     command = [sys.executable, str(house.script), "--out", str(house.results), "--only", "every op"]
@@ -135,21 +127,13 @@ def test_the_check_is_stopped_with_its_step(house: House) -> None:
         time.sleep(0.01)
     process.terminate()
     assert process.wait(30) == 128 + signal.SIGTERM
-    wait_for_the_end_of(int((house.fakes / "grandchild").read_text()))
-
-
-def wait_for_the_end_of(pid: int) -> None:
-    deadline = time.monotonic() + 10
-    while alive(pid):
+    grandchild, deadline = (
+        Path("/proc", (house.fakes / "grandchild").read_text().strip(), "stat"),
+        time.monotonic() + 10,
+    )
+    while grandchild.exists() and grandchild.read_text().rpartition(")")[2].split()[0] != "Z":
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize("tool", ["nvidia-smi", "nvcc"])
