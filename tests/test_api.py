@@ -360,7 +360,6 @@ def test_a_path_that_is_read_may_begin_with_the_home_folder(llm: LLM, home: Path
         (llm.generate, ["Hi", Path("~/none.json")]),
         (lazyllm.Sweep.read, ["~/none"]),
         (lazyllm.Search.read, ["~/none"]),
-        (partial(lazyllm.calibrate, out="~/none/preset.json"), [llm]),
         (lazyllm.longbench.Run, ["~/none"]),
         (lazyllm.longbench.merge, [["~/none"], "~/out"]),
         (partial(lazyllm.longbench.run, data="~/none", out="~/out"), [llm]),
