@@ -77,10 +77,8 @@ def reproduce(
     tasks, n_prompt, folder = tasks_of(llm, data), data.max_length, user_path(out)
     model = llm.config.name or llm.checkpoint.path.name
     # errors that would come after the first run: too high a speedup, no matplotlib
-    plans = {
-        run: settings_of(run, llm.config, n_prompt, speedup, seeds, names)
-        for run in dict.fromkeys(TARGETS[target] for target in wanted)
-    }
+    needed = dict.fromkeys(TARGETS[target] for target in wanted)
+    plans = {run: settings_of(run, llm.config, n_prompt, speedup, seeds, names) for run in needed}
     if {FIGURE_7, *LINES} & {*wanted}:
         new_figure(1, 1)
     runs = {}
