@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import pytest
 from folders import SHAPE, model_folder
@@ -100,35 +100,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def without_pdf(patched: pytest.MonkeyPatch) -> None:
-    """Pictures are not written as .pdf too, which takes as long again."""
-    from matplotlib.figure import Figure
-
-    savefig = Figure.savefig
-
-    def save(figure: Figure, file: Path, **options: Any) -> None:
-        if file.suffix != ".pdf":
-            savefig(figure, file, **options)
-
-    patched.setattr(Figure, "savefig", save)
-
-
-@pytest.fixture
-def png_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    without_pdf(monkeypatch)
-
-
 @pytest.fixture
 def no_pictures() -> Iterator[Callable[[], None]]:
-    """Reports are quick without matplotlib; what the fixture gives brings it back, for .png alone."""
+    """Reports are quick without matplotlib; what the fixture gives brings it back."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setitem(sys.modules, "matplotlib", None)
-
-        def back() -> None:
-            patched.undo()
-            without_pdf(patched)
-
-        yield back
+        yield patched.undo
 
 
 class Alarm(Protocol):

@@ -360,7 +360,6 @@ def test_a_path_that_is_read_may_begin_with_the_home_folder(llm: LLM, home: Path
         (llm.generate, ["Hi", Path("~/none.json")]),
         (lazyllm.Sweep.read, ["~/none"]),
         (lazyllm.Search.read, ["~/none"]),
-        (partial(lazyllm.calibrate, out="~/none/preset.json"), [llm]),
         (lazyllm.longbench.Run, ["~/none"]),
         (lazyllm.longbench.merge, [["~/none"], "~/out"]),
         (partial(lazyllm.longbench.run, data="~/none", out="~/out"), [llm]),
@@ -374,7 +373,7 @@ def test_a_path_that_is_read_may_begin_with_the_home_folder(llm: LLM, home: Path
 
 
 def test_a_path_that_is_written_may_begin_with_the_home_folder(
-    llm: LLM, home: Path, monkeypatch: pytest.MonkeyPatch, png_only: None
+    llm: LLM, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = llm.session(STAGES)
     made = session.ask("Hi", max_new_tokens=2, trace=True)

@@ -99,7 +99,6 @@ def test_what_is_wrong_is_refused_before_work(llm: LLM, tmp_path: Path) -> None:
         ({"speedup": 50}, "a speedup of 50 is out of reach"),
         ({"speedup": 0.5}, r"speedup must be at least 1, not 0\.5"),
         ({"out": "preset.txt"}, r"must be a file whose name ends with \.json, not .*preset\.txt"),
-        ({"out": "nowhere/preset.json"}, r"no folder .*nowhere"),
     ):
         options = {**options, "out": tmp_path / options.get("out", "preset.json")}
         with pytest.raises((ValueError, TypeError, FileNotFoundError), match=words):

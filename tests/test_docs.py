@@ -81,7 +81,7 @@ def deep_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def example(deep_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, png_only: None) -> dict[str, Any]:
+def example(deep_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The names that examples take as given, in a folder with the file that they take as given. Their models
     are a tiny one; for packages that only they use there are stand-ins."""
     load = lazyllm.load

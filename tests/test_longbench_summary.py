@@ -110,7 +110,6 @@ def test_intervals_by_hand() -> None:
     assert np.isnan(interval([[np.array([3.0, 7.0])], [np.array([5.0])]]).low)
 
 
-@pytest.mark.usefixtures("png_only")
 def test_the_value_lies_in_its_interval_even_where_all_items_agree(tmp_path: Path) -> None:
     for scores in ({"a": 2 / 3}, {"a": 0.1}, {"a": 1.0, "b": 1.0, "c": 0.0}):
         rows = [row("dense", name, n, score, 1.0) for name, score in scores.items() for n in range(3)]

@@ -53,7 +53,9 @@ def calibrate(
         raise ValueError(f"speedup must be at least 1, not {speedup:g}")
     if lengths == []:
         raise ValueError("lengths must be at least one number of tokens")
-    file = None if out is None else checked_file(user_path(out))
+    file = None if out is None else user_path(out)
+    if file and file.suffix != ".json":
+        raise ValueError(f"out must be a file whose name ends with .json, not {file}")
     model = llm if isinstance(llm, LLM) else load(llm)
     options = RunOptions(warm_ups=0, progress=progress)
     tasks = CalibrationTasks(model, prompts or (), PER_KIND, SEED, lengths)
@@ -75,15 +77,6 @@ def calibrate(
     if file is not None:
         preset.save(file)
     return preset
-
-
-def checked_file(file: Path) -> Path:
-    """The file itself, if a preset can be written there."""
-    if file.suffix != ".json":
-        raise ValueError(f"out must be a file whose name ends with .json, not {file}")
-    if not file.parent.is_dir():
-        raise FileNotFoundError(f"there is no folder {file.parent} for {file.name}")
-    return file
 
 
 def candidates(speedup: float, config: ModelConfig, n_prompt: int) -> Iterator[Pruning]:

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = parser().parse_args(argv)
     try:
-        return int(args.run(args))
+        return int(args.run(args) or 0)
     except KeyboardInterrupt:
         print("lazyllm: interrupted", file=sys.stderr)
         return INTERRUPTED

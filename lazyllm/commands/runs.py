@@ -42,9 +42,9 @@ def of_function(parser: argparse.ArgumentParser, function: str, kind: type[RunOp
 
 def reproduce(parser: argparse.ArgumentParser) -> Run:
     """Make the paper's tables and figures for a checkpoint; run again, it runs what is missing."""
-    targets = "table1, table2, figure1, figure2, figure5, figure6, figure7"
+    targets = "table1, table2, figure1, figure5, figure6, figure7"
     parser.add_argument("targets", nargs="+", metavar="WHAT", help=targets)
-    preset = "llama-2-7b-chat, xgen-7b-8k-inst, smollm2-135m-instruct or other; default: by the model's name"
+    preset = "llama-2-7b-chat, xgen-7b-8k-inst or other; default: by the model's name"
     options.add(parser, "--preset", preset, "NAME")
     options.add(parser, "--speedup", "of all methods, by counted work; default that of the preset", "X")
     options.add(parser, "--seeds", "of random drop, default 5", "N")
@@ -99,8 +99,7 @@ def report(parser: argparse.ArgumentParser) -> Run:
 
         if "out" not in args and len(args.folders) > 1:
             raise ValueError("several folders need --out, the folder for the results of all of them")
-        merged = "out" in args
-        folder = lazyllm.longbench.merge(args.folders, args.out) if merged else user_path(args.folders[0])
+        folder = lazyllm.longbench.merge(args.folders, args.out) if "out" in args else user_path(args.folders[0])
         scored = read_manifest(folder)["conditions"]["measure"] == SCORE
         result = lazyllm.longbench.Run(folder) if scored else lazyllm.Sweep.read(folder)
         result.report()
@@ -121,14 +120,10 @@ def calibrate(parser: argparse.ArgumentParser) -> Run:
     options.add(parser, "--out", out, "FILE", type=options.out_file, required=True)
     options.add_device(parser)
 
-    def run(args: argparse.Namespace) -> int:
-        from lazyllm.calibration.calibrate import checked_file
-
-        checked_file(args.out)
+    def run(args: argparse.Namespace) -> None:
         prompts = options.read_prompts(args)
         keywords = options.keywords_of(args, "speedup", "lengths", "out")
         print(f"{lazyllm.calibrate(options.loaded(args), prompts, **keywords)!r}\n\nwrote {args.out}")
-        return 0
 
     return run
 
@@ -147,12 +142,11 @@ def search(parser: argparse.ArgumentParser) -> Run:
     options.add(parser, "--scheduler", "run on the workers of this Dask scheduler", "ADDRESS")
     options.add_device(parser)
 
-    def run(args: argparse.Namespace) -> int:
+    def run(args: argparse.Namespace) -> None:
         keywords = options.of_run(args, RunOptions, "speedup", "budget")
         result = lazyllm.search(options.loaded(args), options.read_prompts(args), **keywords)
-        print(f"{result.text()}\n\nwrote {result.folder}")
+        options.print_result(result)
         if "preset" in args:
             print(f"wrote {result.preset(speedup=args.preset).save(args.out / 'preset.json')}")
-        return 0
 
     return run

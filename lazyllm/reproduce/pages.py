@@ -5,57 +5,49 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lazyllm.evaluation.longbench.datasets import CATEGORIES
 from lazyllm.evaluation.report import cell
-from lazyllm.evaluation.summary import DENSE_LABEL, NO_SPEED, Summary, token_use_by_setting
-from lazyllm.llm import LLM
+from lazyllm.evaluation.summary import DENSE_LABEL, NO_SPEED, Row, Summary, token_use_by_setting
 from lazyllm.pictures.figure import panel_grid, save, series
 from lazyllm.pictures.panels import plot_token_use
-from lazyllm.pruning import Pruning
-from lazyllm.reproduce.paper import BASELINE, FIRST_TOKEN, LAZY, RECOMMENDED, Published
+from lazyllm.reproduce.paper import BASELINE, Published
 from lazyllm.support.tables import Table
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 COLUMNS = 4
-MASSES = (0.5, 0.9, 0.99)
-QUANTILES = tuple(range(0, 101, 2))  # percent
-LOWEST_SHARE = 1e-2  # of a uniform share: the lower end of Figure 2's colours
 ALL = "All"
 POOLED = "scores are means of data sets, shares and speedups are of all items together"
-
-
-DIFFERENCE, COMPUTED = "paired difference [95 %]", "prompt computed"
+SCORE, DIFFERENCE = "score [95 %]", "paired difference [95 %]"
 FIRST, WHOLE = "TTFT speedup", "generation speedup"
-LAYOUTS: Mapping[str, tuple[str, Mapping[str, str], Sequence[str]]] = {
+COMPUTED, TOP = "prompt computed", "prompt that reached the top"
+FIRST_TOKEN = ("prompt tokens", "new tokens", "first token's time, in decode steps", "first token's share of the time")
+LAYOUTS: Mapping[str, tuple[str, Sequence[str]]] = {
     "table1": (
         "Table 1: accuracy and speedup of the first token",
-        {},
-        ["category", "method", "score", DIFFERENCE, FIRST, "paper: score", f"paper: {FIRST}"],
+        ["category", "method", SCORE, DIFFERENCE, FIRST, "paper: score", f"paper: {FIRST}"],
     ),
     "table2": (
         "Table 2: prompt tokens computed, and speedup of whole answers",
-        {"method": LAZY},
-        ["category", COMPUTED, "prompt that reached the top", WHOLE, f"paper: {COMPUTED}", f"paper: {WHOLE}"],
+        ["category", "method", COMPUTED, TOP, WHOLE, f"paper: {COMPUTED}", f"paper: {WHOLE}"],
+    ),
+    "figure1": (
+        "Figure 1: the first token's time, dense; in the paper, of Llama 2 7B, 21 steps and 23 % at 3376 and 68 tokens",
+        ["category", *FIRST_TOKEN],
     ),
     "figure5": (
         "Figure 5: score and speedup of every method",
-        {"category": ALL},
-        ["counted speedup", "method", "score [95 %]", DIFFERENCE, FIRST, WHOLE, COMPUTED],
+        ["category", "counted speedup", "method", SCORE, DIFFERENCE, FIRST, WHOLE, COMPUTED],
     ),
 }
-"""Tables by their title, the cells that all their rows have, and their columns."""
+"""Tables by their title and their columns."""
 
 
 @dataclass(frozen=True)
 class Comparison:
     """A run. `settings` are the labels of those that are shown as one, which differ by seed: by counted
-    speedup and method, or in Figure 6 by keep and layer. Dense is none of them."""
+    speedup and method, or in Figure 6 by layer and keep. Dense is none of them."""
 
     summary: Summary
     settings: Mapping[tuple[str, str], Sequence[str]]
@@ -65,10 +57,6 @@ class Comparison:
     def groups(self) -> list[tuple[str | None, Sequence[str]]]:
         """Each category with its data sets; None with all of them."""
         return [*self.summary.categories.items(), (None, self.summary.datasets)]
-
-    @property
-    def with_dense(self) -> list[tuple[tuple[str, str], Sequence[str]]]:
-        return [(("", BASELINE), [DENSE_LABEL]), *self.settings.items()]
 
     def scores(self, labels: Sequence[str], category: str | None) -> list[float]:
         return [self.summary.mean(label, category).value for label in labels]
@@ -85,8 +73,6 @@ class Comparison:
         place, summary, (first, *others) = category or ALL, self.summary, labels
         n_run, n_all = len(datasets), len(CATEGORIES.get(place, ()))
         is_part = self.published and n_run < n_all
-        score = spread(self.scores(labels, category))
-        difference = "" if others or method == BASELINE else cell(summary.difference(first, category), "+.2f")
 
         def share(field: str) -> str:
             return f"{np.mean([summary.average(label, field, datasets) for label in labels]):.2%}"
@@ -95,40 +81,36 @@ class Comparison:
             "category": f"{place} ({n_run} of {n_all} data sets)" if is_part else place,
             "counted speedup": counted,
             "method": method,
-            "score": score,
-            "score [95 %]": score if others else cell(summary.mean(first, category)),
-            DIFFERENCE: difference,
+            SCORE: spread(self.scores(labels, category)) if others else cell(summary.mean(first, category)),
+            DIFFERENCE: "" if others or not counted else cell(summary.difference(first, category), "+.2f"),
             FIRST: spread(self.speedups(labels, "ttft", datasets), "x"),
             WHOLE: spread(self.speedups(labels, "seconds", datasets), "x"),
             COMPUTED: share("computed"),
-            "prompt that reached the top": share("reached_top"),
+            TOP: share("reached_top"),
         }
+        if method == BASELINE and (timed := [each for each in summary.timed(first) if each["dataset"] in datasets]):
+            row |= first_token(timed)
         paper = self.published.get((place, method), {})
         return row | {f"paper: {head}": text for head, text in paper.items()}
 
     def table(self, target: str) -> Table:
         """The table of a layout, without the paper's columns if it has no results for the model."""
-        title, cells, heads = LAYOUTS[target]
+        title, heads = LAYOUTS[target]
         heads = [head for head in heads if self.published or not head.startswith("paper: ")]
-        rows = [self.row(*group, *name, labels) for group in self.groups for name, labels in self.with_dense]
-        shown = [row for row in rows if cells.items() <= row.items()]
-        return Table(f"{title} ({POOLED})", heads, [[row.get(head, "") for head in heads] for row in shown])
+        named = {("", BASELINE): [DENSE_LABEL], **self.settings}
+        rows = [self.row(*group, *name, labels) for group in self.groups for name, labels in named.items()]
+        return Table(f"{title} ({POOLED})", heads, [[row.get(head, "") for head in heads] for row in rows])
 
 
-def first_token(summary: Summary) -> Table:
-    """Figure 1: how long the first token takes, in decode steps and as a share of the answer, run densely."""
-    rows = summary.timed(DENSE_LABEL)
+def first_token(rows: Sequence[Row]) -> dict[str, str]:
+    """How long the first token takes, in decode steps and as a share of the answers."""
     first, whole = (sum(row["timing"][name] for row in rows) for name in ("ttft", "seconds"))
     n_steps = sum(row["new_tokens"] - 1 for row in rows)
     step = (whole - first) / n_steps if n_steps else np.nan
-    ours = {
-        "prompt tokens, mean": f"{np.mean([row['prompt_tokens'] for row in rows]):.0f}",
-        "new tokens, mean": f"{np.mean([row['new_tokens'] for row in rows]):.0f}",
-        "first token's time, in decode steps": f"{first / len(rows) / step:.1f}",
-        "first token's share of the time": f"{100 * first / whole:.0f} %",
-    }
-    cells = [[name, here, paper] for (name, here), paper in zip(ours.items(), FIRST_TOKEN, strict=True)]
-    return Table("Figure 1: the first token's time, dense", ["", "here", "paper: Llama 2 7B"], cells)
+    means = [f"{np.mean([row[name] for row in rows]):.0f}" for name in ("prompt_tokens", "new_tokens")]
+    return dict(
+        zip(FIRST_TOKEN, [*means, f"{first / len(rows) / step:.1f}", f"{100 * first / whole:.0f} %"], strict=True)
+    )
 
 
 def spread(values: Sequence[float], unit: str = "") -> str:
@@ -139,103 +121,44 @@ def spread(values: Sequence[float], unit: str = "") -> str:
     return f"{np.mean(values):.2f}{deviation}{unit}"
 
 
-# ---- figures; all need matplotlib --------------------------------------------------------------------
+# ---- figures; they need matplotlib -------------------------------------------------------------------
 
 
-def share_that_holds(scores: np.ndarray, mass: float) -> float:
-    """The smallest share of the tokens that holds the share `mass` of all scores."""
-    falling = np.sort(scores.astype(np.float64))[::-1].cumsum()
-    needed: int = np.searchsorted(falling, mass * falling[-1] * (1 - 1e-12)) + 1
-    return needed / len(scores)
+LINES = {
+    "figure5": ("Figure 5: score against the speedup of the first token", "speedup of the first token"),
+    "figure6": ("Figure 6: where tokens are dropped, and how many", "layer after which tokens are dropped"),
+}
+"""Figures by their title and their horizontal axis."""
 
 
-def draw(axes: Axes, lines: Mapping[str, Sequence[tuple[float, float]]], **about: Any) -> None:
-    """Draws the points (x, y) of each line; their markers get smaller, so that all at a place are seen."""
-    for place, (label, points) in enumerate(lines.items()):
-        size = 3 + len(lines) - place
-        axes.plot(*zip(*sorted(points), strict=True), **series(place), markersize=size, label=label)
-    axes.set(**about)
-    axes.grid(alpha=0.3)
-
-
-def attention(llm: LLM, prompts: Sequence[Sequence[int]], model: str, file: Path) -> Path:
-    """Figure 2: the last token's attention to the others, sorted, in every layer except the top one, whose
-    scores no stage computes, and in the mean of these layers; means over the prompts."""
-    from matplotlib.colors import LogNorm
-    from matplotlib.ticker import MaxNLocator
-
-    every_layer = Pruning(dict.fromkeys(range(llm.config.n_layers - 1), 1.0))
-    looks = []
-    for ids in prompts:
-        answer = llm.generate(list(ids), every_layer, max_new_tokens=1, trace=True, progress=False)
-        scores = np.array([stage.scores for stage in answer.trace.stages])  # (layers, tokens)
-        with_mean = np.vstack([scores, scores.mean(axis=0)]) * len(ids)  # multiples of a uniform share
-        holds = [[100 * share_that_holds(layer, mass) for layer in scores] for mass in MASSES]
-        looks.append((np.percentile(with_mean, QUANTILES, axis=1).T, holds))
-    (*quantiles, means), holds = (np.mean(look, axis=0) for look in zip(*looks, strict=True))
-    figure, (left, middle, right) = panel_grid(3, 3, 16 / 3, 5)
-    image = left.imshow(
-        np.maximum(quantiles, LOWEST_SHARE),
-        aspect="auto",
-        origin="lower",
-        norm=LogNorm(LOWEST_SHARE, np.max(quantiles)),
-        extent=(QUANTILES[0], QUANTILES[-1], -0.5, len(quantiles) - 0.5),
-    )
-    figure.colorbar(image, ax=left, label="attention, multiples of a uniform share")
-    shares = {f"{m:.0%} of the attention": [*enumerate(held)] for m, held in zip(MASSES, holds, strict=True)}
-    draw(middle, shares, xlabel="layer", ylabel="prompt tokens that hold it, percent", ylim=(0, 103))
-    middle.xaxis.set_major_locator(MaxNLocator(integer=True))
-    middle.legend(fontsize="small")
-    right.semilogy(QUANTILES, np.maximum(means, LOWEST_SHARE))
-    right.grid(alpha=0.3)
-    for axes, label in ((left, "layer"), (right, "mean attention over layers, multiples of a uniform share")):
-        axes.set(xlabel="prompt tokens from the least to the most attended, percent", ylabel=label)
-    figure.suptitle(f"Figure 2: attention of the last prompt token, {model}, mean of {len(looks)} prompts")
-    return save(figure, file)
-
-
-def pareto(comparison: Comparison, model: str, file: Path) -> Path:
-    """Figure 5: score against the speedup of the first token, one panel per category, one line per method;
-    means over seeds."""
+def plot_lines(comparison: Comparison, target: str, model: str, file: Path) -> Path:
+    """Figures 5 and 6: scores by measured speedup or by layer, with a panel for each category, and a line for
+    each method or keep; means over seeds. Markers get smaller, so that all at a place are seen."""
+    title, x_label = LINES[target]
     figure, panels = panel_grid(len(comparison.groups), COLUMNS, 4.2, 3.6)
-    for axes, (category, names) in zip(panels, comparison.groups, strict=True):
+    for axes, (category, datasets) in zip(panels, comparison.groups, strict=True):
         dense = comparison.summary.mean(DENSE_LABEL, category).value
-        axes.axhline(dense, color="black", linewidth=0.8, linestyle=":")
-        points: dict[str, list[tuple[float, float]]] = {}
-        for (_, method), labels in comparison.with_dense:
-            if speeds := comparison.speedups(labels, "ttft", names):
-                point = float(np.mean(speeds)), float(np.mean(comparison.scores(labels, category)))
-                points.setdefault(method, []).append(point)
-        draw(axes, points, title=category or ALL, xlabel="speedup of the first token", ylabel="score")
+        axes.axhline(dense, color="black", linewidth=0.8, linestyle=":", label=BASELINE)
+        lines: dict[str, list[tuple[float, float]]] = {}
+        for (place, method), labels in comparison.settings.items():
+            values = [float(place)] if place.isdecimal() else comparison.speedups(labels, "ttft", datasets)
+            if values:
+                point = float(np.mean(values)), float(np.mean(comparison.scores(labels, category)))
+                lines.setdefault(method, []).append(point)
+        for number, (method, points) in enumerate(lines.items()):
+            look = {**series(number), "markersize": 3 + len(lines) - number}
+            axes.plot(*zip(*sorted(points), strict=True), **look, label=method)
+        axes.set(title=category or ALL, xlabel=x_label, ylabel="score")
+        axes.grid(alpha=0.3)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=COLUMNS - 1)
-    figure.suptitle(f"Figure 5: score against the speedup of the first token, {model}")
+    figure.suptitle(f"{title}, {model}")
     return save(figure, file)
 
 
-def places(comparison: Comparison, model: str, file: Path) -> Path:
-    """Figure 6: score against the layer after which tokens are dropped, one line per keep."""
-    points: dict[str, list[tuple[float, float]]] = {}
-    for (keep, layer), (label,) in comparison.settings.items():
-        points.setdefault(keep, []).append((int(layer), comparison.summary.mean(label).value))
-    figure, (axes,) = panel_grid(1, 1, 7, 5)
-    axes.axhline(comparison.summary.mean(DENSE_LABEL).value, color="black", linestyle=":", label=BASELINE)
-    draw(axes, points, xlabel="layer after which tokens are dropped", ylabel="score, mean of the categories")
-    axes.set_ylim(bottom=0)
-    axes.set_title(f"Figure 6: where tokens are dropped, and how many, {model}")
-    axes.legend(fontsize="small")
-    return save(figure, file)
-
-
-def token_use(comparison: Comparison, model: str, file: Path) -> Path:
+def token_use(summary: Summary, file: Path) -> Path:
     """Figure 7: the share of the prompt that each layer has computed, by new token."""
-    lazy = [
-        label
-        for (_, method), labels in comparison.settings.items()
-        for label in labels
-        if method in (LAZY, RECOMMENDED)
-    ]
-    panels = token_use_by_setting([row for row in comparison.summary.rows if row["setting"] in lazy])
+    panels = token_use_by_setting(summary.rows)
     if not panels:
-        raise ValueError("Figure 7 needs an item that the method prunes, and no item here is long enough")
+        raise ValueError("Figure 7 needs a method that prunes layers, and items that are long enough for it")
     return plot_token_use(panels, file)

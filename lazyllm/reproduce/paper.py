@@ -21,8 +21,6 @@ PAPER_COLUMNS = ("score", "TTFT speedup", "prompt computed", "generation speedup
 """Of Table 1, and of Table 2 for LazyLLM."""
 Published = Mapping[tuple[str, str], Mapping[str, str]]
 """By category and method: the cells of PAPER_COLUMNS; empty for other models."""
-FIRST_TOKEN = ("3376", "68", "21", "23 %")
-"""Figure 1, of Llama 2 7B: prompt tokens, new tokens, the first token's time in steps, its share."""
 
 
 class PaperSetup(NamedTuple):
@@ -53,7 +51,6 @@ OTHER = "other"
 SETUPS = {
     "llama-2-7b-chat": PaperSetup(3500, 2.0, "llama-2", "Llama 2 7B"),
     "xgen-7b-8k-inst": PaperSetup(7500, 3.0, "xgen", "XGen 7B"),
-    "smollm2-135m-instruct": PaperSetup(),
     OTHER: PaperSetup(),
 }
 
@@ -61,11 +58,8 @@ SETUPS = {
 def preset_of(llm: LLM) -> str:
     """The name in SETUPS that is in the checkpoint's, however it is spelled: llama2_7B-chat is
     llama-2-7b-chat."""
-
-    def plain(name: str) -> str:
-        return re.sub("[-_ ]", "", name.lower())
-
-    return next((name for name in SETUPS if plain(name) in plain(model_name(llm.checkpoint.path))), OTHER)
+    spelled = re.sub("[-_ ]", "", model_name(llm.checkpoint.path).lower())
+    return next((name for name in SETUPS if name.replace("-", "") in spelled), OTHER)
 
 
 BASELINE, LAZY, RECOMMENDED = "Baseline", "LazyLLM", "LazyLLM, recommended"

@@ -14,26 +14,21 @@ from lazyllm.llm import LLM, checked_llm
 from lazyllm.method import Method
 from lazyllm.pictures.figure import new_figure
 from lazyllm.pruning import DENSE, Pruning
-from lazyllm.reproduce import pages
-from lazyllm.reproduce.pages import LAYOUTS, Comparison, first_token
+from lazyllm.reproduce.pages import LAYOUTS, LINES, Comparison, plot_lines, token_use
 from lazyllm.reproduce.paper import METHODS, SETUPS, preset_of, rivals
 from lazyllm.support import checked
 from lazyllm.support.files import user_path, write_whole
 
-FIGURE_1, FIGURE_2 = "figure1", "figure2"
+FIGURE_7 = "figure7"
 TARGETS = {
     "table1": "methods",
     "table2": "methods",
-    FIGURE_1: "dense",
-    FIGURE_2: "",  # reads prompts itself
+    "figure1": "dense",
     "figure5": "strengths",
     "figure6": "places",
-    "figure7": "methods",
+    FIGURE_7: "methods",
 }
 """Tables and figures of the paper, by the run that each needs."""
-PICTURES = {"figure5": pages.pareto, "figure6": pages.places, "figure7": pages.token_use}
-ABOUT = {"table2": ("lazyllm",), "figure7": ("lazyllm", "recommended")}
-"""The methods of which a target needs one."""
 # Figure 5: the speedups by counted work are 1 + strength * (the setup's speedup - 1)
 STRENGTHS = (0.5, 1.0, 1.5, 2.0)
 DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)  # Figure 6: shares of the layers
@@ -71,13 +66,9 @@ def reproduce(
     """
     wanted = list(dict.fromkeys([targets] if isinstance(targets, str) else targets))
     names = [methods] if isinstance(methods, str) else list(METHODS if methods is None else methods)
-    for target in wanted:
-        checked.choice(target, "a target", [*TARGETS])
-    for name in names:
-        checked.choice(name, "a method", [*METHODS])
-    for target in wanted:
-        if target in ABOUT and not {*ABOUT[target]} & {*names}:
-            raise ValueError(f"{target} is about {' and '.join(sorted(ABOUT[target]))}; methods must name one")
+    for chosen, what, known in ((wanted, "a target", TARGETS), (names, "a method", METHODS)):
+        for name in chosen:
+            checked.choice(name, what, [*known])
     checked.whole(seeds, "seeds", 1)
     preset = preset_of(checked_llm(llm)) if preset is None else preset
     setup = SETUPS[checked.choice(preset, "preset", [*SETUPS])]
@@ -86,11 +77,9 @@ def reproduce(
     tasks, n_prompt, folder = tasks_of(llm, data), data.max_length, user_path(out)
     model = llm.config.name or llm.checkpoint.path.name
     # errors that would come after the first run: too high a speedup, no matplotlib
-    plans = {
-        run: settings_of(run, llm.config, n_prompt, speedup, seeds, names)
-        for run in dict.fromkeys(TARGETS[target] for target in wanted if target != FIGURE_2)
-    }
-    if {FIGURE_2, *PICTURES} & {*wanted}:
+    needed = dict.fromkeys(TARGETS[target] for target in wanted)
+    plans = {run: settings_of(run, llm.config, n_prompt, speedup, seeds, names) for run in needed}
+    if {FIGURE_7, *LINES} & {*wanted}:
         new_figure(1, 1)
     runs = {}
     for name, settings in plans.items():
@@ -100,21 +89,17 @@ def reproduce(
             raise ValueError(f"every item of the run failed; {folder / name / ITEMS} has the errors")
     files, texts = [], []
     for target in wanted:
-        if target == FIGURE_2:
-            prompts = [tasks.prompt(llm, name, items[0]).ids for name, items in tasks.items.items()]
-            folder.mkdir(parents=True, exist_ok=True)
-            files.append(pages.attention(llm, prompts, model, folder / f"{target}.png"))
-            continue
         run, settings = runs[TARGETS[target]], plans[TARGETS[target]]
         labels = {place: [method.label for method in group] for place, group in settings.items()}
         comparison = Comparison(run.summary, labels, setup.published)
-        if target in PICTURES:
-            files.append(PICTURES[target](comparison, model, folder / f"{target}.png"))
-        if target in (FIGURE_1, *LAYOUTS):
-            table = first_token(run.summary) if target == FIGURE_1 else comparison.table(target)
-            speedups = ", ".join(dict.fromkeys(counted for counted, _ in settings))
-            counted = f"; methods at {speedups} by counted work for {n_prompt} prompt tokens" if settings else ""
-            conditions = f"{model}, preset {preset}{counted}. {conditions_of(run)}"
+        if target in LINES:
+            files.append(plot_lines(comparison, target, model, folder / f"{target}.png"))
+        if target == FIGURE_7:
+            files.append(token_use(run.summary, folder / f"{target}.png"))
+        if target in LAYOUTS:
+            table = comparison.table(target)
+            counted = f"{speedup:g}x by counted work for {n_prompt} prompt tokens"
+            conditions = f"{model}, preset {preset}: {counted}. {conditions_of(run)}"
             texts.append(f"{table.title}\n{conditions}\n\n{table.text()}")
             markdown = f"## {table.title}\n\n{conditions}\n\n{table.markdown()}\n"
             for suffix, content in ((".md", markdown), (".csv", table.csv()), (".tex", table.latex())):
@@ -130,7 +115,7 @@ def settings_of(
     if run == "places":
         layers = sorted({min(config.n_layers - 2, round(depth * config.n_layers)) for depth in DEPTHS})
         stages = [(layer, keep) for keep in KEEPS for layer in layers]
-        return {(f"keep {keep:.0%} tokens", str(layer)): [Pruning({layer: keep})] for layer, keep in stages}
+        return {(str(layer), f"keep {keep:.0%} tokens"): [Pruning({layer: keep})] for layer, keep in stages}
     faster = [1 + strength * (speedup - 1) for strength in STRENGTHS]
     return {
         (f"{counted:g}x", method): group

@@ -117,12 +117,10 @@ def new_study() -> Study:
     optuna = package("optuna", "a search", "search")
     level = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    try:
-        # with constant_liar, the proposals of a batch differ
-        sampler = optuna.samplers.TPESampler(constant_liar=True, seed=SEED)
-        study: Study = optuna.create_study(directions=["minimize", "maximize"], sampler=sampler)
-    finally:
-        optuna.logging.set_verbosity(level)
+    # with constant_liar, the proposals of a batch differ
+    sampler = optuna.samplers.TPESampler(constant_liar=True, seed=SEED)
+    study: Study = optuna.create_study(directions=["minimize", "maximize"], sampler=sampler)
+    optuna.logging.set_verbosity(level)
     return study
 
 

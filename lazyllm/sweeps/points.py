@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from math import isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -13,8 +13,7 @@ import numpy as np
 from lazyllm.evaluation.report import cell
 from lazyllm.evaluation.summary import DENSE_LABEL, Interval, Speed, Summary, mean
 from lazyllm.method import Method
-from lazyllm.pictures.quality import COUNTED_AXIS, KL_AXIS, MEASURED_AXIS, SCORE_AXIS, Dot, plot_pareto
-from lazyllm.pruning import Pruning
+from lazyllm.pictures.quality import COUNTED_AXIS, KL_AXIS, MEASURED_AXIS, SCORE_AXIS, Dot, plot_scores
 from lazyllm.support.optional import package
 from lazyllm.support.tables import Table
 
@@ -102,13 +101,13 @@ def front(points: Sequence[Point], speedup: str = "ttft_speedup") -> list[Point]
     """The Pareto front, slowest first: points to which no other is equal or better in quality and speedup
     and better in one of them. `speedup` names the field of it, one of SPEEDUP_AXES."""
 
-    def reaches(point: Point, other: Point) -> bool:
-        return point.quality >= other.quality and getattr(point, speedup) >= getattr(other, speedup)
+    def beats(other: Point, point: Point) -> bool:
+        faster: float = getattr(other, speedup) - getattr(point, speedup)
+        better = other.quality - point.quality
+        return min(better, faster) >= 0 < max(better, faster)
 
-    measured = [point for point in points if reaches(point, point)]  # NaN reaches nothing
-    unbeaten = [
-        point for point in measured if all(reaches(point, other) for other in measured if reaches(other, point))
-    ]
+    measured = [point for point in points if not isnan(point.quality + getattr(point, speedup))]
+    unbeaten = [point for point in measured if not any(beats(other, point) for other in measured)]
     return sorted(unbeaten, key=lambda point: getattr(point, speedup))
 
 
@@ -120,7 +119,7 @@ def plot_points(points: Sequence[Point], title: str, file: Path, speedup: str = 
         return [Dot(point.setting, getattr(point, speedup), *getattr(point, quality)) for point in points]
 
     on_front, axes = dots(front(points, speedup)), (SPEEDUP_AXES[speedup], QUALITY_AXES[quality])
-    return plot_pareto(dots(points), on_front, DENSE_LABEL, axes, title, file)
+    return plot_scores(dots(points), DENSE_LABEL, file, title, axes, on_front)
 
 
 # ---- tables ----------------------------------------------------------------------------------------
@@ -171,39 +170,20 @@ class Frame:
         return Table(TITLE, list(filled), list(zip(*filled.values(), strict=True)))
 
     def to_frame(self) -> pandas.DataFrame:
-        """One row per setting, unrounded, with a column for each option that varies; needs pandas.
-
-        What was not measured has no column, and an interval three. Settings are as JSON, which `pruning=`
-        takes, and options that are not all numbers are as text.
-        """
+        """One row per setting, unrounded; needs pandas. An interval has three columns, and what was not
+        measured has none. Settings are as JSON, which `pruning=` takes."""
         rows: list[dict[str, Any]] = []
         for point in self:
-            row: dict[str, Any] = {"setting": point.setting, **options_of(point.pruning)}
+            row: dict[str, Any] = {}
             for name, value in vars(point).items():
                 bounds = value if isinstance(value, Interval) else [value]
                 row |= zip((name, f"{name}_low", f"{name}_high"), bounds, strict=False)
             rows.append({**row, "pruning": point.pruning.to_json()})
         frame: pandas.DataFrame = package("pandas", "to_frame", "plots").DataFrame(rows)
-        frame = frame.dropna(axis="columns", how="all")
-        options = {name for point in self for name in options_of(point.pruning)}
-        for name in [name for name in frame if frame[name].dtype == object]:
-            frame[name] = frame[name].map(str, na_action="ignore")
-        return frame.drop(columns=[name for name in options & {*frame} if frame[name].nunique() < 2])
+        return frame.dropna(axis="columns", how="all")
 
     def __repr__(self) -> str:
         return self.table.text()
 
     def _repr_html_(self) -> str:
         return self.table.html()
-
-
-def options_of(method: Method) -> dict[str, Any]:
-    """The fields of a schedule and of its scoring; a single stage is layer and keep."""
-    if not (isinstance(method, Pruning) and method.stages):
-        return {}
-    options = {item.name: getattr(method, item.name) for item in fields(method)}
-    options |= asdict(options.pop("scoring"))
-    if len(method.stages) > 1:
-        return options
-    ((layer, keep),) = options.pop("stages")
-    return {"layer": layer, "keep": keep, **options}

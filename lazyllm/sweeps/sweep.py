@@ -193,12 +193,7 @@ def sweep(
     """
     checked.choice(measure, "measure", get_args(Quality))
     measuring, data = measure_of(measure, tokens), DataOptions.of(options)
-    if isinstance(llm, LLM):
-        model = llm
-    elif data.on_workers:
-        model, data = load(llm, device="cpu"), replace(data, worker_device=data.worker_device or "auto")
-    else:
-        model = load(llm)
+    model = llm if isinstance(llm, LLM) else load(llm)
     settings = settings_of(space, model.config)
     tasks = tasks_of(model, data)
     conditions: dict[str, Any] = {"measure": measure}
