@@ -119,7 +119,7 @@ class Mine(lazyllm.Policy):
 
     def score(self, view):
         view.protected, view.queries(), view.keys(), view.values(), view.hidden(), view.observed
-        return view.attention().mean(axis=(0, 1)) if view.earlier else view.positions[::2]
+        return view.attention().mean(axis=(0, 1)) if view.layer == 2 else view.positions[::2]
 
 mine = Mine({1: 0.6, 2: 0.3})
 
