@@ -98,11 +98,6 @@ def test_mass_is_reached_when_the_sum_equals_it(blind: Tiny) -> None:
     assert in_play == [list(range(32)), *[[*range(15), 31]] * 3]
 
 
-@pytest.mark.parametrize(("keep", "n"), [(0.1, 30), (0.55, 100), (0.07, 100), (0.29, 100), (0.7, 10), (1e-9, 50)])
-def test_kept_count_is_the_ceiling_of_the_double_product(tiny_of: Build, keep: float, n: int) -> None:
-    assert drive(tiny_of(Shape(seed=8)), pruning([(1, keep)]), [(n, False)]).margin > NEAR_TIE
-
-
 @pytest.mark.parametrize(
     "options",
     [

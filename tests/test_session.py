@@ -337,16 +337,6 @@ def test_truncation_forgets_an_interrupted_answer(llm: LLM) -> None:
         session.resume()
 
 
-def test_generate_hands_over_its_session_when_interrupted(llm: LLM) -> None:
-    want = llm.generate(IDS, STAGES, max_new_tokens=4)
-    for n in itertools.count(40):
-        error = interrupt_at(n, lambda: llm.generate(IDS, STAGES, max_new_tokens=4))
-        assert error is not None
-        if hasattr(error, "generation"):
-            break
-    assert error.session.resume().token_ids == want.token_ids  # type: ignore[attr-defined]
-
-
 @pytest.mark.parametrize("use", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_session_is_not_copied(llm: LLM, use: Any) -> None:
     with pytest.raises(TypeError, match=r"use fork\(\) or"):
