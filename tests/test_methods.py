@@ -359,6 +359,7 @@ FORMS = {
     " dense ": Pruning(),
     "null": Pruning(),
     '{"10": 0.7, "20": {"mass": 0.9}}': Pruning({10: 0.7, 20: Mass(0.9)}),
+    "[[10, 0.7]]": Pruning({10: 0.7}),
     "random:keep=0.5": RandomDrop(0.5),
     "random: keep = 5e-1 , seed = 3": RandomDrop(0.5, 3),
     "static:layer=7,keep=0.5": StaticPruning(7, 0.5),

@@ -465,10 +465,6 @@ def test_a_policy_takes_the_stages_of_a_pruning(llm: LLM) -> None:
     assert policy.schedule == replace(schedule, scoring=Scoring.paper())
     assert policy == Paper(schedule.stages, sink=schedule.sink, decode=schedule.decode)
     assert Paper(schedule, sink=0, decode="frozen") == Paper(schedule.stages, decode="frozen")
-    answer, paper = (llm.generate(IDS * 4, method, max_new_tokens=2) for method in (policy, policy.schedule))
-    assert answer.passes["in_play"].tolist() == paper.passes["in_play"].tolist()
-    assert answer.token_ids == paper.token_ids
-    assert answer.computed < 1
 
 
 BY_MASS = {1: Mass(0.9)}
