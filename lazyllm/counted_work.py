@@ -5,17 +5,11 @@ import numpy as np
 from lazyllm.checkpoints.config import ModelConfig
 
 
-def token_counts(last_pass: np.ndarray) -> tuple[list[int], list[int]]:
-    """The tokens in play and those computed in each layer of a pass, `Session.last_pass`."""
-    in_play, computed = np.asarray(last_pass).T[:2].tolist()
-    return in_play, computed
-
-
-def bare_flops(config: ModelConfig, in_play: list[int], computed: list[int]) -> int:
-    """Operations of a pass without scores; the lists have a number of tokens for each layer."""
-    layers = enumerate(zip(in_play, computed, strict=True))
-    in_layers = sum(layer_flops(config, layer, m, n) for layer, (m, n) in layers)
-    return in_layers + 2 * config.hidden * config.vocab
+def bare_flops(config: ModelConfig, last_pass: np.ndarray) -> int:
+    """Operations of a pass without scores, by the tokens in play and computed in each layer, as in
+    `Session.last_pass`."""
+    layers = enumerate(last_pass[:, :2].tolist())
+    return sum(layer_flops(config, layer, m, n) for layer, (m, n) in layers) + 2 * config.hidden * config.vocab
 
 
 def layer_flops(config: ModelConfig, layer: int, in_play: int, computed: int) -> int:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
+import numpy as np
+
 from lazyllm.counted_work import bare_flops
 from lazyllm.generation import Generation, Options, Request, Stream
 from lazyllm.method import Method
@@ -107,13 +109,13 @@ def costs(model: LLM, setting: Method, n: int) -> tuple[float, float, float, int
     the least number of questions with which dense reading takes less in all; None if it never does."""
     config, rows, n_layers = model.config, min(n, QUESTION_ROWS), model.config.n_layers
     dense = DENSE.flops(config, n)
-    dense_each = bare_flops(config, [n] * n_layers, [rows] * n_layers) / dense
+    dense_each = bare_flops(config, np.tile([n, rows], (n_layers, 1))) / dense
     pruning = setting.for_prompt(config, n)
     if not isinstance(pruning, Pruning) or not pruning.stages:
         return 1.0, dense_each, dense_each, None
     below, in_play = pruning.stages[0][0] + 1, pruning.planned(config, n)  # layers that reading computes
     layers = [n] * below + [0] * (n_layers - below)
-    read = bare_flops(config, layers, layers) / dense
-    each = bare_flops(config, in_play, [rows] * below + in_play[below:]) / dense
+    read = bare_flops(config, np.stack([layers, layers], axis=1)) / dense
+    each = bare_flops(config, np.stack([in_play, [rows] * below + in_play[below:]], axis=1)) / dense
     enough = int((1 - read) / (each - dense_each)) + 1 if each > dense_each else None
     return read, each, dense_each, enough

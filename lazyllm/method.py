@@ -105,9 +105,6 @@ class Method:
         """The number of tokens of a prompt that reach the model."""
         return n_prompt
 
-    def check_length(self, config: ModelConfig, n_prompt: int) -> None:
-        """Raises ValueError if a prompt is too long to be shortened; what remains of it is checked later."""
-
     def ids(self, llm: Any, prompt_ids: list[int], turn: int) -> list[int]:
         """The prompt's token ids that the model reads, at consecutive positions; `llm` is the model."""
         return prompt_ids

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from math import sqrt
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -15,7 +16,7 @@ import numpy as np
 
 from lazyllm import _core
 from lazyllm.checkpoints.config import ModelConfig
-from lazyllm.counted_work import bare_flops, token_counts
+from lazyllm.counted_work import bare_flops
 from lazyllm.method import source_digest
 from lazyllm.pruning import PAPER, Pruning, Scheduled, StagesInput
 from lazyllm.support import checked
@@ -42,8 +43,6 @@ class View:
         """True in a pass over prompt tokens, False in a decode step."""
         self.n_keep: int | None = None if facts["observes"] else facts["n_keep"]
         """The number of prompt tokens that the stage keeps; None in `observe`."""
-        self.earlier: Mapping[int, tuple[np.ndarray, np.ndarray]] = MappingProxyType(memo["earlier"])
-        """By layer: the positions in play at an earlier stage of this pass, and what `score` returned."""
         self.observed: Mapping[int, Any] = MappingProxyType(memo["observed"])
         """By layer: what `observe` returned in this pass."""
         self._observed_positions: Mapping[int, np.ndarray] = memo["observed positions"]
@@ -154,8 +153,8 @@ class Policy(Scheduled):
 
         llm.generate(prompt, pruning=Mine({9: 0.3, 15: 0.1}))
 
-    `stages` and options are those of `Pruning`, without `Mass`; or `stages` is a whole `Pruning`, such as
-    `Pruning.for_speedup` gives, of which all but the scoring and the options given here counts. Attributes
+    `stages` and options are those of `Pruning`, without `Mass` and `scoring`; or `stages` is a whole `Pruning`,
+    such as `Pruning.for_speedup` gives, of which all but the scoring and the options given here counts. Attributes
     that a subclass sets are part of the setting, and are numbers, texts, lists, dicts or arrays; those with a
     leading underscore are not. Sessions in several threads may share a policy, so what one pass has to
     remember belongs in what `observe` returns, not in attributes.
@@ -167,20 +166,8 @@ class Policy(Scheduled):
     queries: ClassVar[int] = 192
     """The most rows that a view may be asked for; a `PrefixCache` leaves as many tokens to the last pass."""
 
-    def __init__(
-        self,
-        stages: StagesInput | Pruning,
-        *,
-        sink: int | None = None,
-        window: int | None = None,
-        protect: Iterable[Any] | None = None,
-        decode: str | Mapping[Any, Any] | Sequence[Any] | None = None,
-        min_tokens: int | None = None,
-    ) -> None:
+    def __init__(self, stages: StagesInput | Pruning, **options: Any) -> None:
         schedule = stages if isinstance(stages, Pruning) else Pruning(stages)
-        options: dict[str, Any] = {"sink": sink, "window": window, "protect": protect, "decode": decode}
-        options |= {"min_tokens": min_tokens}
-        options = {name: value for name, value in options.items() if value is not None}
         self._schedule = replace(schedule, scoring=PAPER, **options)
 
     @abstractmethod
@@ -201,8 +188,11 @@ class Policy(Scheduled):
     @property
     def _fields(self) -> dict[str, Any]:
         """The attributes that a subclass has set, as plain values."""
-        names = [name for name in vars(self) if not name.startswith("_")]
-        return {name: _plain(getattr(self, name), f"{type(self).__name__}.{name}") for name in names}
+        return {
+            name: json.loads(json.dumps(value, default=partial(_plain, f"{type(self).__name__}.{name}")))
+            for name, value in vars(self).items()
+            if not name.startswith("_")
+        }
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -237,24 +227,22 @@ class Policy(Scheduled):
     def core(self) -> dict[str, Any]:
         def call(core: _core.Session, facts: Mapping[str, Any], memo: Memo) -> tuple[Any, ...] | None:
             if not memo:  # the first call of a pass
-                memo.update({"earlier": {}, "observed": {}, "observed positions": {}})
+                memo.update({"observed": {}, "observed positions": {}})
             view = View(self, core, facts, memo)
             try:
                 if facts["observes"]:
                     memo["observed positions"][view.layer] = view.positions
                     memo["observed"][view.layer] = self.observe(view)
                     return None
-                answer, scores, n_free = self._answer(view, self.score(view))
-                memo["earlier"][view.layer] = view.positions, answer
-                return scores, n_free
+                return self._answer(view, self.score(view))
             finally:
                 view._core, view._copied = None, {}
 
         return {**self.schedule.core(), "layers": self.layers, "policy": call}
 
-    def _answer(self, view: View, returned: object) -> tuple[np.ndarray, np.ndarray, int]:
-        """The array that `score` returned, the scores for the core, and the number of tokens that stay of
-        those that may be dropped, or -1 for the stage's own number."""
+    def _answer(self, view: View, returned: object) -> tuple[np.ndarray, int]:
+        """The scores for the core of what `score` returned, and the number of tokens that stay of those that
+        may be dropped, or -1 for the stage's own number."""
         positions = view.positions
 
         def refused(problem: str, kind: type[Exception] = ValueError) -> Exception:
@@ -265,7 +253,7 @@ class Policy(Scheduled):
             )
 
         try:
-            answer = _read_only(np.array(returned))
+            answer = np.array(returned)
         except ValueError as error:
             raise refused(f"returned no array ({error})", TypeError) from None
         if answer.dtype.kind not in "fiu" or answer.ndim != 1:
@@ -278,32 +266,28 @@ class Policy(Scheduled):
                 scores = answer.astype(np.float32)
             for j in np.flatnonzero(~np.isfinite(scores))[:1]:
                 raise refused(f"gave position {positions[j]} the score {answer[j]}")
-            return answer, scores, -1
+            return scores, -1
         kept = np.isin(positions, answer)
         for position in answer[~np.isin(answer, positions)][:1]:
             raise refused(f"keeps position {position}, which is not in play")
-        return answer, kept.astype(np.float32), int(np.count_nonzero(kept & ~view.protected))
+        return kept.astype(np.float32), int(np.count_nonzero(kept & ~view.protected))
 
     def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int:
         """Without scores: the policy's own work is measured, `Generation.policy_seconds`, not counted."""
-        return bare_flops(config, *token_counts(last_pass))
+        return bare_flops(config, last_pass)
 
     def why_unpruned(self, n_prompt: int, n_context: int) -> str:
         return self.schedule.why_unpruned(n_prompt, n_context)
 
 
-def _plain(value: Any, name: str) -> Any:
-    """A field as JSON holds it; an array by its type, shape and hash."""
-
-    def plain(item: Any) -> Any:
-        if isinstance(item, np.generic):
-            return item.item()
-        if isinstance(item, np.ndarray) and item.dtype.kind != "O":
-            digest = hashlib.sha256(np.ascontiguousarray(item).tobytes()).hexdigest()
-            return f"<{item.dtype} {item.shape} sha256 {digest[:16]}>"
-        raise TypeError(
-            f"{name} is a {type(item).__name__}; a policy's fields must be numbers, texts, lists, dicts or "
-            "arrays, because they are its setting; begin the names of other attributes with an underscore"
-        )
-
-    return json.loads(json.dumps(value, default=plain))
+def _plain(name: str, item: Any) -> Any:
+    """What JSON holds in place of a NumPy value; of an array its type, shape and hash."""
+    if isinstance(item, np.generic):
+        return item.item()
+    if isinstance(item, np.ndarray) and item.dtype.kind != "O":
+        digest = hashlib.sha256(np.ascontiguousarray(item).tobytes()).hexdigest()
+        return f"<{item.dtype} {item.shape} sha256 {digest[:16]}>"
+    raise TypeError(
+        f"{name} is a {type(item).__name__}; a policy's fields must be numbers, texts, lists, dicts or "
+        "arrays, because they are its setting; begin the names of other attributes with an underscore"
+    )

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from lazyllm.checkpoints.config import ModelConfig
-from lazyllm.counted_work import bare_flops, score_flops, token_counts
+from lazyllm.counted_work import bare_flops, score_flops
 from lazyllm.method import Method, Spans, shortened
 from lazyllm.schedule import SHAPE_LENGTH, SPEEDUP_SHAPES, OutOfReach, Shapes, placed
 from lazyllm.scoring import Scoring
@@ -331,13 +331,13 @@ class Pruning(Scheduled):
     ) -> int:
         """Counted operations of a pass that has run, from its token counts, `Session.last_pass`. Those
         computed are assumed to be the last ones in play: an upper bound on the pairs."""
-        in_play, computed = token_counts(last_pass)
+        in_play = last_pass[:, 0].tolist()
         # what is gone counts for min_tokens but is not in play; a pass that dropped something had stages
         n_context = math.inf if in_play[-1] < in_play[0] else in_play[0]
         stages = [layer for layer, _ in self._stages_of(n_context, generated)]
-        total, scoring = bare_flops(config, in_play, computed), self.scoring
+        total, scoring = bare_flops(config, last_pass), self.scoring
         sees = [window or math.inf for window in config.windows]
-        for layer, (m, n) in enumerate(zip(in_play, computed, strict=True)):
+        for layer, (m, n) in enumerate(last_pass[:, :2].tolist()):
             # one of the last `scoring.layers` up to a stage scores if it sees as far as the stage's layer
             above = [stage for stage in stages if layer <= stage < layer + scoring.layers]
             if any(all_layers_score or sees[layer] >= sees[stage] for stage in above):

@@ -197,7 +197,6 @@ class Session:
                     "the prompt begins with what the prefix holds, which would stand in the context twice; "
                     "give only what follows it, or whole prompts with prefix=PrefixCache()"
                 )
-        self.setting.check_length(self.llm.config, len(encoded.ids))
         self.check_room(self.setting.kept(len(encoded.ids)), request.max_new_tokens)
         return encoded
 
@@ -327,13 +326,9 @@ class Session:
     def run_pass(self, run: Callable[..., T], ids: list[int], n_given: int | None, progress: bool) -> T:
         """The result of a pass over these ids; of a prompt of `n_given` tokens, unless that is None."""
         with prefill_watch(len(ids), self.llm.config.n_layers, progress) as watch:
-            if n_given is not None:
-                self.begin_prompt(n_given, len(ids))
+            if n_given is not None:  # from here on nothing but the pass itself can fail
+                self.places = (*self.prompts, Place(self.length, len(ids), n_given))
             return run(ids, watch=watch)
-
-    def begin_prompt(self, n_given: int, n_new: int) -> None:
-        """Counts a prompt; called when nothing but the pass itself can fail."""
-        self.places = (*self.prompts, Place(self.length, n_new, n_given))
 
     def forked_core(self) -> _core.Session:
         """A second core in the same state; MemoryError beyond the free memory."""

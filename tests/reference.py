@@ -41,7 +41,7 @@ class ReferenceView:
 
     def __init__(self, session: Reference, layer: int, first: int, n_keep: int | None, state: dict[str, Any]) -> None:
         self.layer, self.n_keep = layer, n_keep
-        self.earlier, self.observed = session.earlier, session.observed
+        self.observed = session.observed
         self.window = session.config["windows"][layer] or None
         self.is_prompt = session.kinds[-1] != GENERATED
         self.positions = np.array(state["in_play"])
@@ -243,7 +243,6 @@ class Reference:
         if not generated:  # a pass over prompt tokens remembers its own scores alone, whatever its stages are
             self.remembered = {}
         self.last_trace = []
-        self.earlier: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.observed: dict[int, Any] = {}
         self.last_pass = np.zeros((self.n_layers, 3), np.int32)
         for layer in range(n_layers or self.n_layers):
@@ -498,7 +497,6 @@ class Reference:
             return in_play, None
         view = ReferenceView(self, layer, first, count(layer), state)
         returned = np.asarray(self.policy.score(view))
-        self.earlier[layer] = view.positions, returned
         if returned.dtype.kind == "f":
             return self.select(stages[layer][0], in_play, returned), returned
         kept = set(returned.tolist()) | set(view.positions[view.protected].tolist())

@@ -20,7 +20,7 @@ class Own(lazyllm.Policy):
 
     def score(self, view: Any) -> Any:
         view.protected, view.queries(), view.values(), view.hidden(), view.observed
-        return view.attention().mean(axis=(0, 1)) + 0 * view.keys().sum() if view.earlier else view.positions[::2]
+        return view.attention().mean(axis=(0, 1)) + 0 * view.keys().sum() if view.is_prompt else view.positions[::2]
 
 
 class Failing(Own):

@@ -110,7 +110,7 @@ def test_every_public_name_is_there() -> None:
         assert resources.files("lazyllm").joinpath(name).is_file()
 
 
-def test_info_prints_as_a_table() -> None:
+def test_info_prints_as_a_table_and_names_the_unrelated_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     info = lazyllm.info()
     assert info["version"] == lazyllm.__version__
     assert info["instruction_set_used"] in info["instruction_sets"]
@@ -118,9 +118,6 @@ def test_info_prints_as_a_table() -> None:
     assert "numpy" in info["packages"]
     assert len(repr(info).splitlines()) == len(info)
     assert "<pre>" in info._repr_html_()
-
-
-def test_info_names_the_unrelated_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "version", lambda name: "0.5" if name == "lazyllm" else None)
     assert "unrelated distribution lazyllm 0.5" in lazyllm.info()["warning"]
 
@@ -201,17 +198,6 @@ def test_answers_made_before_a_failure_are_kept(llm: LLM, monkeypatch: pytest.Mo
     finished: list[Any] = caught.value.finished  # type: ignore[attr-defined]
     assert [len(answer.prompt_ids) for answer in finished] == [50, 9]
     assert "2 of 4 answers are in this exception's `finished`" in caught.value.__notes__[0]
-
-
-def test_pruning_may_be_stages_or_text(llm: LLM) -> None:
-    wanted = llm.generate(IDS, STAGES, max_new_tokens=3)
-    stages = {"stages": {"1": 0.6, "3": 0.3}}
-    for form in ({1: 0.6, 3: 0.3}, [(1, 0.6), (3, 0.3)], '{"1": 0.6, "3": 0.3}', stages):
-        made = llm.generate(IDS, form, max_new_tokens=3)
-        assert (made.token_ids, made.pruning) == (wanted.token_ids, STAGES)
-    assert llm.session("random:keep=0.5").pruning == lazyllm.RandomDrop(0.5)
-    assert llm.session({"method": "random", "keep": 0.5}).pruning == lazyllm.RandomDrop(0.5)
-    assert llm.generate(IDS, "dense", max_new_tokens=1).computed == 1.0
 
 
 def test_bars_of_lists_and_long_prompts_can_be_turned_off(

@@ -235,7 +235,7 @@ def test_a_follow_up_reports_its_own_passes(llm: LLM) -> None:
 # ---- what pruning saved of a prompt ------------------------------------------------------------------------
 
 
-OF_A_LAYER = [f"{name}:layer=2,keep=0.5" for name in ("static", "fastkv", "gemfilter")]
+OF_A_LAYER = [f"{name}:layer=2,keep=0.5" for name in ("static", "fastkv", "claa", "gemfilter")]
 
 
 @pytest.mark.parametrize("method", [STAGES.to_json(), "random:keep=0.5", *OF_A_LAYER])

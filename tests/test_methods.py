@@ -138,7 +138,7 @@ def test_surprisal_of_more_rows_than_the_head_takes_at_once(tiny_of: Build, voca
     assert error(whole[1:], np.array(by_one)) <= SURPRISAL
 
 
-def test_surprisal_refuses(tiny_of: Build, llm: LLM) -> None:
+def test_surprisal_refuses(tiny_of: Build) -> None:
     tiny = tiny_of(Shape(seed=48))
     for rules in (pruning([(0, 0.5)]), pruning(decode=[(0, 0.5)]), static(1, 0.5)):
         session = tiny.load().session(rules)
@@ -149,8 +149,6 @@ def test_surprisal_refuses(tiny_of: Build, llm: LLM) -> None:
         tiny.load().session(None).surprisal([1, 97])
     with pytest.raises(TypeError, match="watch"):
         tiny.load().session(None).surprisal([1], watch=5)
-    with pytest.raises(ValueError, match="session without pruning, not one with RandomDrop"):
-        llm.session(RandomDrop(0.5)).surprisal(IDS)
 
 
 def test_surprisal_beside_damaged_weights_is_an_error(tmp_path: Path) -> None:
@@ -183,16 +181,15 @@ def test_random_positions_are_uniform_and_depend_on_seed_and_turn() -> None:
     assert sets[0] != sets[1] != sets[2] != sets[0]
 
 
-def test_random_drop_is_dense_on_the_shorter_prompt(llm: LLM) -> None:
-    method = RandomDrop(0.37, seed=4)
-    out = llm.generate(IDS, pruning=method, max_new_tokens=5)
-    shorter = [IDS[i] for i in method.positions(len(IDS))]
+@pytest.mark.parametrize("method", [RandomDrop(0.3, seed=4), GemFilter(2, 0.3)])
+def test_a_prompt_that_was_shortened_is_read_densely(llm: LLM, method: Any) -> None:
+    out, shorter = llm.generate(IDS, method, max_new_tokens=5), method.ids(llm, IDS, 0)
     plain = llm.generate(shorter, max_new_tokens=5)
-    assert (out.prompt_ids, out.token_ids) == (shorter, plain.token_ids)
+    assert (len(shorter), out.prompt_ids, out.token_ids) == (15, shorter, plain.token_ids)
     assert out.passes.tolist() == plain.passes.tolist()
     assert (out.pruning, out.n_given) == (method, len(IDS))
-    assert out.computed == out.reached_top == pytest.approx(math.ceil(0.37 * 50) / 50)
-    assert "RandomDrop(keep=0.37, seed=4)" in repr(out)
+    assert out.computed == out.reached_top == pytest.approx(0.3)
+    assert str(method) in repr(out)
 
 
 def test_counted_work(llm: LLM) -> None:
@@ -338,6 +335,7 @@ FORMS = {
     " dense ": Pruning(),
     "null": Pruning(),
     '{"10": 0.7, "20": {"mass": 0.9}}': Pruning({10: 0.7, 20: Mass(0.9)}),
+    "[[10, 0.7]]": Pruning({10: 0.7}),
     "random:keep=0.5": RandomDrop(0.5),
     "random: keep = 5e-1 , seed = 3": RandomDrop(0.5, 3),
     "static:layer=7,keep=0.5": StaticPruning(7, 0.5),
@@ -394,9 +392,6 @@ def test_parse_method_refuses() -> None:
     ):
         with pytest.raises(kind, match=re.escape(words)):
             parse_method(text)
-
-
-def test_from_json_refuses_other_methods() -> None:
     with pytest.raises(ValueError, match="method is 'static'; it must be 'random'"):
         RandomDrop.from_json(StaticPruning(1, 0.5).to_json())
     with pytest.raises(TypeError, match="random must be a JSON object"):

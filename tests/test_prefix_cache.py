@@ -35,8 +35,10 @@ def answered(llm: LLM, ids: list[int], pruning: Pruning, **options: Any) -> list
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of prompt tokens of passes that sessions run from now on."""
     run: list[int] = []
-    begin = Session.begin_prompt
-    monkeypatch.setattr(Session, "begin_prompt", lambda *given: run.append(given[2]) or begin(*given))
+    run_pass = Session.run_pass
+    monkeypatch.setattr(
+        Session, "run_pass", lambda *given: (given[3] and run.append(len(given[2]))) or run_pass(*given)
+    )
     return run
 
 

@@ -11,6 +11,7 @@ import pytest
 import tiny
 from hypothesis import given
 from hypothesis import strategies as st
+from strategies import prunings
 
 import lazyllm
 from lazyllm import Drop, Mass, Pruning, Scoring
@@ -94,9 +95,13 @@ def test_rules_refused() -> None:
 
 def test_layers_are_checked_against_the_model() -> None:
     Pruning({28: 0.5, 29: Drop(0.5)}).check(SMOL)
-    for pruning in (Pruning({29: 0.5}), Pruning({3: 0.5}, decode={29: 0.5})):
+    for pruning, layer in (
+        (Pruning({29: 0.5}), 29),
+        (Pruning({3: 0.5}, decode={29: 0.5}), 29),
+        (Pruning({30: Drop(0.5)}), 30),
+    ):
         for call in pruning.check, lambda config, pruning=pruning: pruning.flops(config, 100):
-            with pytest.raises(ValueError, match="layer 29 is out of reach: it must be below 29"):
+            with pytest.raises(ValueError, match=f"layer {layer} is out of reach: it must be below {layer}"):
                 call(SMOL)
 
 
@@ -142,37 +147,22 @@ def test_core_has_plain_values_only() -> None:
 # ---- JSON ------------------------------------------------------------------------------------------
 
 
-@st.composite
-def stage_lists(draw: st.DrawFn, n_layers: int) -> list[tuple[int, float | Mass | Drop]]:
-    layers = sorted(draw(st.sets(st.integers(0, n_layers - 2), max_size=4)))
-    keeps = sorted(draw(st.lists(st.floats(1e-6, 1.0), min_size=4, max_size=4)), reverse=True)
-    rules = st.sampled_from([float, Drop, lambda keep: Mass(keep, keep_max=keeps[0])])
-    return [(layer, draw(rules)(keep)) for layer, keep in zip(layers, keeps, strict=False)]
+def as_pruning(rules: dict[str, Any]) -> Pruning:
+    """The Pruning of options in the form of the core."""
+
+    def stages(given: Any) -> dict[int, Any]:
+        return {
+            layer: Mass(*rule) if isinstance(rule, tuple) else Drop(rule) if for_good else rule
+            for layer, rule, *for_good in given
+        }
+
+    scoring = Scoring(**{field.name: rules[field.name] for field in dataclasses.fields(Scoring)})
+    decode = rules["decode"] if isinstance(rules["decode"], str) else stages(rules["decode"])
+    options = {name: rules[name] for name in ("sink", "window", "protect", "min_tokens", "prune_generated")}
+    return Pruning(stages(rules["stages"]), decode=decode, scoring=scoring, **options)
 
 
-def prunings(n_layers: int = 30) -> st.SearchStrategy[Pruning]:
-    stages = stage_lists(n_layers)
-    return st.builds(
-        Pruning,
-        stages,
-        decode=st.one_of(st.sampled_from(["same", "frozen"]), stages),
-        sink=st.integers(0, 9),
-        window=st.integers(0, 9),
-        protect=st.lists(st.tuples(st.integers(0, 9), st.integers(10, 20)), max_size=3),
-        scoring=st.builds(
-            Scoring,
-            queries=st.integers(1, 9),
-            pooling=st.sampled_from(["mean", "max"]),
-            layers=st.integers(1, 6),
-            smooth=st.sampled_from([1, 3, 13]),
-            memory=st.floats(0.0, 1.0),
-        ),
-        min_tokens=st.integers(0, 50),
-        prune_generated=st.booleans(),
-    )
-
-
-@given(prunings())
+@given(prunings(30).map(as_pruning))
 def test_json_and_what_it_prints_give_the_same_pruning_back(pruning: Pruning) -> None:
     again = Pruning.from_json(pruning.to_json())
     assert again == pruning
@@ -233,7 +223,7 @@ def flops_token_by_token(pruning: Pruning, c: Any, n: int, all_score: bool = Fal
     return total
 
 
-@given(prunings(n_layers=5), st.integers(1, 40))
+@given(prunings(5).map(as_pruning), st.integers(1, 40))
 def test_flops_are_those_of_counting_token_by_token(pruning: Pruning, n: int) -> None:
     assert pruning.flops(SMALL, n) == flops_token_by_token(pruning, SMALL, n)
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NoReturn, Self
 import numpy as np
 
 from lazyllm.checkpoints.config import ModelConfig
-from lazyllm.counted_work import bare_flops, layer_flops, score_flops, token_counts
+from lazyllm.counted_work import bare_flops, layer_flops, score_flops
 from lazyllm.method import MANY
 from lazyllm.policy import Policy, View
 from lazyllm.pruning import DENSE, LAYER_LIMIT, Drop, Pruning, Scheduled
@@ -19,7 +19,6 @@ from lazyllm.support import checked
 ROWS = 8  # the last queries, which score in FastKV and CLAA; their tokens always stay
 FASTKV_NEIGHBOURS, GEMFILTER_NEIGHBOURS = 7, 5
 CLAA_LAYERS = 4
-ALL_LAYERS = LAYER_LIMIT
 SNAPKV_ROWS, SNAPKV_NEIGHBOURS = 64, 5
 SINK, FUTURE = 4, 512  # of ExpectedAttention: tokens that draw attention, and positions that it looks ahead
 
@@ -51,6 +50,15 @@ class RandomDrop(Scheduled):
         return [prompt_ids[i] for i in self.positions(len(prompt_ids), turn)]
 
 
+class Averaged(Scheduled):
+    """A schedule of one stage, scored by the mean over all layers up to it."""
+
+    all_layers_score = True
+
+    def core(self) -> dict[str, Any]:
+        return {**self.schedule.core(), "layers": 1, "average": True}
+
+
 @dataclass(frozen=True)
 class OneStage(Scheduled):
     """Keeps `ceil(keep * n)` prompt tokens after `layer`, which counts from 0."""
@@ -67,19 +75,15 @@ class OneStage(Scheduled):
 
 
 @dataclass(frozen=True)
-class StaticPruning(OneStage):
+class StaticPruning(Averaged, OneStage):
     """Runs the layers up to `layer` densely, then keeps `ceil(keep * n)` prompt tokens for good, by the query
     token's attention to them, averaged over those layers and all heads."""
 
     name: ClassVar[str] = "static"
-    all_layers_score = True
 
     @property
     def schedule(self) -> Pruning:
-        return Pruning({self.layer: Drop(self.keep)}, scoring=Scoring(layers=ALL_LAYERS), decode={})
-
-    def core(self) -> dict[str, Any]:
-        return averaged(self.schedule)
+        return Pruning({self.layer: Drop(self.keep)}, scoring=Scoring(layers=LAYER_LIMIT), decode={})
 
 
 @dataclass(frozen=True)
@@ -140,14 +144,9 @@ class GemFilter(OneStage):
     def kept(self, n_prompt: int) -> int:
         return math.ceil(self.keep * n_prompt)
 
-    def check_length(self, config: ModelConfig, n_prompt: int) -> None:
-        if n_prompt > config.context:
-            raise ValueError(f"GemFilter reads all {n_prompt} tokens first; the context has {config.context}")
-
     def ids(self, llm: Any, prompt_ids: list[int], turn: int) -> list[int]:
         if self.kept(len(prompt_ids)) == len(prompt_ids):
             return prompt_ids
-        self.check_length(llm.config, len(prompt_ids))
         try:
             llm.session(FirstPass({self.layer: self.keep})).forward(prompt_ids, progress=False)
         except Chosen as chosen:
@@ -212,19 +211,15 @@ class Eviction(Scheduled):
 
 
 @dataclass(frozen=True)
-class SnapKV(Eviction):
+class SnapKV(Averaged, Eviction):
     """SnapKV (Li et al. 2024), with one set of tokens for all layers and heads: those that the prompt's last
     64 tokens attend to most, and these."""
 
     name: ClassVar[str] = "snapkv"
     options: ClassVar[dict[str, Any]] = {
-        "scoring": Scoring(layers=ALL_LAYERS, queries=SNAPKV_ROWS, smooth=SNAPKV_NEIGHBOURS),
+        "scoring": Scoring(layers=LAYER_LIMIT, queries=SNAPKV_ROWS, smooth=SNAPKV_NEIGHBOURS),
         "window": SNAPKV_ROWS,
     }
-    all_layers_score = True
-
-    def core(self) -> dict[str, Any]:
-        return averaged(self.schedule)
 
 
 @dataclass(frozen=True)
@@ -240,13 +235,13 @@ class ExpectedAttention(Eviction):
 
     def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int:
         """Without scores, which are in NumPy: `Generation.policy_seconds` is their time."""
-        return bare_flops(config, *token_counts(last_pass))
+        return bare_flops(config, last_pass)
 
 
 class Expectation(Policy):
     """The scores of ExpectedAttention."""
 
-    layers, queries = ALL_LAYERS, MANY
+    layers, queries = LAYER_LIMIT, MANY
 
     def __init__(self, schedule: Pruning, config: ModelConfig) -> None:
         super().__init__(schedule)
@@ -286,11 +281,6 @@ class Expectation(Policy):
         ahead = np.exp(1j * np.outer(np.arange(length, length + FUTURE), frequencies)).mean(axis=0)
         turns = ahead * np.exp(-1j * np.outer(positions[first:], frequencies))
         return queries[:, first:], turns.astype(np.complex64)
-
-
-def averaged(schedule: Pruning) -> dict[str, Any]:
-    """The core's fields of a schedule of one stage, scored by the mean over all layers up to it."""
-    return {**schedule.core(), "layers": 1, "average": True}
 
 
 def pooled(scores: np.ndarray, width: int) -> np.ndarray:
