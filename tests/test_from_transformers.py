@@ -74,7 +74,7 @@ def test_other_objects_are_refused() -> None:
 
 @pytest.mark.oracle
 def test_other_models_are_refused(model: Any) -> None:
-    with pytest.raises(CheckpointError, match="tensor .*: dtype F64 is not supported; F32"):
+    with pytest.raises(CheckpointError, match=r"tensor .*: dtype F64 is not supported; F32"):
         lazyllm.from_transformers(model.double())
     model.merge_and_unload = lambda: model  # as PEFT's models have it
     with pytest.raises(TypeError, match=r"give the model that model\.merge_and_unload\(\) returns"):

@@ -77,7 +77,7 @@ class Reader:
 
     def read(self) -> tuple[dict[str, Any], list[Tensor]]:
         if (magic := self.take(4)) != b"GGUF":
-            self.refuse(f"it is {magic!r}; expected b'GGUF'")
+            self.refuse(f"it is {magic!r}; expected b'GGUF' (safetensors are opened by the name of their folder)")
         if (version := self.number("I")) not in (2, 3):
             self.refuse(f"it has version {version}; supported are 2 and 3, little-endian")
         self.place = "the number of tensors"
