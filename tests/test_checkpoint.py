@@ -129,7 +129,7 @@ def test_resolve_asks_the_hub_for_no_path(monkeypatch: pytest.MonkeyPatch, tmp_p
     for name in ("/no/such/folder", "./missing", "../up", "a/b/c", "~/model", "owner/../x"):
         with pytest.raises(FileNotFoundError, match="does not exist, nor has it the form of a hub id"):
             resolve(name)
-    with pytest.raises(ImportError, match="no folder here, needs .* pip install huggingface_hub"):
+    with pytest.raises(ImportError, match=r"no folder here, needs .* pip install huggingface_hub"):
         resolve("owner/model")
 
 
