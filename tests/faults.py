@@ -360,7 +360,7 @@ FOLDER = [
         ("wider heads", inside(CONFIG, having(head_dim=16)), r"q_proj\S+ shape \(32, 32\), but .* \(64,"),
         ("biases", inside(CONFIG, having(attention_bias=True)), r"q_proj\.bias: missing from the checkpoint"),
         ("no vocabulary", inside(VOCABULARY, remove), "neither tokenizer.json nor tokenizer.model"),
-        ("no weights", inside(WEIGHTS, remove), "has no model.safetensors"),
+        ("no weights", both(inside(WEIGHTS, remove), inside("a.gguf", holds(b"."))), "has .*; `file` takes .*: a.gguf"),
         ("pickles", both(inside(WEIGHTS, remove), inside("a.bin", holds(b"."))), "pickles, which can run"),
         ("a tensor missing", inside(WEIGHTS, header(lambda e: e.update(x=e.pop(NORM)))), f"{NORM}: missing"),
         ("integers", inside(WEIGHTS, tensor(dtype="I32")), f"{NORM}: dtype I32 is not supported; F32"),
