@@ -27,15 +27,6 @@ REFUSED = {
     "Gemma3n Gemma4": "its layers have embeddings of their own",
 }
 """Parts of architectures' names, and why they do not run."""
-UNSUPPORTED: dict[str, tuple[Any, str]] = {
-    "mlp_bias": (False, "biases in the MLP"),
-    "use_bias": (False, "biases in the MLP"),
-    "use_bidirectional_attention": (False, "passes that are not causal"),
-    "clip_qkv": (None, "clipped queries, keys and values"),
-    "quantization_config": (None, "quantized checkpoints (use one in bf16, f16 or f32)"),
-    "compression_config": (None, "quantized checkpoints (use one in bf16, f16 or f32)"),
-}
-"""Fields with the only value that runs, and what others mean."""
 DESCRIPTION = ("name", "architecture", "bos_token_id", "eos_token_ids")
 
 
@@ -112,8 +103,8 @@ class ModelConfig:
             layers = fields.get("layer_types")
             if not isinstance(layers, list) or not layers or not all(kind in ATTENTION for kind in layers):
                 fields.refuse("layer_types", f"layers of attention: {RECURRENT}")
-        for name, (value, meaning) in {**UNSUPPORTED, **family.only}.items():
-            fields.only(name, value, meaning)
+        for name, (*value, meaning) in family.only.items():
+            fields.only(name, value[0] if value else None, meaning)
         for name in sorted({*SOFT_CAPS} - {*family.scales}):
             fields.only(name, None, f"soft caps in a {family.model_type}")
         attention_cap, logit_cap = (fields.number(name, 0.0, MAX_CAP, default=0.0) for name in SOFT_CAPS)
