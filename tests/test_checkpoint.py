@@ -126,8 +126,8 @@ def test_resolve_takes_folders_and_gguf_files(tmp_path: Path) -> None:
         assert resolve(place) == resolve(str(place)) == place
     assert resolve(tmp_path, file="b.gguf") == tmp_path / "b.gguf"
     for path, options, words in (
-        ("", {"file": "Q4_K_M"}, r"no file Q4_K_M; `file` takes one of .*: a\.gguf, b\.gguf$"),
-        ("a.gguf", {"file": "a.gguf"}, r"a\.gguf has no file a\.gguf$"),
+        ("", {"file": "Q4_K_M"}, r"has no Q4_K_M; `file` takes one of .*: a\.gguf, b\.gguf$"),
+        ("a.gguf", {"file": "a.gguf"}, r"a\.gguf has no a\.gguf$"),
         ("a.gguf", {"revision": "main"}, "revision is for hub ids, and .* exists here"),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=words):
