@@ -25,7 +25,7 @@ def angles(head_dim: int = 8, theta: float = 10000.0) -> np.ndarray:
 
 
 HYBRID = {"layer_types": ["attention"] * 3, "num_local_experts": 0, "position_embedding_type": "rope"}
-WINDOWED = {"use_sliding_window": True, "sliding_window": 9, "no_rope_layers": [0, 1, 0]}
+WINDOWED = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 0}
 PLAIN = {"qkv_bias": False, "o_bias": False, "qk_norm": False}
 OLD = dict.fromkeys(["rope_theta", "max_position_embeddings", "rms_norm_eps", "hidden_act"])
 WIDE = {"sliding_window": 300}
@@ -79,11 +79,6 @@ def test_features_of_families(architecture: str, fields: dict[str, Any], expecte
     assert config.architecture == f"{architecture}ForCausalLM"
 
 
-def test_a_window_of_null_is_none() -> None:
-    fields = family_config("Qwen2ForCausalLM", use_sliding_window=True, max_window_layers=0)
-    assert config_of(fields | {"sliding_window": None}).windows == (0, 0, 0)
-
-
 def test_a_model_that_turns_only_in_windows_needs_their_size() -> None:
     fields = family_config("Cohere2ForCausalLM") | {"sliding_window": None}
     with pytest.raises(CheckpointError, match="sliding_window is missing; expected a whole number"):
@@ -125,32 +120,37 @@ def test_gemma3_fields_that_files_leave_out() -> None:
     np.testing.assert_allclose(config.inv_freq[1], angles(256), rtol=2e-7)
 
 
-def test_soft_caps_that_files_leave_out_or_turn_off() -> None:
-    """The fields of a 27B checkpoint on the hub; null is no cap, though the default is one."""
-    fields = {"model_type": "gemma2", "num_hidden_layers": 46, "hidden_size": 4608, "head_dim": 128}
+GEMMA_27B = {"model_type": "gemma2", "num_hidden_layers": 46, "hidden_size": 4608, "head_dim": 128}
+COHERE2 = {"rms_norm_eps": None, "num_hidden_layers": 8, "rope_theta": None, "max_position_embeddings": 8192}
+MISTRAL3 = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"}
+TEXT = {"num_attention_heads": 32, "query_pre_attn_scalar": 168, "eos_token_id": 5}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (GEMMA_27B, {"attention_cap": 50.0, "logit_cap": 30.0, "windows": (4096, 0) * 23}),  # as on the hub
+        (GEMMA_27B | {"attn_logit_softcapping": None, "final_logit_softcapping": 7.5}, {"attention_cap": 0.0}),
+        (GEMMA_27B | {"final_logit_softcapping": 7.5}, {"attention_cap": 50.0, "logit_cap": 7.5}),
+        (family_config("Qwen2ForCausalLM", **WINDOWED) | {"sliding_window": None}, {"windows": (0, 0, 0)}),
+        (family_config("Cohere2ForCausalLM", **COHERE2), {"norm_eps": 1e-5, "logit_scale": 0.0625, "parallel": True}),
+        (family_config("Cohere2ForCausalLM", **COHERE2), {"windows": (4096, 4096, 4096, 0) * 2, "layer_norm": True}),
+        # of the text config and not a default; the end is that of the outer config, which is the model's own
+        (nested(**TEXT), {"n_heads": 32, "query_scalar": 168, "eos_token_ids": (1, 106), "tied": True}),
+        (nested() | {"tie_word_embeddings": False}, {"tied": False}),
+        (MISTRAL3 | {"text_config": FAMILIES["mistral"].config}, {"query_growth": 0.0}),
+        (MISTRAL3 | {"text_config": FAMILIES["ministral3"].config}, {"query_growth": 0.5}),
+    ],
+)
+def test_defaults_null_and_text_configs(fields: dict[str, Any], expected: dict[str, Any]) -> None:
     config = config_of(fields)
-    assert (config.attention_cap, config.logit_cap) == (50.0, 30.0)
-    assert config.windows == (4096, 0) * 23
-    off = config_of(fields | {"attn_logit_softcapping": None, "final_logit_softcapping": 7.5})
-    assert (off.attention_cap, off.logit_cap) == (0.0, 7.5)
+    assert {name: getattr(config, name) for name in expected} == expected
 
 
-def test_cohere_fields_that_files_leave_out() -> None:
-    fields = family_config("Cohere2ForCausalLM", rms_norm_eps=None, num_hidden_layers=8, rope_theta=None)
-    config = config_of(fields | {"max_position_embeddings": 8192})
-    assert (config.norm_eps, config.logit_scale) == (1e-5, 0.0625)
-    assert config.layer_norm is config.parallel is True
-    assert config.windows == (4096, 4096, 4096, 0) * 2
-    turned = [any(config.inv_freq[rope]) for rope in config.layer_rope]
-    assert turned == [True, True, True, False] * 2
+def test_layers_of_cohere2_turn_where_they_have_windows() -> None:
+    config = config_of(family_config("Cohere2ForCausalLM", **COHERE2))
+    assert [any(config.inv_freq[rope]) for rope in config.layer_rope] == [True, True, True, False] * 2
     np.testing.assert_allclose(max(config.inv_freq), angles(8), rtol=2e-7)
-
-
-def test_a_field_of_the_text_config_beats_a_default() -> None:
-    config = config_of(nested(num_attention_heads=32, query_pre_attn_scalar=168, eos_token_id=5))
-    assert (config.n_heads, config.query_scalar) == (32, 168)
-    assert config.eos_token_ids == (1, 106)  # of the outer config, which is the model's own
-    assert not config_of(nested() | {"tie_word_embeddings": False}).tied
 
 
 def test_gemma3_ropes_of_transformers_5() -> None:
@@ -211,13 +211,6 @@ def test_longrope_has_frequencies_for_each_length() -> None:
         no_rope_layers=[1, 0, 1],
     )
     assert (mixed.layer_rope, mixed.rope_scale) == ((0, 2, 0), (2.0, 2.0, 1.0, 1.0))
-
-
-@pytest.mark.parametrize("text", ["mistral", "ministral3"])
-def test_the_text_model_of_mistral3_is_of_its_own_type(text: str) -> None:
-    fields = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"}
-    config = config_of(fields | {"text_config": FAMILIES[text].config})
-    assert (config.query_growth > 0) == (text == "ministral3")
 
 
 FOUR = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
