@@ -95,7 +95,7 @@ def test_names_and_ends(tmp_path: Path) -> None:
     assert ModelConfig.from_folder(folder).eos_token_ids == (2,)
     (folder / "generation_config.json").write_text('{"eos_token_id": [7, 9, 7]}', encoding="utf-8")
     config = ModelConfig.from_folder(folder)
-    assert (config.eos_token_ids, config.bos_token_id, config.name) == ((7, 9), 1, "owner/tiny")
+    assert (config.eos_token_ids, config.name) == ((7, 9), "owner/tiny")
     named = folder.rename(tmp_path / "named")
     assert ModelConfig.from_folder(named).name == "named"
 
@@ -115,7 +115,7 @@ def test_gemma3_fields_that_files_leave_out() -> None:
     assert (config.tied, config.qk_norm, config.qkv_bias, config.norm_eps) == (True, True, False, 1e-6)
     assert config.windows == tuple(0 if (layer + 1) % 6 == 0 else 1024 for layer in range(34))
     assert config.embedding_scale == np.float32(math.sqrt(2560))
-    assert (config.query_scalar, config.bos_token_id, config.eos_token_ids) == (256, 2, (1, 106))
+    assert (config.query_scalar, config.eos_token_ids) == (256, (1, 106))
     np.testing.assert_allclose(config.inv_freq[0], angles(256, 1e6) / 8, rtol=2e-7)
     np.testing.assert_allclose(config.inv_freq[1], angles(256), rtol=2e-7)
 
@@ -215,7 +215,7 @@ def test_longrope_has_frequencies_for_each_length() -> None:
 
 FOUR = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 WRONG: dict[str, dict[str, list[Any]]] = {
-    "Llama": {"architectures": ["LlamaForCausalLM", [[]]], "hidden_size": [30, 36], "bos_token_id": [-1]},
+    "Llama": {"architectures": ["LlamaForCausalLM", [[]]], "hidden_size": [30, 36], "eos_token_id": [-1]},
     "GraniteMoeHybrid": {"layer_types": [5, ["mamba", "attention"]]},
     "Phi3": {"partial_rotary_factor": [0.2, 0.4, 1.5]},
     "SmolLM3": {"no_rope_layers": [[1, 0], [1, 0, 2], [1, 0, True], "101"], "no_rope_layer_interval": [0]},

@@ -27,7 +27,7 @@ REFUSED = {
     "Gemma3n Gemma4": "its layers have embeddings of their own",
 }
 """Parts of architectures' names, and why they do not run."""
-DESCRIPTION = ("name", "architecture", "bos_token_id", "eos_token_ids")
+DESCRIPTION = ("name", "architecture", "eos_token_ids")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,6 @@ class ModelConfig:
     expert_ffn: int = 0
     normed_experts: bool = False
     expert_layers: tuple[int, ...]
-    bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
 
     @classmethod
@@ -159,8 +158,7 @@ class ModelConfig:
             gelu=family.activation[1] != "silu",
             **features,
             **read_experts(fields, family.expert_ffn, len(windows)),
-            bos_token_id=next(iter(read_ids(fields, "bos_token_id", vocab)), None),
-            eos_token_ids=read_ids(generation, "eos_token_id", vocab),
+            eos_token_ids=read_end_ids(generation, vocab),
         )
 
     def core(self) -> dict[str, Any]:
@@ -203,7 +201,7 @@ def architecture_of_type(fields: Fields) -> str:
 def text_fields(fields: Fields, family: Family) -> tuple[Fields, Family]:
     """The fields of the text model, with its family's defaults for those that are missing or null."""
     if family.multimodal:
-        outer = ("bos_token_id", "eos_token_id", "tie_word_embeddings", "quantization_config")
+        outer = ("eos_token_id", "tie_word_embeddings", "quantization_config")
         if fields.get("text_config") is None:
             fields.refuse("text_config", "an object: the configuration of the text model")
         text = fields.section("text_config")
@@ -297,10 +295,10 @@ def read_experts(fields: Fields, ffn: str | None, n_layers: int) -> dict[str, An
     }
 
 
-def read_ids(fields: Fields, name: str, vocab: int) -> tuple[int, ...]:
-    value = fields.get(name)
+def read_end_ids(fields: Fields, vocab: int) -> tuple[int, ...]:
+    value = fields.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab:
-            fields.refuse(name, f"token ids below vocab_size ({vocab})")
+            fields.refuse("eos_token_id", f"token ids below vocab_size ({vocab})")
     return tuple(dict.fromkeys(ids))
