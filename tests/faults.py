@@ -510,7 +510,7 @@ GGUF = faults(
     ("another model", replaced(string(b"llama"), string(b"falco")), "architecture is 'falco'; expected one"),
     ("a field missing", replaced(b"llama.embedding_length", b"llama.embedding_lengtx"), "length is missing;"),
     ("more KV heads than heads", number(b"llama.attention.head_count_kv", 9), "head_count_kv is 9; expected"),
-    ("2^31 layers", number(b"llama.block_count", 1 << 31), "llama.block_count is 2147483648; expected"),
+    ("2^30 layers", number(b"llama.block_count", 1 << 30), "llama.block_count is 1073741824; expected"),
     ("a layer more", number(b"llama.block_count", 4), r"layers\.3\.\S+: missing from the checkpoint"),
     ("an epsilon of NaN", number(b"llama.attention.layer_norm_rms_epsilon", 0x7FC00000), "epsilon is nan;"),
     ("no embedding", replaced(b"token_embd.weight", b"token_embx.weight"), "'token_embx.weight' has no"),
