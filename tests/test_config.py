@@ -166,21 +166,6 @@ def test_gemma3_ropes_of_transformers_5() -> None:
     assert len(read("Gemma3", sliding_window_pattern=1).inv_freq) == 1
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"text_config": {"num_hidden_layers": 0}}, "text_config: num_hidden_layers is 0"),
-        ({"text_config": None}, "text_config is missing; expected an object"),
-        ({"text_config": {"sliding_window": None}}, "text_config: sliding_window is missing"),
-        ({"text_config": {"model_type": "bert"}}, "text_config: model_type is 'bert'; expected one of"),
-        ({"quantization_config": {"bits": 4}}, "text_config: quantization_config is"),
-    ],
-)
-def test_refused_for_multimodal_gemma3(fields: dict[str, Any], words: str) -> None:
-    with pytest.raises(CheckpointError, match=rf"config\.json: {words}"):
-        config_of(nested() | fields)
-
-
 def test_rope_yarn_and_its_attention_factor() -> None:
     config = read(rope_scaling=YARN)
     np.testing.assert_allclose(config.inv_freq[0][0], 1.0, rtol=1e-7)
@@ -273,13 +258,20 @@ REFUSED = [
     ("Qwen2", QWEN | {"layer_types": [*MIXED[:2], "other"]}, "'other'"),
     ("Mixtral", {"num_local_experts": None}, "num_experts is missing; expected a whole number"),
     ("Olmoe", {"clip_qkv": 8.0}, "clip_qkv is 8.0; expected null: clipped queries"),
+    ("text", {"text_config": {"num_hidden_layers": 0}}, "text_config: num_hidden_layers is 0"),
+    ("text", {"text_config": None}, "text_config is missing; expected an object"),
+    ("text", {"text_config": {"sliding_window": None}}, "text_config: sliding_window is missing"),
+    ("text", {"text_config": {"model_type": "bert"}}, "text_config: model_type is 'bert'; expected one of"),
+    ("text", {"quantization_config": {"bits": 4}}, "text_config: quantization_config is"),
 ]
 
 
 @pytest.mark.parametrize(("family", "fields", "words"), REFUSED)
 def test_refused_by_field_and_value(family: str, fields: dict[str, Any], words: str) -> None:
+    """Of a family, or of a multimodal Gemma 3."""
+    config = nested() | fields if family == "text" else family_config(f"{family}ForCausalLM", **fields)
     with pytest.raises(CheckpointError, match=rf"^config\.json: .*{words}"):
-        read(family, **fields)
+        config_of(config)
 
 
 WORDS = st.text(max_size=8) | st.sampled_from(["yarn", "llama3", "longrope"])

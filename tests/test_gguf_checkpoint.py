@@ -116,14 +116,12 @@ def test_weights_that_are_rounded(tmp_path: Path) -> None:
         opened(path, weights="q4")
 
 
-def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line(tmp_path: Path) -> None:
     files, stored = toy(["F16"])
     path = write_gguf(tmp_path / "model.gguf", *files, kind=stored)
     command = ["generate", "--model", str(tmp_path), "--file", "model.gguf", "--device", "cpu"]
     command += ["--prompt", "hi", "--max-new-tokens", "3"]
     assert main([*command, "--weights", "q4"]) == main([*command, "--chat"]) == 0
-    assert main([*command, "--weights", "q3"]) != 0
-    assert "weights must be auto, q8 or q4, not 'q3'" in capsys.readouterr().err
     assert len(conditions_of_model(opened(path), "auto", progress=False)["tokenizer sha256"]) == 64
 
 
