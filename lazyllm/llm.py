@@ -11,7 +11,7 @@ from typing import Any, Unpack, overload
 
 from lazyllm import _core
 from lazyllm.checkpoints.checkpoint import Checkpoint, resolve
-from lazyllm.checkpoints.gguf_checkpoint import open_checkpoint
+from lazyllm.checkpoints.gguf_checkpoint import GgufCheckpoint
 from lazyllm.checkpoints.tensors import rounded_bytes
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.document import Document, costs
@@ -57,7 +57,11 @@ def load(
     f32, bf16 or int8 where the processor has instructions for it, or fastest: bf16, else f32. int8 rounds
     activations and weights to 8 bits by groups of 32. `kv`: the type of keys and values, f32, f16 or bf16.
     """
-    checkpoint = path if isinstance(path, Checkpoint) else open_checkpoint(resolve(path, revision, file))
+    if isinstance(path, Checkpoint):
+        checkpoint = path
+    else:
+        place = resolve(path, revision, file)
+        checkpoint = GgufCheckpoint(place) if place.is_file() else Checkpoint(place)
     if threads is not None:
         threads = checked.whole(threads, "threads", 1, MAX_THREADS + 1)
     check_device(device)

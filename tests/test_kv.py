@@ -58,7 +58,7 @@ def test_the_method_with_rounded_keys_and_values(
 @pytest.mark.parametrize("kv", KV)
 def test_threads_change_no_bit(kv: str, compute: str, tmp_path: Path) -> None:
     made = tiny.build(SHAPE, tmp_path)
-    models = made.load(1, compute, kv), made.load(3, compute, kv), made.load(1, compute)
+    models = [made.load(threads, kv=kv, compute=compute) for threads in (1, 3)] + [made.load(compute=compute)]
     alone, several, exact = (converse(model.session(STAGES), made, PASSES) for model in models)
     assert several == alone
     assert not any(got["logits"] == want["logits"] for got, want in zip(alone, exact, strict=True))

@@ -70,7 +70,7 @@ def test_every_item_has_a_line_for_every_setting(
     frame.to_parquet(tmp_path / "rows.parquet")
     text = (tmp_path / "report.md").read_text()
     assert "paired difference to dense" in text
-    for name in ("scores.csv", "scores.tex", "speed.csv", "scores.png"):
+    for name in ("scores.csv", "speed.csv", "scores.png"):
         assert (tmp_path / name).stat().st_size > 100
     before = (tmp_path / ITEMS).read_bytes()
     run(llm, data, tmp_path)

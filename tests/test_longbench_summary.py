@@ -134,27 +134,6 @@ def test_means_are_of_unrounded_scores_and_differences_of_the_items_that_both_ha
     assert report.scores_table(summary).rows[-2:] == [["items", "3", "2"], ["items paired", "3", "2"]]
 
 
-def test_a_table_for_latex_has_no_markdown_but_rules_and_columns_of_intervals() -> None:
-    rows = [["{1: 0.5}", "2.00 [1.00, 3.00]", "7"], [r"**a\b ~ c^2**", "1.00", "8"]]
-    table = Table("Scores & speed", ["setting", "score [95 %]", "n"], rows)
-    assert "**" in table.markdown()
-    assert "**" not in table.csv()
-    assert table.latex().splitlines() == [
-        r"\begin{table}",
-        r"\centering",
-        r"\caption{Scores \& speed}",
-        r"\begin{tabular}{lrrr}",
-        r"\toprule",
-        r"setting & score & [95 \%] & n \\",
-        r"\midrule",
-        r"\{1: 0.5\} & 2.00 & [1.00, 3.00] & 7 \\",
-        r"a\textbackslash{}b \textasciitilde{} c\textasciicircum{}2 & 1.00 &  & 8 \\",
-        r"\bottomrule",
-        r"\end{tabular}",
-        r"\end{table}",
-    ]
-
-
 def test_longbench_e_and_generated_tasks_have_a_mean_by_length() -> None:
     rows = [
         {**row("dense", name, str(length), score, 1.0), "length": length}

@@ -70,37 +70,10 @@ def test_the_largest_context(small: Path) -> None:
     assert largest_context(llm, 1 << 40) == TOKENS
 
 
-class Groups:
-    """A false /proc and /sys in a folder."""
-
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.groups = folder / "groups"
-        self.own = folder / "own"
-        (folder / "meminfo").write_text(f"MemTotal: {16 * GIB >> 10} kB\nMemAvailable: {8 * GIB >> 10} kB\n")
-        monkeypatch.setattr(memory, "MEMINFO", folder / "meminfo")
-        monkeypatch.setattr(memory, "GROUP", self.own)
-        monkeypatch.setattr(memory, "GROUPS", self.groups)
-
-    def limit(self, group: str, most: int | str, used: int, cached: int = 0) -> None:
-        place = self.groups / group
-        place.mkdir(parents=True)
-        (place / "memory.max").write_text(f"{most}\n")
-        (place / "memory.current").write_text(f"{used}\n")
-        (place / "memory.stat").write_text(f"anon 5\ninactive_file {cached}\nactive_file 0\nslab 7\n")
-
-
-@pytest.fixture
-def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Groups:
-    return Groups(tmp_path, monkeypatch)
-
-
-def test_without_groups_the_machine_counts(groups: Groups) -> None:
-    assert memory.available_bytes() == 8 * GIB
-
-
 @pytest.mark.parametrize(
     ("own", "limits", "left"),
     [
+        ("", {}, 8 * GIB),  # no groups: what the machine has
         ("0::/\n", {"": (2 * GIB, GIB // 2)}, 3 * GIB // 2),  # a container has its limit at the root
         ("1:cpu:/else\n0::/service/unit\n", {"service": (3 * GIB, 2 * GIB), "service/unit": ("max", GIB)}, GIB),
         ("0::/unit\n", {"unit": (64 * GIB, GIB)}, 8 * GIB),  # a limit above the machine
@@ -109,11 +82,19 @@ def test_without_groups_the_machine_counts(groups: Groups) -> None:
     ],
 )
 def test_the_group_that_leaves_least_counts(
-    groups: Groups, own: str, limits: dict[str, tuple[Any, ...]], left: int
+    own: str, limits: dict[str, tuple[Any, ...]], left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    groups.own.write_text(own)
-    for group, numbers in limits.items():
-        groups.limit(group, *numbers)
+    """In false files of the system, by group: its limit, use and cached pages."""
+    for name in ("MEMINFO", "GROUP", "GROUPS"):
+        monkeypatch.setattr(memory, name, tmp_path / name)
+    (tmp_path / "MEMINFO").write_text(f"MemTotal: {16 * GIB >> 10} kB\nMemAvailable: {8 * GIB >> 10} kB\n")
+    (tmp_path / "GROUP").write_text(own)
+    for group, (most, used, *cached) in limits.items():
+        place = tmp_path / "GROUPS" / group
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "memory.max").write_text(f"{most}\n")
+        (place / "memory.current").write_text(f"{used}\n")
+        (place / "memory.stat").write_text(f"anon 5\ninactive_file {sum(cached)}\nactive_file 0\nslab 7\n")
     assert memory.available_bytes() == left
 
 

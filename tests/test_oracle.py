@@ -132,7 +132,7 @@ def test_defaults_of_gemma(name: str) -> None:
     assert (config.head_dim, config.vocab) == (text.head_dim, text.vocab_size)
     assert (config.context, config.norm_eps) == (text.max_position_embeddings, text.rms_norm_eps)
     assert (config.query_scalar, config.tied) == (text.query_pre_attn_scalar, oracle.tie_word_embeddings)
-    assert (config.bos_token_id, config.eos_token_ids) == (text.bos_token_id, (text.eos_token_id,))
+    assert config.eos_token_ids == (text.eos_token_id,)
     assert config.attention_cap == (text.attn_logit_softcapping or 0)
     assert config.logit_cap == (text.final_logit_softcapping or 0)
     windows = {"full_attention": 0, "sliding_attention": text.sliding_window}

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from families import RECORDED, config_of, family_config
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from toys import CORPUS, train_pieces
@@ -269,22 +267,6 @@ def test_missing_packages_are_named(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ImportError, match=f"pip install {package}"):
         opened(folder, 51200)
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
-@given(st.lists(st.tuples(st.integers(0, 8000), st.integers(0, 255)), min_size=1, max_size=3))
-def test_damaged_files_are_refused_or_work(byte_level: Path, changes: list[tuple[int, int]]) -> None:
-    damaged = byte_level / "damaged"
-    damaged.mkdir(exist_ok=True)
-    data = bytearray((byte_level / "tokenizer.json").read_bytes())
-    for place, byte in changes:
-        data[place] = byte
-    (damaged / "tokenizer.json").write_bytes(data)
-    try:
-        tokenizer = opened(damaged)
-    except CheckpointError:
-        return
-    assert all(token < 400 for token in tokenizer.encode("the quick brown fox"))
 
 
 def test_recorded_ids(demo_model: Path) -> None:

@@ -3,14 +3,15 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lazyllm import _core
-from lazyllm.checkpoints.checkpoint import header_bytes
+from lazyllm.checkpoints.checkpoint import header_bytes, read_shard
+from lazyllm.checkpoints.tensors import Tensor
+from lazyllm.machine.device import libraries
 
 # "cuda" runs the same tests on a CUDA device, with f32 weights only: in 16 bits it is less exact than the CPU
 DEVICE = os.environ.get("LAZYLLM_TEST_DEVICE", "cpu")
@@ -96,21 +97,11 @@ class Tiny:
     config: dict[str, Any]
     weights: dict[str, np.ndarray]
     path: Path
-    tensors: list[tuple[str, str, tuple[int, ...], int, int, int]]
+    tensors: list[Tensor]
 
-    def load(self, threads: int = 1, compute: str = "f32", kv: str = "f32") -> _core.Model:
-        from lazyllm.machine.device import libraries
-
-        return _core.Model(
-            self.config,
-            [str(self.path)],
-            self.tensors,
-            device=DEVICE,
-            threads=threads,
-            libraries=libraries(),
-            compute=compute,
-            kv=kv,
-        )
+    def load(self, threads: int = 1, **options: str) -> _core.Model:
+        files, options = [str(self.path)], {"device": DEVICE} | options
+        return _core.Model(self.config, files, self.tensors, threads=threads, libraries=libraries(), **options)
 
     def ids(self, count: int, seed: int = 0) -> list[int]:
         return np.random.default_rng(seed).integers(0, self.shape.vocab, count).tolist()
@@ -223,10 +214,8 @@ def random_weights(shape: Shape) -> dict[str, np.ndarray]:
         if shape.qk_norm:
             for name, rows in (("q", q_rows), ("k", kv_rows)):
                 size = rows if shape.wide_qk_norm or shape.layer_norm else shape.head_dim
-                weight = norm(size, 1.4)
-                weights[attention + f"{name}_norm.weight"] = (
-                    weight.reshape(-1, shape.head_dim) if shape.layer_norm else weight
-                )
+                places = (-1, shape.head_dim) if shape.layer_norm else (-1,)
+                weights[attention + f"{name}_norm.weight"] = norm(size, 1.4).reshape(places)
     weights["model.norm.weight"] = norm(shape.hidden)
     if not shape.tied:
         weights["lm_head.weight"] = matrix(shape.vocab, shape.hidden)
@@ -247,18 +236,11 @@ def decode(stored: np.ndarray, dtype: str) -> np.ndarray:
     return stored.astype(np.float32)
 
 
-def write_safetensors(
-    path: Path, stored: dict[str, np.ndarray], dtype: str
-) -> list[tuple[str, str, tuple[int, ...], int, int, int]]:
-    """Writes the file; returns the core's table: name, dtype, shape, shard, offset in the file, bytes."""
-    sizes = [array.nbytes for array in stored.values()]
+def write_safetensors(path: Path, stored: dict[str, np.ndarray], dtype: str) -> list[Tensor]:
+    """Writes the file; returns the core's table."""
     header = header_bytes({name: (dtype, array.shape, array.nbytes) for name, array in stored.items()}, {})
     path.write_bytes(header + b"".join(array.tobytes() for array in stored.values()))
-    begins = accumulate([len(header), *sizes[:-1]])
-    return [
-        (name, dtype, array.shape, 0, begin, array.nbytes)
-        for (name, array), begin in zip(stored.items(), begins, strict=True)
-    ]
+    return read_shard(path, 0)
 
 
 def shared_bytes() -> int:

@@ -47,21 +47,13 @@ def write_gguf(
 ) -> Path:
     """Writes a GGUF file; vectors are stored as F32, matrices as ggml type `kind`, or the one that it has for
     them. A matrix of bytes is one of blocks already."""
-    from gguf import GGMLQuantizationType, GGUFWriter
+    from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
     from gguf.quants import quantize
 
     writer = GGUFWriter(path, metadata["general.architecture"])
     for name, value in metadata.items():
-        if isinstance(value, bool):
-            writer.add_bool(name, value)
-        elif isinstance(value, int):
-            writer.add_uint32(name, value)
-        elif isinstance(value, float):
-            writer.add_float32(name, value)
-        elif isinstance(value, list):
-            writer.add_array(name, value)
-        elif name != "general.architecture":
-            writer.add_string(name, value)
+        if name != "general.architecture":
+            writer.add_key_value(name, value, GGUFValueType.get_type(value))
     for name, values in tensors.items():
         name_of_type = "F32" if values.ndim == 1 else kind if isinstance(kind, str) else kind[name]
         stored = GGMLQuantizationType[name_of_type]

@@ -55,28 +55,18 @@ def resolve(path_or_id: str | Path, revision: str | None = None, file: str | Non
 
     `revision` is a branch, tag or commit of the hub; `file` is a GGUF file in the folder or repository.
     """
-    if file is not None and not file.endswith(".gguf"):
-        raise ValueError(f"file must be the name of a GGUF file such as model.Q4_K_M.gguf, not {file!r}")
     path = user_path(path_or_id)
-    if not path.exists():
-        if path.suffix == ".gguf" or not HUB_ID.fullmatch(str(path_or_id)):
-            raise FileNotFoundError(f"{path} does not exist, nor has it the form of a hub id (owner/name)")
-        what = f"{path_or_id}, which is no folder here,"
-        try:
-            return fetch(what, lambda client: download(client, str(path_or_id), revision, file))
-        except ImportError as error:
-            raise FileNotFoundError(str(error)) from None
-    if revision is not None:
-        raise ValueError(f"revision is for hub ids, and {path} exists here; leave revision away")
-    if path.is_dir():
+    if path.exists():
+        if revision is not None:
+            raise ValueError(f"revision is for hub ids, and {path} exists here; leave revision away")
         if file is None or (path / file).is_file():
             return path / (file or "")
-        raise FileNotFoundError(f"{path} has no {file}{gguf_choice(os.listdir(path))}")
-    if path.suffix != ".gguf":
-        raise CheckpointError(f"{path} is a file; expected a model's folder, or a .gguf file")
-    if file is not None:
-        raise ValueError(f"file is for a folder or hub id, and {path} is a file; leave file away")
-    return path
+        names = [found.name for found in path.glob("*")]
+        raise FileNotFoundError(f"{path} has no {file}{gguf_choice(names)}")
+    if path.suffix == ".gguf" or not HUB_ID.fullmatch(str(path_or_id)):
+        raise FileNotFoundError(f"{path} does not exist, nor has it the form of a hub id (owner/name)")
+    what = f"{path_or_id}, which is no folder here,"
+    return fetch(what, lambda client: download(client, str(path_or_id), revision, file))
 
 
 def download(client: Any, model_id: str, revision: str | None, file: str | None) -> str:

@@ -27,16 +27,7 @@ REFUSED = {
     "Gemma3n Gemma4": "its layers have embeddings of their own",
 }
 """Parts of architectures' names, and why they do not run."""
-UNSUPPORTED: dict[str, tuple[Any, str]] = {
-    "mlp_bias": (False, "biases in the MLP"),
-    "use_bias": (False, "biases in the MLP"),
-    "use_bidirectional_attention": (False, "passes that are not causal"),
-    "clip_qkv": (None, "clipped queries, keys and values"),
-    "quantization_config": (None, "quantized checkpoints (use one in bf16, f16 or f32)"),
-    "compression_config": (None, "quantized checkpoints (use one in bf16, f16 or f32)"),
-}
-"""Fields with the only value that runs, and what others mean."""
-DESCRIPTION = ("name", "architecture", "bos_token_id", "eos_token_ids")
+DESCRIPTION = ("name", "architecture", "eos_token_ids")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +84,6 @@ class ModelConfig:
     expert_ffn: int = 0
     normed_experts: bool = False
     expert_layers: tuple[int, ...]
-    bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
 
     @classmethod
@@ -112,8 +102,8 @@ class ModelConfig:
             layers = fields.get("layer_types")
             if not isinstance(layers, list) or not layers or not all(kind in ATTENTION for kind in layers):
                 fields.refuse("layer_types", f"layers of attention: {RECURRENT}")
-        for name, (value, meaning) in {**UNSUPPORTED, **family.only}.items():
-            fields.only(name, value, meaning)
+        for name, (*value, meaning) in family.only.items():
+            fields.only(name, value[0] if value else None, meaning)
         for name in sorted({*SOFT_CAPS} - {*family.scales}):
             fields.only(name, None, f"soft caps in a {family.model_type}")
         attention_cap, logit_cap = (fields.number(name, 0.0, MAX_CAP, default=0.0) for name in SOFT_CAPS)
@@ -168,8 +158,7 @@ class ModelConfig:
             gelu=family.activation[1] != "silu",
             **features,
             **read_experts(fields, family.expert_ffn, len(windows)),
-            bos_token_id=next(iter(read_ids(fields, "bos_token_id", vocab)), None),
-            eos_token_ids=read_ids(generation, "eos_token_id", vocab),
+            eos_token_ids=read_end_ids(generation, vocab),
         )
 
     def core(self) -> dict[str, Any]:
@@ -212,7 +201,7 @@ def architecture_of_type(fields: Fields) -> str:
 def text_fields(fields: Fields, family: Family) -> tuple[Fields, Family]:
     """The fields of the text model, with its family's defaults for those that are missing or null."""
     if family.multimodal:
-        outer = ("bos_token_id", "eos_token_id", "tie_word_embeddings", "quantization_config")
+        outer = ("eos_token_id", "tie_word_embeddings", "quantization_config")
         if fields.get("text_config") is None:
             fields.refuse("text_config", "an object: the configuration of the text model")
         text = fields.section("text_config")
@@ -306,10 +295,10 @@ def read_experts(fields: Fields, ffn: str | None, n_layers: int) -> dict[str, An
     }
 
 
-def read_ids(fields: Fields, name: str, vocab: int) -> tuple[int, ...]:
-    value = fields.get(name)
+def read_end_ids(fields: Fields, vocab: int) -> tuple[int, ...]:
+    value = fields.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab:
-            fields.refuse(name, f"token ids below vocab_size ({vocab})")
+            fields.refuse("eos_token_id", f"token ids below vocab_size ({vocab})")
     return tuple(dict.fromkeys(ids))

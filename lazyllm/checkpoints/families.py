@@ -57,8 +57,8 @@ class Family:
     """The field of the size of each expert, in a family with experts."""
     attention_only: bool = False
     """`layer_types` must name attention in every layer."""
-    only: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
-    """Fields with the only value that runs, and what others mean, besides those of every family."""
+    only: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """Fields with the only value that runs, if any does, and what others mean."""
     renamed: Mapping[str, str] = field(default_factory=dict)
     """Parts of tensors' names in files, in the order in which they become those that the core takes."""
 

@@ -11,8 +11,9 @@ import numpy as np
 
 from lazyllm import _core
 from lazyllm.checkpoints.checkpoint import header_bytes
+from lazyllm.checkpoints.families import FAMILIES
 from lazyllm.checkpoints.gguf_checkpoint import GgufCheckpoint
-from lazyllm.checkpoints.tensors import Tensor, hub_name
+from lazyllm.checkpoints.tensors import Tensor, renamed
 from lazyllm.support import checked
 from lazyllm.support.files import user_path
 from lazyllm.support.progress import bar
@@ -54,9 +55,10 @@ def write_json(path: Path, contents: dict[str, Any]) -> None:
 
 def write_weights(checkpoint: GgufCheckpoint, path: Path, dtype: str, progress: bool) -> None:
     stored, width, _ = DTYPES[dtype]
-    tensors, arch = checkpoint.named_tensors, checkpoint.architecture
+    tensors, names = checkpoint.named_tensors, FAMILIES[checkpoint.architecture].renamed
+    files_names = {ours: theirs for theirs, ours in reversed([*names.items()])}
     entries = {
-        hub_name(tensor.name, arch): (stored, tensor.shape, math.prod(tensor.shape) * width) for tensor in tensors
+        renamed(tensor.name, files_names): (stored, tensor.shape, math.prod(tensor.shape) * width) for tensor in tensors
     }
     with path.open("wb") as file, bar(len(tensors), "converting", "tensor", progress) as line:
         file.write(header_bytes(entries, {"format": "pt"}))

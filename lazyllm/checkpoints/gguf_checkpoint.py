@@ -2,7 +2,6 @@
 
 import math
 import re
-import tomllib
 from array import array
 from dataclasses import replace
 from functools import cached_property
@@ -16,14 +15,13 @@ from lazyllm.checkpoints.checkpoint import Checkpoint
 from lazyllm.checkpoints.config import MAX_HEAD_DIM, MAX_WIDTH, ModelConfig
 from lazyllm.checkpoints.families import BY_TYPE, FAMILIES, FULL, SLIDING, SOFT_CAPS
 from lazyllm.checkpoints.fields import Fields
-from lazyllm.checkpoints.gguf_file import read_gguf
+from lazyllm.checkpoints.gguf_file import NAMES, Reader
 from lazyllm.checkpoints.gguf_tokenizer import GgufVocabulary
 from lazyllm.checkpoints.tensors import Tensor, core_tensors, unstacked
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.errors import CheckpointError
 from lazyllm.support.files import OpenedFile
 
-NAMES = tomllib.loads(Path(__file__).with_name("gguf.toml").read_text())
 FIELDS: dict[str, str] = NAMES["required"] | NAMES["optional"]
 TOP_TENSORS: dict[str, str] = NAMES["top"]
 MODEL_TYPES: dict[str, str] = {arch: arch for arch in NAMES["model_types"]} | NAMES["other_model_types"]
@@ -52,7 +50,8 @@ class GgufCheckpoint(Checkpoint):
 
     def __init__(self, path: Path):
         self.path = path
-        self.metadata, tensors = read_gguf(self.path)
+        with path.open("rb") as file:
+            self.metadata, tensors = Reader(path, file).read()
         self.shards, self.config_files = [str(self.path)], []
         self.shard_files = self.tokenizer_files = [OpenedFile(self.path)]
         self.fields = Fields(self.path, self.metadata)
@@ -182,8 +181,3 @@ def as_json(value: Any) -> Any:
     if isinstance(value, array):
         return value.tolist()
     return float(str(np.float32(value))) if isinstance(value, float) else value
-
-
-def open_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint in a folder, or in a GGUF file."""
-    return GgufCheckpoint(path) if path.is_file() else Checkpoint(path)

@@ -5,6 +5,7 @@ Counts and lengths are compared with the bytes that the file has before anything
 
 import math
 import struct
+import tomllib
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,32 +18,14 @@ MOST_ENTRIES, MOST_STRINGS, MOST_DIMENSIONS = 1 << 16, 1 << 22, 4
 BOOL, STRING, ARRAY = 7, 8, 9
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", BOOL: "?", 10: "Q", 11: "q", 12: "d"}
 """The number of each type of a value, and what struct and array call it."""
-BLOCKS = {
-    0: ("F32", 1, 4),
-    1: ("F16", 1, 2),
-    30: ("BF16", 1, 2),
-    8: ("Q8_0", 32, 34),
-    2: ("Q4_0", 32, 18),
-    3: ("Q4_1", 32, 20),
-    6: ("Q5_0", 32, 22),
-    7: ("Q5_1", 32, 24),
-    12: ("Q4_K", 256, 144),
-    13: ("Q5_K", 256, 176),
-    14: ("Q6_K", 256, 210),
-}
+NAMES = tomllib.loads(Path(__file__).with_name("gguf.toml").read_text())
+BLOCKS: dict[int, tuple[str, int, int]] = {number: (name, *size) for name, (number, *size) in NAMES["formats"].items()}
 """The formats that the core reads, by their number: name, values and bytes of a block."""
-OTHER_FORMATS = {10: "Q2_K", 11: "Q3_K", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS"}
-OTHER_FORMATS |= {16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 29: "IQ1_M", 35: "TQ2_0", 39: "MXFP4"}
-
-
-def read_gguf(path: Path) -> tuple[dict[str, Any], list[Tensor]]:
-    """The metadata, whose arrays of numbers are `array.array`, and the tensors, named as in the file."""
-    with path.open("rb") as file:
-        return Reader(path, file).read()
+OTHER_FORMATS: dict[int, str] = {number: name for name, number in NAMES["other_formats"].items()}
 
 
 class Reader:
-    """Reads values one after the other. `place` says what is being read, for errors."""
+    """Reads a file's values one after the other. `place` says what is being read, for errors."""
 
     def __init__(self, path: Path, file: BinaryIO):
         self.path = path
@@ -76,8 +59,9 @@ class Reader:
             self.refuse(f"it is not UTF-8: {error}")
 
     def read(self) -> tuple[dict[str, Any], list[Tensor]]:
+        """The metadata, whose arrays of numbers are `array.array`, and the tensors, named as in the file."""
         if (magic := self.take(4)) != b"GGUF":
-            self.refuse(f"it is {magic!r}; expected b'GGUF'")
+            self.refuse(f"it is {magic!r}; expected b'GGUF' (safetensors are opened by the name of their folder)")
         if (version := self.number("I")) not in (2, 3):
             self.refuse(f"it has version {version}; supported are 2 and 3, little-endian")
         self.place = "the number of tensors"

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lazyllm.checkpoints.config import MAX_EXPERTS, ModelConfig
-from lazyllm.checkpoints.families import FAMILIES
 from lazyllm.errors import CheckpointError
 
 FUSED = re.compile(r"(?P<layer>.*)\.(?P<parts>self_attn\.qkv|mlp\.gate_up)_proj\.(?P<suffix>weight|bias)")
@@ -66,12 +65,6 @@ def renamed(name: str, parts: Mapping[str, str]) -> str:
     for old, new in parts.items():
         name = name.replace(f".{old}.", f".{new}.")
     return name
-
-
-def hub_name(name: str, architecture: str) -> str:
-    """The name, in files of this architecture, of the tensor that has this name in the core."""
-    reverse = {ours: theirs for theirs, ours in reversed([*FAMILIES[architecture].renamed.items()])}
-    return renamed(name, reverse)
 
 
 def unstacked(tensor: Tensor) -> Iterable[Tensor]:

@@ -1,4 +1,4 @@
-"""Results of a run: tables and pictures, as Markdown, CSV and LaTeX files and as text for a terminal."""
+"""Results of a run: tables and pictures, as Markdown and CSV files and as text for a terminal."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ class Results:
         return "\n\n".join([self.heading, *tables, *self._failures])
 
     def report(self) -> Path:
-        """Writes report.md, each table as .csv and .tex and, with matplotlib, the pictures, to the folder."""
+        """Writes report.md, each table as .csv and, with matplotlib, the pictures, to the folder."""
         if self.folder is None:
             raise ValueError("a report goes to the sweep's folder; give the sweep one with out=")
         parts = [f"# {self.heading}"]
@@ -198,7 +198,6 @@ class Results:
             if table.rows:
                 parts += [f"## {table.title}", table.markdown()]
                 write_whole(self.folder / f"{name}.csv", table.csv())
-                write_whole(self.folder / f"{name}.tex", table.latex())
         with suppress(ImportError):
             parts += [f"![]({picture.name})" for picture in self.draw()]
         where = environments_table(self.summary, self.manifest["environments"])

@@ -102,7 +102,7 @@ def reproduce(
             conditions = f"{model}, preset {preset}: {counted}. {conditions_of(run)}"
             texts.append(f"{table.title}\n{conditions}\n\n{table.text()}")
             markdown = f"## {table.title}\n\n{conditions}\n\n{table.markdown()}\n"
-            for suffix, content in ((".md", markdown), (".csv", table.csv()), (".tex", table.latex())):
+            for suffix, content in ((".md", markdown), (".csv", table.csv())):
                 files.append(folder / f"{target}{suffix}")
                 write_whole(files[-1], content)
     return Reproduction(files, sum(len(run.summary.failed) for run in runs.values()), "\n\n".join(texts))

@@ -1,8 +1,7 @@
-"""Table: text cells in columns, written as Markdown, CSV, LaTeX, HTML or aligned plain text."""
+"""Table: text cells in columns, written as Markdown, CSV, HTML or aligned plain text."""
 
 import csv
 import io
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -10,13 +9,7 @@ from itertools import zip_longest
 from textwrap import wrap
 
 BOLD = "**"
-INTERVAL = re.compile(r"(.+) (\[.+, .+\])")
-LEVEL = "[95 %]"  # in the heads of columns with intervals
 HEAD_WIDTH = 20  # characters; a longer column head is wrapped in plain text
-LATEX_SPECIAL = str.maketrans(
-    {c: f"\\{c}" for c in "&%$#_{}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-)
 
 
 def with_bounds(values: Iterable[float | None], form: str) -> str:
@@ -54,24 +47,6 @@ class Table:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(self._plain())
         return text.getvalue()
-
-    def latex(self) -> str:
-        """A table for LaTeX's package booktabs; where a column has intervals, they are a column beside it."""
-        columns: list[Sequence[str]] = []
-        for head, *cells in zip(*self._plain(), strict=True):
-            parts = [found.groups() if (found := INTERVAL.fullmatch(cell)) else (cell, "") for cell in cells]
-            values, bounds = zip(*parts, strict=True) if parts else ((), ())
-            columns.append([head, *values])
-            if any(bounds):
-                columns[-1] = [head.removesuffix(f" {LEVEL}"), *values]
-                columns.append([LEVEL, *bounds])
-        head, *rows = (
-            " & ".join(cell.translate(LATEX_SPECIAL) for cell in line) + r" \\" for line in zip(*columns, strict=True)
-        )
-        caption = rf"\caption{{{self.title.translate(LATEX_SPECIAL)}}}"
-        begin = rf"\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}"
-        lines = [r"\begin{table}", r"\centering", caption, begin, r"\toprule", head, r"\midrule", *rows]
-        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
 
     def html(self) -> str:
         def row(tag: str, cells: Sequence[str]) -> str:
