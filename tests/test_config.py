@@ -147,12 +147,6 @@ def test_defaults_null_and_text_configs(fields: dict[str, Any], expected: dict[s
     assert {name: getattr(config, name) for name in expected} == expected
 
 
-def test_layers_of_cohere2_turn_where_they_have_windows() -> None:
-    config = config_of(family_config("Cohere2ForCausalLM", **COHERE2))
-    assert [any(config.inv_freq[rope]) for rope in config.layer_rope] == [True, True, True, False] * 2
-    np.testing.assert_allclose(max(config.inv_freq), angles(8), rtol=2e-7)
-
-
 def test_gemma3_ropes_of_transformers_5() -> None:
     layers = {"sliding_window": 16, "sliding_window_pattern": 2}
     linear = {"rope_type": "linear", "factor": 4.0}
