@@ -18,7 +18,7 @@ extern "C" {
 #include "gemm.h"
 
 enum {
-    LAZY_GEMV_ROWS = 16,         /* up to which products of quantized weights are by GEMV: see products.cu */
+    LAZY_GEMV_ROWS = 12,         /* up to which products of quantized weights are by GEMV: see products.cu */
     LAZY_PAIR_ROWS = 4,          /* up to which experts are not sorted */
     LAZY_PANEL_BYTES = 64 << 20, /* at most, of quantized weights that are widened at a time */
     LAZY_TOKEN_BLOCK = 512,      /* tokens of one block of threads where tokens are chosen */

@@ -3,10 +3,8 @@
  * weights as they are stored; for cuBLASLt they are widened, a panel of rows at a time. A row's result by the kernel is
  * the same to the bit, however many rows it multiplies.
  *
- * Why 16 rows: the kernel takes about 5 instructions to widen a weight, and 1.6 for each row: a multiplication, and
- * half of what it takes to load and widen x, which two columns share. Widening for cuBLASLt moves a weight's block, and
- * 2 bytes twice. By an H100's rates (three quarters of its instructions, its memory's bandwidth) both take as long at
- * 18 rows. */
+ * Why 12 rows: in a 7B's decode step on an H100 each row takes the kernel 1.0 ms with Q8_0 and 0.8 ms with Q4_1;
+ * widening for cuBLASLt takes 9.7 and 9.0 ms more than one row, however many there are. */
 #include <algorithm>
 
 #include "blocks.h"
