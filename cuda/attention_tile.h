@@ -13,21 +13,6 @@ struct row_pair {
     float sum[2] = {};                             /* of this lane's powers */
 };
 
-__device__ __forceinline__ __nv_bfloat162 narrow_pair(float low, float high, __nv_bfloat16)
-{
-    return __floats2bfloat162_rn(low, high);
-}
-__device__ __forceinline__ __half2 narrow_pair(float low, float high, __half) { return __floats2half2_rn(low, high); }
-
-/* Packs two values into the lower and the upper half of a register. */
-template <class T> __device__ __forceinline__ uint32_t pair_of(float low, float high)
-{
-    auto pair = narrow_pair(low, high, T{});
-    uint32_t bits;
-    memcpy(&bits, &pair, sizeof bits);
-    return bits;
-}
-
 /* Packs the powers of 16 keys, low = s[2j] and high = s[2j + 1], as a left operand of the product with V. */
 template <class T>
 __device__ __forceinline__ void narrow_step(uint32_t (&p)[4], const float (&low)[4], const float (&high)[4])

@@ -184,7 +184,10 @@ struct scratch {
     size_t bytes;
 };
 
-static size_t panel_bytes(const lazy_cuda *cuda, int n_rows) { return n_rows > LAZY_GEMV_ROWS ? cuda->panel_bytes : 0; }
+static size_t panel_bytes(const lazy_cuda *cuda, int n_rows)
+{
+    return n_rows > lazy_few_rows(cuda) ? cuda->panel_bytes : 0;
+}
 
 /* All buffers, for passes of up to n_rows rows over up to n_tokens tokens. */
 static std::array<scratch, 18> scratch_of(lazy_cuda_stream *s, int n_rows, int n_tokens)

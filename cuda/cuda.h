@@ -18,7 +18,7 @@ extern "C" {
 #include "gemm.h"
 
 enum {
-    LAZY_GEMV_ROWS = 12,         /* up to which products of quantized weights are by GEMV: see products.cu */
+    LAZY_FEW_ROWS = 32,          /* up to which quantized weights are widened in registers: see products.cu */
     LAZY_PAIR_ROWS = 4,          /* up to which experts are not sorted */
     LAZY_PANEL_BYTES = 64 << 20, /* at most, of quantized weights that are widened at a time */
     LAZY_TOKEN_BLOCK = 512,      /* tokens of one block of threads where tokens are chosen */
@@ -76,6 +76,9 @@ struct lazy_cuda {
     lazy_gemm *gemm;
     size_t panel_bytes; /* of the largest panel; grows while weights are bound, before streams are opened for passes */
 };
+
+/* The most rows of a product with quantized weights that takes no panel. */
+static inline int lazy_few_rows(const lazy_cuda *cuda) { return cuda->type == LAZY_F32 ? 1 : LAZY_FEW_ROWS; }
 
 /* Copies from and to the host go through pinned memory, so that the host may overwrite what it uploads and need not
  * wait for the device. A ring: a slot is written again when the device has copied it. */

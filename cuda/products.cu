@@ -1,10 +1,8 @@
-/* products.cu — products with weight matrices: by cuBLASLt for many rows; by a GEMV kernel, which reads and widens
- * every weight once for GEMV_ROWS rows, for few rows and for shapes that cuBLASLt refuses. The kernel reads quantized
- * weights as they are stored; for cuBLASLt they are widened, a panel of rows at a time. A row's result by the kernel is
- * the same to the bit, however many rows it multiplies.
- *
- * Why 12 rows: in a 7B's decode step on an H100 each row takes the kernel 1.0 ms with Q8_0 and 0.8 ms with Q4_1;
- * widening for cuBLASLt takes 9.7 and 9.0 ms more than one row, however many there are. */
+/* products.cu — products with weight matrices: by cuBLASLt for many rows of x; by a GEMV kernel for one row, and for
+ * shapes that cuBLASLt refuses; for 2 to LAZY_FEW_ROWS rows of x and quantized weights by tensor cores, from blocks that
+ * are widened in registers. Both kernels read quantized weights as they are stored; for cuBLASLt they are widened, a
+ * panel of rows at a time, which takes a 7B's decode step on an H100 9.7 ms more with Q8_0; 32 rows take the kernel 4.8,
+ * and it has registers for no more. */
 #include <algorithm>
 
 #include "blocks.h"
@@ -12,53 +10,42 @@
 namespace
 {
 enum {
-    GEMV_ROWS = LAZY_GEMV_ROWS, /* of a group */
-    WARPS = 4,                  /* per block */
+    WARPS = 4, /* per block of gemv */
     THREADS = 256,
-    MAX_GROUPS = 16,       /* in one launch */
+    MAX_GRID = 32768,      /* rows in one launch of gemv */
     ALIGNED_COLUMNS = 128, /* cuBLASLt is faster where a panel's columns of y begin at a multiple of 256 bytes */
+    FEW_COLUMNS = 16,      /* of a block of few_rows: rows of a left operand */
+    FEW_WARPS = 8,         /* which share the sums over a row's length */
+    TILE_ROWS = 8,         /* of x: columns of a right operand */
 };
 
-/* sum[j][r] += x[r, :cols] . w[j][:cols], this lane's elements only; f32 accumulation, for each row and column in the
- * same order whatever the others are. A unit of each w[j] is widened once for all rows; rows of x are read and widened
- * once for all w[j]. */
-template <class T, class W, int ROWS, int N_W>
-__device__ __forceinline__ void add_products(float (*sum)[ROWS], const T *x, int n, const W *const *w, int cols)
+/* x . w, this lane's elements only, f32 accumulation */
+template <class T, class W> __device__ __forceinline__ float product(const T *x, const W *w, int cols)
 {
     constexpr bool PLAIN = lazy_block_values<W> == 1;
     constexpr int WIDE = 16 / sizeof(T), UNIT = PLAIN ? WIDE : LAZY_UNIT;
     /* Blocks are not unrolled, because a unit takes so many instructions that other warps hide its loads, the more of
      * them the fewer registers each has. */
-    [[maybe_unused]] constexpr int UNROLLED = PLAIN && ROWS == 1 ? 4 : 1;
+    [[maybe_unused]] constexpr int UNROLLED = PLAIN ? 4 : 1;
     int lane = threadIdx.x % 32;
+    float sum = 0.0f;
     if (PLAIN && cols % WIDE) { /* rows are not aligned to a pack */
         for (int k = lane; k < cols; k += 32)
-            for (int r = 0; r < ROWS; r++)
-                for (int j = 0; j < N_W; j++)
-                    if constexpr (PLAIN)
-                        if (r < n) sum[j][r] += lazy_wide(w[j][k]) * lazy_wide(x[(int64_t)r * cols + k]);
-        return;
+            if constexpr (PLAIN) sum += lazy_wide(w[k]) * lazy_wide(x[k]);
+        return sum;
     }
 #pragma unroll UNROLLED
     for (int u = lane; u < cols / UNIT; u += 32) {
-        float weights[N_W][UNIT];
-        const T *at = x;
+        float weights[UNIT];
+        const T *at = x + lazy_widen_unit(weights, w, u);
 #pragma unroll
-        for (int j = 0; j < N_W; j++) at = x + lazy_widen_unit(weights[j], w[j], u);
+        for (int k = 0; k < UNIT; k += WIDE) {
+            lazy_pack<T> values = *reinterpret_cast<const lazy_pack<T> *>(at + lazy_place_in_unit<W>(k));
 #pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            if (r && r >= n) break; /* n is at least 1: no branch in front of the first loads of x */
-#pragma unroll
-            for (int k = 0; k < UNIT; k += WIDE) {
-                auto *from = at + (int64_t)r * cols + lazy_place_in_unit<W>(k);
-                lazy_pack<T> values = *reinterpret_cast<const lazy_pack<T> *>(from);
-#pragma unroll
-                for (int i = 0; i < WIDE; i++)
-#pragma unroll
-                    for (int j = 0; j < N_W; j++) sum[j][r] += weights[j][k + i] * lazy_wide(values.value[i]);
-            }
+            for (int i = 0; i < WIDE; i++) sum += weights[k + i] * lazy_wide(values.value[i]);
         }
     }
+    return sum;
 }
 
 /* activation(gate) * up. SiLU: x / (1 + exp(-x)). GELU, by its tanh form: x / (1 + exp(-2u)),
@@ -80,7 +67,7 @@ struct gemv_task {
     const int32_t *chosen = nullptr; /* (n,) each row's matrix, of those at w; NULL: the first, and share is 1 */
     int share = 1;
     int64_t matrix_bytes = 0; /* from one to the next */
-    int first = 0;            /* row of y of the first group */
+    int first = 0;            /* row of y of the first block */
 };
 
 template <class Y> __device__ __forceinline__ void put(void *y, int64_t at, float total, bool accumulate)
@@ -89,67 +76,111 @@ template <class Y> __device__ __forceinline__ void put(void *y, int64_t at, floa
     lazy_narrow(out, accumulate ? lazy_wide(*out) + total : total);
 }
 
-/* Columns of y of one warp. Two share the loads of x where there are rows enough for these to matter; gate and up do
- * as well. */
-template <int ROWS, bool GATED> constexpr int columns_of_warp = ROWS == 1 || GATED ? 1 : 2;
-
-/* W: T, or the blocks of a format. Grid: (blocks of columns, groups of ROWS rows). Of many rows four blocks at a time
- * have registers enough; for five, some in f32 would spill. */
-template <class T, class W, int ROWS, bool GATED>
-__global__ void __launch_bounds__(32 * WARPS, ROWS == 1 ? 0 : 4) gemv(gemv_task p)
+template <class T> __device__ __forceinline__ void put_product(const gemv_task &p, int row, int column, float total)
 {
-    constexpr int COLUMNS = columns_of_warp<ROWS, GATED>, N_W = GATED ? 2 : COLUMNS, AT_ONCE = ROWS == 1 ? 1 : N_W;
-    int column = (blockIdx.x * WARPS + threadIdx.x / 32) * COLUMNS, first = p.first + blockIdx.y * ROWS,
-        n = min(ROWS, p.n - first), of_x = first;
-    int64_t row = p.cols / lazy_block_values<W>;
+    int64_t at = (int64_t)row * p.stride + column;
+    if (p.wide) put<float>(p.y, at, total, p.accumulate);
+    else put<T>(p.y, at, total, p.accumulate);
+}
+
+/* W: T, or the blocks of a format. Grid: (blocks of columns, rows of x). */
+template <class T, class W, bool GATED> __global__ void __launch_bounds__(32 * WARPS) gemv(gemv_task p)
+{
+    int column = blockIdx.x * WARPS + threadIdx.x / 32, row = p.first + blockIdx.y, of_x = row;
     auto *matrix = static_cast<const char *>(p.w);
     begin_kernel(false);
     if (column >= p.columns) return;
     if (p.chosen) {
         of_x /= p.share;
-        matrix += p.chosen[first] * p.matrix_bytes;
+        matrix += p.chosen[row] * p.matrix_bytes;
     }
     const T *x = static_cast<const T *>(p.x) + (int64_t)of_x * p.cols;
-    const W *w[N_W];
-    float sum[N_W][ROWS] = {};
+    const W *w = reinterpret_cast<const W *>(matrix);
+    int64_t blocks = p.cols / lazy_block_values<W>;
+    float total = lazy_warp_sum(product(x, w + column * blocks, p.cols));
+    if (p.bias) total += p.bias[column];
+    if constexpr (GATED) {
+        float up = lazy_warp_sum(product(x, w + (p.columns + column) * blocks, p.cols));
+        total = gated_value(total, up + (p.bias ? p.bias[p.columns + column] : 0.0f), p.gelu);
+    }
+    if (threadIdx.x % 32 == 0) put_product<T>(p, row, column, total);
+}
+
+/* Up to TILES * TILE_ROWS rows of x times FEW_COLUMNS rows of blocks W, which are widened to T. Each warp adds every
+ * FEW_WARPS-th stretch of four units, of which lane % 4 takes one, and the columns lane / 4 and 8 more. A product of
+ * operands takes 4 values of each unit; which, does not matter, as long as they are the same on both sides. Grid:
+ * (blocks of columns). */
+template <class T, class W, int TILES> __global__ void __launch_bounds__(32 * FEW_WARPS) few_rows(gemv_task p)
+{
+    begin_kernel(false);
+    __shared__ float parts[FEW_WARPS][TILES * TILE_ROWS][FEW_COLUMNS];
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = blockIdx.x * FEW_COLUMNS, units = p.cols / LAZY_UNIT;
+    int64_t blocks = p.cols / lazy_block_values<W>;
+    const W *w[2];
+    float sum[TILES][4] = {};
 #pragma unroll
-    for (int j = 0; j < N_W; j++) { /* beyond the last column, that one once more */
-        int of_w = GATED ? j * p.columns + column : min(column + j, p.columns - 1);
-        w[j] = reinterpret_cast<const W *>(matrix) + of_w * row;
+    for (int j = 0; j < 2; j++) /* beyond the last column, that one once more */
+        w[j] = static_cast<const W *>(p.w) + min(first + lane / 4 + 8 * j, p.columns - 1) * blocks;
+    for (int begin = 4 * warp; begin < units; begin += 4 * FEW_WARPS) {
+        int u = begin + lane % 4, at = 0;
+        uint32_t a[2][LAZY_UNIT / 2] = {};
+#pragma unroll
+        for (int j = 0; j < 2 && u < units; j++) {
+            float weights[LAZY_UNIT];
+            at = lazy_widen_unit(weights, w[j], u);
+#pragma unroll
+            for (int i = 0; i < LAZY_UNIT / 2; i++) a[j][i] = pair_of<T>(weights[2 * i], weights[2 * i + 1]);
+        }
+#pragma unroll
+        for (int tile = 0; tile < TILES; tile++) {
+            const T *x = static_cast<const T *>(p.x) + (int64_t)min(tile * TILE_ROWS + lane / 4, p.n - 1) * p.cols + at;
+            uint4 runs[2] = {};
+            if (u < units)
+                for (int run = 0; run < 2; run++)
+                    runs[run] = *reinterpret_cast<const uint4 *>(x + lazy_place_in_unit<W>(8 * run));
+#pragma unroll
+            for (int run = 0; run < 2; run++) {
+                const uint32_t *of_a[2] = { a[0] + 4 * run, a[1] + 4 * run };
+                mma_m16n8k16(sum[tile], { of_a[0][0], of_a[1][0], of_a[0][1], of_a[1][1] },
+                             { runs[run].x, runs[run].y }, T{});
+                mma_m16n8k16(sum[tile], { of_a[0][2], of_a[1][2], of_a[0][3], of_a[1][3] },
+                             { runs[run].z, runs[run].w }, T{});
+            }
+        }
     }
 #pragma unroll
-    for (int j = 0; j < N_W; j += AT_ONCE) add_products<T, W, ROWS, AT_ONCE>(sum + j, x, n, w + j, p.cols);
+    for (int tile = 0; tile < TILES; tile++)
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-        if (r >= n) break;
-#pragma unroll
-        for (int c = 0; c < COLUMNS; c++) {
-            float total = lazy_warp_sum(sum[c][r]), up = GATED ? lazy_warp_sum(sum[N_W - 1][r]) : 0.0f;
-            int of_y = column + c;
-            if (threadIdx.x % 32 || of_y >= p.columns) continue;
-            if (p.bias) total += p.bias[of_y];
-            if (GATED) total = gated_value(total, up + (p.bias ? p.bias[p.columns + of_y] : 0.0f), p.gelu);
-            int64_t at = (int64_t)(first + r) * p.stride + of_y;
-            if (p.wide) put<float>(p.y, at, total, p.accumulate);
-            else put<T>(p.y, at, total, p.accumulate);
-        }
+        for (int i = 0; i < 4; i++)
+            parts[warp][tile * TILE_ROWS + lane % 4 * 2 + i % 2][lane / 4 + i / 2 * 8] = sum[tile][i];
+    __syncthreads();
+    for (int i = threadIdx.x; i < p.n * FEW_COLUMNS; i += 32 * FEW_WARPS) {
+        int row = i / FEW_COLUMNS, column = first + i % FEW_COLUMNS;
+        if (column >= p.columns) continue;
+        float total = p.bias ? p.bias[column] : 0.0f;
+        for (int part = 0; part < FEW_WARPS; part++) total += parts[part][row][i % FEW_COLUMNS];
+        put_product<T>(p, row, column, total);
     }
 }
 
-template <class T, class W, int ROWS, bool GATED>
-cudaError_t launch_gemv(const gemv_task &p, int groups, cudaStream_t queue)
+template <class T, class W, int TILES> cudaError_t launch_few_rows(const gemv_task &p, cudaStream_t queue)
 {
-    dim3 grid(lazy_blocks(p.columns, WARPS * columns_of_warp<ROWS, GATED>), groups);
-    return lazy_launch(gemv<T, W, ROWS, GATED>, grid, dim3(32 * WARPS), 0, queue, p);
+    return lazy_launch(few_rows<T, W, TILES>, dim3(lazy_blocks(p.columns, FEW_COLUMNS)), dim3(32 * FEW_WARPS), 0, queue,
+                       p);
 }
 
 template <class T, class W, bool GATED> cudaError_t run_gemv(gemv_task p, cudaStream_t queue)
 {
-    if (p.n == 1 || p.chosen) return launch_gemv<T, W, 1, GATED>(p, p.n, queue);
+    if constexpr (lazy_block_values<W> > 1 && sizeof(T) == 2 && !GATED)
+        if (p.n > 1 && p.n <= LAZY_FEW_ROWS && !p.chosen)
+            return p.n <= TILE_ROWS       ? launch_few_rows<T, W, 1>(p, queue)
+                   : p.n <= 2 * TILE_ROWS ? launch_few_rows<T, W, 2>(p, queue)
+                                          : launch_few_rows<T, W, 4>(p, queue);
     cudaError_t failed = cudaSuccess;
-    for (; p.first < p.n && failed == cudaSuccess; p.first += GEMV_ROWS * MAX_GROUPS)
-        failed = launch_gemv<T, W, GEMV_ROWS, GATED>(
-            p, std::min(lazy_blocks(p.n - p.first, GEMV_ROWS), (int)MAX_GROUPS), queue);
+    for (; p.first < p.n && failed == cudaSuccess; p.first += MAX_GRID)
+        failed =
+            lazy_launch(gemv<T, W, GATED>, dim3(lazy_blocks(p.columns, WARPS), std::min(p.n - p.first, (int)MAX_GRID)),
+                        dim3(32 * WARPS), 0, queue, p);
     return failed;
 }
 
@@ -210,9 +241,12 @@ __global__ void __launch_bounds__(THREADS) cap_logits(float *logits, int vocab, 
 
 dim3 blocks_of(int n, int columns, int per_block) { return dim3(n, lazy_blocks(columns, per_block)); }
 
-/* The most rows of x that gemv multiplies unless cuBLASLt refuses: of plain weights one, since cuBLASLt takes half as
- * long for two to four. */
-int most_few_rows(lazy_dtype dtype) { return lazy_is_quantized(dtype) ? GEMV_ROWS : 1; }
+/* The most rows of x that these kernels multiply unless cuBLASLt refuses: of plain weights one, since cuBLASLt takes
+ * half as long for two to four. */
+int most_few_rows(lazy_stream *stream, lazy_dtype dtype)
+{
+    return lazy_is_quantized(dtype) ? lazy_few_rows(lazy_cuda_of(stream)) : 1;
+}
 
 /* The product by cuBLASLt, panel by panel if w is quantized. */
 int multiply_many(lazy_stream *stream, const gemv_task &p, lazy_dtype dtype, lazy_error *err)
@@ -256,8 +290,8 @@ int multiply(lazy_stream *stream, void *y, bool wide, const void *x, int n, cons
         const lazy_part &part = w->part[i];
         p.w = part.data;
         p.columns = part.rows;
-        code = n <= most_few_rows(part.dtype) ? run_gemv<false>(stream, "GEMV", part.dtype, p, err)
-                                              : multiply_many(stream, p, part.dtype, err);
+        code = n <= most_few_rows(stream, part.dtype) ? run_gemv<false>(stream, "GEMV", part.dtype, p, err)
+                                                      : multiply_many(stream, p, part.dtype, err);
         p.y = (char *)p.y + part.rows * lazy_row_bytes(wide ? LAZY_F32 : lazy_cuda_of(stream)->type, 1);
         if (p.bias) p.bias += part.rows;
     }
@@ -290,7 +324,7 @@ int lazy_cuda_gated(lazy_stream *stream, void *y, const void *x, int n, const la
     int ffn = gate_up->rows / 2;
     bool gelu = stream->config->gelu;
     const lazy_part &part = gate_up->part[0];
-    if (gate_up->n_parts == 1 && n <= most_few_rows(part.dtype))
+    if (gate_up->n_parts == 1 && n == 1)
         return run_gemv<true>(stream, "gated GEMV", part.dtype,
                               { y, x, part.data, gate_up->bias, n, ffn, gate_up->cols, ffn, false, false, gelu }, err);
     void *product = lazy_cuda_scratch(stream)->gate_up;

@@ -94,4 +94,19 @@ template <class T> __device__ __forceinline__ T lazy_block_sum(T value, T *scrat
     return lazy_block_reduce(value, scratch, lazy_add());
 }
 
+__device__ __forceinline__ __nv_bfloat162 narrow_pair(float low, float high, __nv_bfloat16)
+{
+    return __floats2bfloat162_rn(low, high);
+}
+__device__ __forceinline__ __half2 narrow_pair(float low, float high, __half) { return __floats2half2_rn(low, high); }
+
+/* Packs two values into the lower and the upper half of a register. */
+template <class T> __device__ __forceinline__ uint32_t pair_of(float low, float high)
+{
+    auto pair = narrow_pair(low, high, T{});
+    uint32_t bits;
+    memcpy(&bits, &pair, sizeof bits);
+    return bits;
+}
+
 #endif

@@ -383,7 +383,7 @@ static void test_logits(const rig &r, int n, int rows, int cols, bool mixed)
     weights w(r, 1, rows, cols, mixed, false);
     given x = r.in(r.values((size_t)(n * cols)));
     result y = r.out_f32(unwritten((size_t)(n * rows)));
-    r.both([&](const side &s) { DO(s, logits, y.on(s), x.on(s), n, w.on(s, n > LAZY_GEMV_ROWS)); });
+    r.both([&](const side &s) { DO(s, logits, y.on(s), x.on(s), n, w.on(s, n > 1)); });
     compare(y, precisions[r.type].of_f32, TERM);
 }
 
@@ -504,26 +504,6 @@ static void test_embed(rig &r, int n, int cols, bool mixed, float scale)
     check(x.bits() == narrowed(r.type, x.plain), "other values than the table's");
 }
 
-/* Products of n rows of x, which widen each block once, give each row what it gets alone, to the bit. */
-static void test_rows_together(const rig &r, int n, int cols, bool gated)
-{
-    now("%s %s, %s, of n %d together, cols %d", r.name(), lazy_formats[r.stored].name, gated ? "gated" : "matmul", n,
-        cols);
-    weights w(r, 1, 2 * random_int(1, 7), cols, false, n % 2);
-    const size_t columns = (size_t)(gated ? w.rows / 2 : w.rows);
-    given x = r.in(r.values((size_t)(n * cols)));
-    result y = r.out(unwritten((size_t)n * columns)), alone = r.out(unwritten((size_t)n * columns));
-    auto multiply = [&](const side &s, result<float> &to, int first, int rows) {
-        const address out = to.on(s, (size_t)first * columns), in = x.on(s, (size_t)(first * cols));
-        if (gated) DO(s, gated, out, in, rows, w.on(s));
-        else DO(s, matmul, out, in, rows, w.on(s), false);
-    };
-    r.both([&](const side &s) { multiply(s, y, 0, n); });
-    compare(y, r.precision(), TERM);
-    for (int row = 0; row < n; row++) multiply(r.gpu, alone, row, 1);
-    check(y.bits() == alone.bits(), "a row has another result alone");
-}
-
 /* Weights of one format, alone and beside others, by few rows and by many, for which they are widened a few rows at a
  * time. */
 static void test_quantized(lazy_dtype type, lazy_dtype format)
@@ -535,15 +515,14 @@ static void test_quantized(lazy_dtype type, lazy_dtype format)
     r.stored = format;
     weights largest(r, 1, pick({ 1, 5, 9, 140 }), cols, false, false);
     DO(r.gpu, reserve, 40, 40);
-    for (int n : quick ? ints{ 1, 6, 20 } : ints{ 1, 2, 4, 5, LAZY_GEMV_ROWS, LAZY_GEMV_ROWS + 1, 40 }) {
+    for (int n :
+         quick ? ints{ 1, 6, 12, 20, 40 } : ints{ 1, 2, 4, 5, 8, 9, 16, 17, LAZY_FEW_ROWS, LAZY_FEW_ROWS + 1, 40 }) {
         test_matmul(r, { n, random_int(1, 3), random_int(1, 20), cols, ++round % 2 > 0, n % 3 > 0, n % 4 > 1, 1 });
         test_logits(r, n, random_int(1, quick ? 200 : 300), cols, false);
         test_gated(r, n, random_int(1, config.ffn), cols, round % 2 == 0, n % 2);
         test_embed(r, n, cols, false, n % 2 ? 1.0f : 5.656854f);
         test_mix_experts(r, n, 3 + round % 2, 2, cols, round % 2);
     }
-    for (int n = 2; n <= LAZY_GEMV_ROWS; n += quick ? 5 : 1)
-        for (bool gated : { false, true }) test_rows_together(r, n, cols, gated);
 }
 
 /* ---- rows ------------------------------------------------------------------------------- */
