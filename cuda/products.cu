@@ -1,8 +1,8 @@
 /* products.cu — products with weight matrices: by cuBLASLt for many rows of x; by a GEMV kernel for one row, and for
- * shapes that cuBLASLt refuses; for 2 to LAZY_FEW_ROWS rows of x and quantized weights by tensor cores, from blocks that
- * are widened in registers. Both kernels read quantized weights as they are stored; for cuBLASLt they are widened, a
- * panel of rows at a time, which takes a 7B's decode step on an H100 9.7 ms more with Q8_0; 32 rows take the kernel 4.8,
- * and it has registers for no more. */
+ * shapes that cuBLASLt refuses; for 2 to LAZY_FEW_ROWS rows of x and quantized weights by tensor cores, from blocks
+ * that are widened in registers. Both kernels read quantized weights as they are stored; for cuBLASLt they are widened,
+ * a panel of rows at a time, which takes a 7B's decode step on an H100 9.7 ms more with Q8_0; 32 rows take the
+ * kernel 4.8. */
 #include <algorithm>
 
 #include "blocks.h"
