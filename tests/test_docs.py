@@ -119,7 +119,7 @@ NOT_CALLED = {
     'load(path, compute="bf16")': "needs AVX512-BF16; test_compute.py",
     'load(path, device="cuda")': "needs a GPU; test_cuda.py",
     "lazyllm.from_transformers(model, tokenizer)": "needs transformers; test_from_transformers.py",
-    "exception.session.resume()": "needs an interruption; test_interrupt.py",
+    "exception.session.resume()": "needs an interruption; test_processes.py",
     'lazyllm.calibrate(llm, speedup=2.5, out="preset.json")': "runs in calibrate.md",
     'lazyllm.search(llm, prompts, speedup=(1.5, 3.0), out="search")': "runs in search.md",
 }

@@ -127,7 +127,7 @@ def test_surprisal_equals_the_reference(tiny_of: Build, data: st.DataObject, sha
         assert error(session.forward(between, generated=True), reference.forward(between, True)) <= SURPRISAL
 
 
-@pytest.mark.skipif(DEVICE != "cpu", reason="minutes, where the kernels of a device run on the CPU")
+@pytest.mark.skipif(DEVICE != "cpu", reason="minutes, on a GPU or where its kernels run on the CPU")
 @pytest.mark.parametrize("vocab", [200_000, 1_000_000], ids=["several rows at a time", "few"])
 def test_surprisal_of_more_rows_than_the_head_takes_at_once(tiny_of: Build, vocab: int) -> None:
     tiny = tiny_of(Shape(seed=47, vocab=vocab, n_layers=2, hidden=8, tied=True))

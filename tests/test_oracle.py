@@ -21,8 +21,8 @@ from lazyllm.commands.demo import DOCUMENT
 from lazyllm.machine.cores import cores
 
 pytestmark = [pytest.mark.oracle, pytest.mark.usefixtures("one_thread")]
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+torch = pytest.importorskip("torch", reason="compares with transformers: needs torch")
+transformers = pytest.importorskip("transformers", reason="compares with transformers")
 
 import make_recorded as recorder  # noqa: E402 (needs both)
 

@@ -6,9 +6,8 @@ import pickle
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,12 @@ import numpy as np
 import pytest
 import tiny
 from children import python
+from conftest import Alarm
 from folders import model_folder
 
 import lazyllm
 from lazyllm import _core
+from lazyllm.generation import Request
 
 SIZES = {"n_layers": 12, "hidden": 256, "n_heads": 8, "n_kv_heads": 8, "head_dim": 32, "ffn": 1024}
 WIDE = tiny.Shape(vocab=300, **SIZES, context=4096)
@@ -54,65 +55,93 @@ class Enough(Exception):
     pass
 
 
-@pytest.fixture
-def raising() -> Iterator[None]:
-    """Handlers of SIGTERM and SIGUSR1 that raise."""
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_handler_may_raise_in_each_phase(wide: Path, phase: str, alarm: Alarm) -> None:
+    """Its exception comes out, and the model computes as before; the tests of Ctrl-C have how soon."""
 
-    def stop(number: int, frame: Any) -> None:
+    def stop() -> None:
         raise Enough
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGUSR1)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_handler_may_raise_in_each_phase(wide: Path, phase: str, number: int, raising: None) -> None:
-    """Its exception comes out, and the model computes as before; test_interrupt.py has how soon."""
     llm, work = lazyllm.load(wide, device="cpu", threads=2), PHASES[phase]
     want = work(llm)
     start = time.perf_counter()
     work(llm)
     seconds = time.perf_counter() - start
     for share in (1 / 2, 1 / 4, 1 / 8):  # the machine may be quicker than before
-        sender, ended = threading.Timer(seconds * share, os.kill, (os.getpid(), number)), False
+        alarm(stop, seconds * share)
         try:
-            sender.start()
             work(llm)
-            ended = True
-            sender.join()
         except Enough:
-            if not ended:
-                break
+            break
     else:
         pytest.fail("the phase went on to its end")
     np.testing.assert_array_equal(work(llm), want)
 
 
-def wait_for_a_signal(phase: str, folder: Path) -> None:
-    """Starts a model's workers while signals are let through, then blocks one and waits for it."""
-    llm = lazyllm.load(folder, device="cpu", threads=2)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    at_work = threading.Thread(target=PHASES[phase], args=(llm,))
-    at_work.start()
-    time.sleep(0.05)
-    os.kill(os.getpid(), signal.SIGUSR1)
-    came = signal.sigtimedwait({signal.SIGUSR1}, 10)
-    at_work.join()
-    sys.exit(0 if came and came.si_signo == signal.SIGUSR1 else 3)
+QUESTION = "What is the capital of France?"
 
 
-@pytest.mark.parametrize("phase", PHASES)
-def test_workers_take_no_signal_that_the_process_waits_for(
-    wide: Path, phase: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")  # NumPy's own threads would take it
-    child = multiprocessing.get_context("spawn").Process(target=wait_for_a_signal, args=(phase, wide))
-    child.start()
-    child.join(60)
-    assert child.exitcode == 0, f"the process ended with {child.exitcode}; -10 is SIGUSR1"
+@pytest.mark.parametrize(("n_prompt", "n_new"), [(8000, 1), (10, 8000)], ids=["prefill", "decode"])
+def test_ctrl_c_stops_a_pass(demo_model: Path, n_prompt: int, n_new: int, alarm: Alarm) -> None:
+    """Within a second, and leaves the model as it was."""
+    llm, pruning = lazyllm.load(demo_model), lazyllm.Pruning({10: 0.7, 20: 0.5})
+    want = llm.generate(QUESTION, chat=True, max_new_tokens=12).token_ids
+    session, ids = llm.session(pruning), [100 + i % 20000 for i in range(n_prompt)]
+    sent: list[float] = []
+
+    def ctrl_c() -> None:  # as Python's handler of SIGINT does
+        sent.append(time.monotonic())
+        raise KeyboardInterrupt
+
+    stream = session.answer(ids, Request(n_new, progress=False))
+    if n_new > 1:
+        next(stream)  # the prompt has been run
+    alarm(ctrl_c, 0.3)
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        stream.finished()
+    assert time.monotonic() - sent[0] < 1
+    answer = getattr(stopped.value, "generation", None)
+    if n_new == 1:
+        assert session.length == 0
+    else:
+        assert answer is not None
+        n_new = len(answer.token_ids)
+        assert session.length == n_prompt + n_new - 1
+        assert llm.generate(ids, pruning, max_new_tokens=n_new).token_ids == answer.token_ids
+    session.forward([5])
+    assert llm.generate(QUESTION, chat=True, max_new_tokens=12).token_ids == want
+
+
+LAUNCH = """
+import signal, sys
+from lazyllm.commands.main import main
+from lazyllm.llm import LLM
+
+stream = LLM.stream
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell has children in the background ignore
+
+def announced(*given, **named):
+    print("started", flush=True)
+    return stream(*given, **named)
+
+LLM.stream = announced
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_ctrl_c_ends_the_command(demo_model: Path) -> None:
+    given = ["generate", "--model", str(demo_model), "--prompt", "word " * 7000]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    environment = {**os.environ, "LAZYLLM_PROGRESS": "0"}
+    with subprocess.Popen([sys.executable, "-c", LAUNCH, *given], env=environment, **pipes) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "started\n"
+        child.send_signal(signal.SIGINT)
+        try:
+            _, error = child.communicate(timeout=120)
+        finally:
+            child.kill()
+    assert (child.returncode, error) == (130, "lazyllm: interrupted\n")
 
 
 def prefill_of(folder: Path) -> Any:
