@@ -64,11 +64,6 @@ class Summary:
         return {item: row for items in found for item, row in items.items()}
 
     @property
-    def uneven(self) -> bool:
-        """True if a setting lacks an item that another has."""
-        return len(self.rows) < len(self.settings) * len(set(map(item_of, self.rows)))
-
-    @property
     def items(self) -> dict[str, int]:
         """Number of items of each data set that has results."""
         items = set(map(item_of, [*self.rows, *self.failed]))
