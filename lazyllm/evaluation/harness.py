@@ -57,10 +57,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
         super().__init__()
         self.pruning, self.seed = as_method(pruning), seed
         if self.pruning.compresses:
-            raise ValueError(
-                "prompt compression needs to know which part of a prompt is the document, and the harness "
-                "passes whole prompts; lazyllm longbench runs it"
-            )
+            raise ValueError("the harness does not say what to compress of a prompt; lazyllm longbench runs it")
         self.llm = pretrained if isinstance(pretrained, LLM) else load(pretrained, **options)
         self.pruning.check(self.llm.config)
         self.prefixes = PrefixCache() if self.pruning.reads_in_parts else None
@@ -168,10 +165,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
         shared: dict[tuple[int, ...], dict[tuple[int, ...], list[int]]] = {}
         for index, (_, context, continuation) in enumerate(requests):
             if not 0 < len(continuation) <= self.max_length:
-                raise ValueError(
-                    f"a continuation has {len(continuation)} tokens; it must have 1 to {self.max_length}, "
-                    "which is max_length"
-                )
+                n_tokens, most = len(continuation), f"{self.max_length}, which is max_length"
+                raise ValueError(f"a continuation has {n_tokens} tokens; it must have 1 to {most}")
             # the last token of the continuation is scored but not run
             prompt = self.cut(context, self.max_length + 1 - len(continuation))
             shared.setdefault(tuple(prompt), {}).setdefault(tuple(continuation[:-1]), []).append(index)
@@ -193,10 +188,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
         return answers
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        raise ValueError(
-            "this task scores every token of a text, so there is no prompt to prune: run it with the harness' own "
-            "model hf, or see llm.session().surprisal"
-        )
+        raise ValueError("this task scores every token of a text, so there is no prompt to prune: use --model hf")
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -172,10 +172,8 @@ class GeneratedTasks(Tasks):
     def check(self, llm: LLM) -> None:
         for items in self.items.values():
             if (length := items[0]["length"]) > llm.config.context:
-                raise ValueError(
-                    f"length {length}, a prompt and its answer, is more than the model's context of "
-                    f"{llm.config.context}"
-                )
+                context = f"the model's context of {llm.config.context}"
+                raise ValueError(f"length {length}, a prompt and its answer, is more than {context}")
 
     def request(self, llm: LLM, name: str) -> Request:
         limit = kind_of(name).max_new_tokens

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lazyllm.checkpoints.checkpoint import HUB_ID
 from lazyllm.checkpoints.fields import shortened
 from lazyllm.evaluation.longbench.datasets import DATA_SETS, dataset
 from lazyllm.support.files import user_path
@@ -29,8 +28,6 @@ def resolve_data(data: str | Path) -> Path:
     """The folder or file that `data` names; for hub:OWNER/NAME, data.zip in the hub's cache."""
     if str(data).startswith(HUB):
         repository = str(data).removeprefix(HUB)
-        if not HUB_ID.fullmatch(repository):
-            raise ValueError(f"data: {data} is not of the form {HUB}OWNER/NAME")
         return fetch(
             f"{HUB_FILE} of {data}", lambda module: module.hf_hub_download(repository, HUB_FILE, repo_type="dataset")
         )
@@ -60,8 +57,8 @@ def in_zip(path: Path) -> dict[str, File]:
         archive = zipfile.ZipFile(path)
     files: dict[str, File] = {}
     for name in DATA_SETS:
-        members = [place for place in archive.namelist() if f"/{place}".endswith(f"/{name}.jsonl")]
-        members = [place for place in members if not place.startswith("__MACOSX/")]
+        found = (place for place in archive.namelist() if f"/{place}".endswith(f"/{name}.jsonl"))
+        members = [place for place in found if not place.startswith("__MACOSX/")]
         if len(members) > 1:
             raise ValueError(f"{path} holds {name}.jsonl more than once: {', '.join(members)}; expected one")
         if members:
