@@ -14,7 +14,7 @@ from families import config_of, family_config
 from folders import BOS, EOS, benchmark_item, write_tokenizer
 
 from lazyllm.checkpoints.tokenizer import Tokenizer
-from lazyllm.evaluation.chats import chat_wrapper, post_process, wrapped_ids
+from lazyllm.evaluation.chats import chat_wrapper, wrapped_ids
 from lazyllm.evaluation.longbench.datasets import DATA_SETS
 from lazyllm.evaluation.longbench.items import available, read
 from lazyllm.evaluation.longbench.tasks import LongBench, Templates, find_templates, make_prompt, official, prompt_ids
@@ -285,11 +285,11 @@ def test_files_that_are_no_templates(tmp_path: Path) -> None:
         message = f"dataset2prompt.json: qmsum has {wrong}; expected a template with the "
         refused.append(({"qmsum": template}, {}, message))
     for length in (0, -3, True, 1.0, "64", None, 10**30):
-        message = "dataset2maxlen.json: qmsum is .*; expected a whole number from 1 to 1048"
+        message = "dataset2maxlen.json: qmsum must be (a whole number|from 1 to)"
         refused.append(({}, {"qmsum": length}, message))
     for prompts, lengths, message in refused:
         write_templates(tmp_path, prompts, lengths)
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises((TypeError, ValueError), match=message):
             find_templates(tmp_path)
 
 
@@ -433,10 +433,11 @@ def test_prompt_refusals(named: Named) -> None:
             prompt_ids(tokenizer, item() | asked, **options)
 
 
-def test_post_process() -> None:
-    assert post_process("xgen", " Assistant: Lindau\nAssistant: it was\n") == " Lindau\n it was"
-    for wrapper in ("none", "llama-2", "template"):
-        assert post_process(wrapper, " Assistant: Lindau\n") == " Assistant: Lindau\n"
+def test_the_beginning_that_xgen_writes_itself_is_not_scored(named: Named) -> None:
+    llm: Any = SimpleNamespace(tokenizer=named())
+    tasks, answer = LongBench.__new__(LongBench), " Assistant: Lindau\nAssistant: it was\n"
+    for tasks.wrapper in WRAPPED:  # type: ignore[assignment]
+        assert tasks.prediction(llm, answer) == (" Lindau\n it was" if tasks.wrapper == "xgen" else answer)
 
 
 def test_stops(demo_tokenizer: Tokenizer, backend: Any) -> None:

@@ -159,32 +159,30 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
     ) -> list[Scored]:
         """Scores continuations: the context is the prompt and is pruned, the continuation is teacher-forced.
 
-        Requests with one context share its pass, and those that differ only in the continuation's last token
-        share all of theirs.
+        Requests with one context share its pass.
         """
-        shared: dict[tuple[int, ...], dict[tuple[int, ...], list[int]]] = {}
+        shared: dict[tuple[int, ...], list[int]] = {}
         for index, (_, context, continuation) in enumerate(requests):
             if not 0 < len(continuation) <= self.max_length:
                 n_tokens, most = len(continuation), f"{self.max_length}, which is max_length"
                 raise ValueError(f"a continuation has {n_tokens} tokens; it must have 1 to {most}")
             # the last token of the continuation is scored but not run
             prompt = self.cut(context, self.max_length + 1 - len(continuation))
-            shared.setdefault(tuple(prompt), {}).setdefault(tuple(continuation[:-1]), []).append(index)
+            shared.setdefault(tuple(prompt), []).append(index)
         answers: list[Scored] = [(0.0, True)] * len(requests)
         with bar(len(requests), "loglikelihood", "request", not disable_tqdm) as line:
-            for prompt_ids, continuations in shared.items():
+            for prompt_ids, members in shared.items():
                 session = self.llm.session(self.pruning, self.prefixes, progress=False)
                 first = session.forward(prompt_ids, progress=False)
-                for forced, members in continuations.items():
-                    branch = session.fork() if forced else session
-                    logits = [first, *(branch.forward([token], generated=True) for token in forced)]
-                    for index in members:
-                        texts, _, tokens = requests[index]
-                        ln_p = [float(log_softmax(row)[token]) for row, token in zip(logits, tokens, strict=True)]
-                        greedy = all(row.argmax() == token for row, token in zip(logits, tokens, strict=True))
-                        answers[index] = sum(ln_p), greedy
-                        self.cache_hook.add_partial("loglikelihood", texts, answers[index])
-                        line.update()
+                for index in members:
+                    texts, _, tokens = requests[index]
+                    branch = session.fork() if len(tokens) > 1 else session
+                    logits = [first, *(branch.forward([token], generated=True) for token in tokens[:-1])]
+                    ln_p = [float(log_softmax(row)[token]) for row, token in zip(logits, tokens, strict=True)]
+                    greedy = all(row.argmax() == token for row, token in zip(logits, tokens, strict=True))
+                    answers[index] = sum(ln_p), greedy
+                    self.cache_hook.add_partial("loglikelihood", texts, answers[index])
+                    line.update()
         return answers
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:

@@ -35,7 +35,6 @@ ALLOWED = re.compile(r"\{\{|\}\}|\{input\}|\{context\}")
 BRACES = re.compile(r"[{}][^{}]*\}?")
 MARK = "\0"
 """A context that no item has."""
-MAX_NEW_TOKENS = 1 << 20
 ANY_ANSWER = "Paragraph 1 段落1"  # a valid answer for every metric
 Value = TypeVar("Value")
 
@@ -97,9 +96,7 @@ def read_templates(file: Path) -> Templates:
             expected = "a template with the fields {input} and {context} only"
             raise ValueError(f"{file}: {name} has {shortened(wrong[0])}; expected {expected}")
     for name, length in templates.lengths.items():
-        if type(length) is not int or not 1 <= length <= MAX_NEW_TOKENS:
-            expected = f"a whole number from 1 to {MAX_NEW_TOKENS}"
-            raise ValueError(f"{lengths}: {name} is {shortened(length)}; expected {expected}")
+        checked.whole(length, f"{lengths}: {name}", 1)
     return templates
 
 
