@@ -138,17 +138,16 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
         wanted = dict(normalize_gen_kwargs(options, MAX_NEW_TOKENS))
         stop, n_new = wanted.pop("until"), wanted.pop("max_gen_toks")
         wanted.pop("do_sample")  # implied by temperature
-        sampling = {name: wanted.pop(name) for name in SAMPLING if name in wanted}
-        if wanted and wanted != {"num_beams": 1}:
-            known = ", ".join(("until", "max_gen_toks", "do_sample", *SAMPLING))
-            raise ValueError(f"generation options {wanted} are not supported; use {known}")
+        if wanted.get("num_beams") == 1:
+            del wanted["num_beams"]
+        checked.known_names(wanted, SAMPLING, "sampling in the harness")
         if n_new >= self.max_length:
             raise ValueError(f"max_gen_toks must be below max_length ({self.max_length}), not {n_new}")
         return self.llm.generate(
             self.cut(self.tok_encode(context), self.max_length - n_new),
             pruning=self.pruning,
             max_new_tokens=n_new,
-            sampling=SamplingParams(seed=self.seed + number, **sampling),
+            sampling=SamplingParams(seed=self.seed + number, **wanted),
             stop=[text for text in stop if text],
             prefix=self.prefixes,
             progress=False,

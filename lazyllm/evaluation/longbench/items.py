@@ -87,22 +87,16 @@ def read(data: str | Path, name: str) -> list[Item]:
     """All items of one data set, in order; an invalid item or a second item with the same _id is an error."""
     file = available(data, name)[name]
     items: dict[str, Item] = {}
-    for where, row in rows(file):
-        item = checked_item(where, row, name)
-        if items.setdefault(item["_id"], item) is not item:
-            raise ValueError(f"{where}: _id is {item['_id']!r}; expected one that no earlier item has")
-    if not items:
-        raise ValueError(f"{file} is empty; expected items of {name}")
-    return list(items.values())
-
-
-def rows(file: File) -> Iterator[tuple[str, Item]]:
-    """Each line of a file, with the place for error messages."""
     with zip_errors(file), file.open("rb") as stream:
         for number, line in enumerate(stream, 1):
             if line.strip():
                 where = f"{file}, line {number}"
-                yield where, parse_object(line, where)
+                item = checked_item(where, parse_object(line, where), name)
+                if items.setdefault(item["_id"], item) is not item:
+                    raise ValueError(f"{where}: _id is {item['_id']!r}; expected one that no earlier item has")
+    if not items:
+        raise ValueError(f"{file} is empty; expected items of {name}")
+    return list(items.values())
 
 
 def are_texts(value: object) -> bool:
