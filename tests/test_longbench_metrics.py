@@ -3,18 +3,20 @@
 # ruff: noqa: RUF001 (punctuation of full width is what some tests are about)
 
 import json
+import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from folders import LONGBENCH
 
 from lazyllm.evaluation.longbench import metrics
 from lazyllm.evaluation.longbench.datasets import CATEGORIES, DATA_SETS, ENGLISH, dataset
 from lazyllm.evaluation.longbench.metrics import score, score_item
 from lazyllm.evaluation.options import DataOptions
 
+LONGBENCH = Path(os.environ.get("LAZYLLM_LONGBENCH") or Path(__file__).parents[2] / "shared" / "longbench").resolve()
 PLAIN = [name for name in DATA_SETS if not name.endswith("_e")]
 
 

@@ -302,36 +302,26 @@ def test_templates_by_name() -> None:
         few.max_new_tokens("qasper")
     assert TEMPLATES.prompt(item("qasper_e")) == TEMPLATES.prompt(item("qasper"))
     assert TEMPLATES.max_new_tokens("qasper_e") == LENGTHS["qasper"]
-    assert [TEMPLATES.verdict(name) for name in ("trec", "qasper_e")] == ["not official"] * 2
-    for name in NAMES:
-        changed = Templates("changed", official().prompts | {name: official().prompts[name] + " "}, LENGTHS)
-        assert [other for other in NAMES if changed.verdict(other) != "official"] == [name]
+    changed = Templates("changed", official().prompts | {"qasper": official().prompts["qasper"] + " "}, LENGTHS)
+    assert [name for name in DATA_SETS if changed.verdict(name) != "official"] == ["qasper", "qasper_e"]
 
 
 # ---- prompts -------------------------------------------------------------------------------------
-
-
-def by_hand(backend: Any, text: str, max_length: int) -> list[int]:
-    """The unwrapped prompt as the harness makes it, by the tokenizers package alone."""
-    ids = backend.encode(text).ids
-    if len(ids) > max_length:
-        half = max_length // 2
-        start, end = ids[:half], ids[len(ids) - half :]
-        ids = backend.encode(backend.decode(start) + backend.decode(end)).ids
-    return list(ids)
 
 
 def test_cut_on_both_sides_of_the_limit(demo_tokenizer: Tokenizer, backend: Any) -> None:
     clauses = (f"Clause {n} of the {n * n}th: naïve 钟声🔔 <|im_end|>\n" for n in range(40))
     asked = item(context="".join(clauses))
     text = QUESTION.format(**asked)
-    length = len(backend.encode(text).ids)
+    whole = backend.encode(text).ids
+    length = len(whole)
     for max_length in (2, 3, 64, 65, length - 2, length - 1, length, length + 1):
         prompt = make_prompt(demo_tokenizer, asked, max_length, "none", TEMPLATES)
-        assert prompt.ids == by_hand(backend, text, max_length)
-        ids = prompt_ids(demo_tokenizer, asked, max_length, wrapper="none", templates=TEMPLATES)
-        assert prompt.ids == ids
         assert prompt.cut == (max_length < length)
+        half = max_length // 2
+        left = backend.encode(backend.decode(whole[:half]) + backend.decode(whole[length - half :])).ids
+        assert prompt.ids == (left if prompt.cut else whole)
+        assert prompt.ids == prompt_ids(demo_tokenizer, asked, max_length, wrapper="none", templates=TEMPLATES)
     cut = make_prompt(demo_tokenizer, asked, length - 1, "none", TEMPLATES)
     assert 2 not in cut.ids  # <|im_end|>, skipped
 
@@ -402,15 +392,12 @@ def test_sets_without_wrapper(named: Named) -> None:
 def test_wrapper_of_a_checkpoint(named: Named) -> None:
     for name, chat_template, wrapper in (
         ("Llama-2-7b-chat-hf", True, "llama-2"),
-        ("llama2-7b-chat-4k", False, "llama-2"),
         ("models--meta-llama--Llama-2-13b-chat-hf/snapshots/0a1b2c", True, "llama-2"),
         ("Llama-2-7b-hf", False, "none"),
         ("Llama-20b-chat", True, "template"),
         ("TinyLlama-1.1B-Chat-v1.0", True, "template"),
         ("xgen-7b-8k-inst", False, "xgen"),
-        ("XGen-7B-8K", False, "xgen"),
         ("xgen-7b-8k-base", False, "none"),
-        ("Qwen2.5-0.5B-Instruct", True, "template"),
         ("Mistral-7B-v0.1", False, "none"),
     ):
         tokenizer = named(name, chat_template)
