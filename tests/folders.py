@@ -1,7 +1,6 @@
 """Complete model folders for tests: a tiny random model with a config and a byte-level tokenizer."""
 
 import json
-import os
 import random
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,8 +10,6 @@ from families import family_config
 from tiny import Shape, build
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-LONGBENCH = Path(os.environ.get("LAZYLLM_LONGBENCH") or Path(__file__).parents[2] / "shared" / "longbench").resolve()
-"""The benchmark itself, for the tests that are skipped without it."""
 BOS, EOS, TURN = "<s>", "</s>", "<turn>"
 SHAPE = Shape(vocab=300, context=600, n_layers=6, seed=3)
 PROMPTS = {

@@ -96,7 +96,7 @@ def test_items_lengths_and_tasks_are_added(llm: lazyllm.LLM, tmp_path: Path) -> 
     same = [row for row in made.rows if row["dataset"] == "niah_single_1@560"]
     assert sorted(untimed(same), key=Key.of) == sorted(untimed(new.rows), key=Key.of)
     text = (tmp_path / "run" / "report.md").read_text(encoding="utf-8")
-    assert "- items of a call: lengths [560], count 3, seed 0, tasks ['niah_single_1']" in text
+    assert '- items of a call: {"lengths": [560], "count": 3, "seed": 0, "tasks": ["niah_single_1"]}' in text
 
 
 def test_a_setting_with_fewer_items_is_told(llm: lazyllm.LLM, tmp_path: Path, no_pictures: Callable[[], None]) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from folders import SHAPE
-from test_ruler import pieces
 
 import lazyllm
 from lazyllm import longbench
@@ -23,35 +22,6 @@ QUIET: dict[str, Any] = {"warm_ups": 0, "progress": False, "wrapper": "none"}
 MODEL = replace(SHAPE, context=2000)  # room for all turns
 PRUNED = {1: 0.5, 2: 0.4}
 LABEL = "{1: 0.5, 2: 0.4}"
-
-
-def test_turns_ask_for_each_needle_of_one_text() -> None:
-    for item, alone in zip(*(generate(task, pieces, 1200, 4, 0) for task in (IN_TURN, ALONE)), strict=True):
-        assert (item["context"], item["turns"]) == (alone["context"], alone["turns"])
-        assert len(item["turns"]) == TURNS
-        assert (item["input"], item["answers"]) == (item["turns"][0]["input"], item["turns"][0]["answers"])
-        places = []
-        for turn in item["turns"]:
-            (code,) = turn["answers"]
-            key = turn["input"].removeprefix("What is the secret code of ").removesuffix("?")
-            assert item["context"].count(f"The secret code of {key} is {code}.") == 1
-            place = item["context"].index(code)
-            assert abs(100 * place / len(item["context"]) - turn["depth"]) < 10
-            places.append(place)
-        assert len({*places}) == TURNS
-    assert places != sorted(places)  # the order of the questions tells nothing
-
-
-@pytest.mark.parametrize("task", ["quote_lines", "quote_paragraph", "quote_function"])
-def test_a_quoted_part_stands_once_in_the_text_as_deep_as_drawn(task: str) -> None:
-    depths = []
-    for item in generate(task, pieces, 1500, 6, 0):
-        (part,) = item["answers"]
-        assert item["context"].count(part) == 1
-        assert part not in item["input"]
-        assert quote_score(part, [part]) == {"score": 1, "similarity": 1}
-        depths.append(item["context"].index(part) / len(item["context"]))
-    assert min(depths) < 0.35 < 0.65 < max(depths)
 
 
 def test_scores_of_a_quote() -> None:

@@ -52,8 +52,3 @@ def wrapped_ids(tokenizer: Tokenizer, text: str, wrapper: Wrapper, answer_prefix
     elif wrapper == "llama-2":
         text = f"[INST]{text}[/INST]"
     return tokenizer.encode(text + answer_prefix)
-
-
-def post_process(wrapper: Wrapper, text: str) -> str:
-    """The text that is scored; `wrapper` is the model's, even if the data set's prompts are not wrapped."""
-    return text.strip().replace(XGEN_ASSISTANT.strip(), "") if wrapper == "xgen" else text

@@ -57,10 +57,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
         super().__init__()
         self.pruning, self.seed = as_method(pruning), seed
         if self.pruning.compresses:
-            raise ValueError(
-                "prompt compression needs to know which part of a prompt is the document, and the harness "
-                "passes whole prompts; lazyllm longbench runs it"
-            )
+            raise ValueError("the harness does not say what to compress of a prompt; lazyllm longbench runs it")
         self.llm = pretrained if isinstance(pretrained, LLM) else load(pretrained, **options)
         self.pruning.check(self.llm.config)
         self.prefixes = PrefixCache() if self.pruning.reads_in_parts else None
@@ -141,17 +138,16 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
         wanted = dict(normalize_gen_kwargs(options, MAX_NEW_TOKENS))
         stop, n_new = wanted.pop("until"), wanted.pop("max_gen_toks")
         wanted.pop("do_sample")  # implied by temperature
-        sampling = {name: wanted.pop(name) for name in SAMPLING if name in wanted}
-        if wanted and wanted != {"num_beams": 1}:
-            known = ", ".join(("until", "max_gen_toks", "do_sample", *SAMPLING))
-            raise ValueError(f"generation options {wanted} are not supported; use {known}")
+        if wanted.get("num_beams") == 1:
+            del wanted["num_beams"]
+        checked.known_names(wanted, SAMPLING, "sampling in the harness")
         if n_new >= self.max_length:
             raise ValueError(f"max_gen_toks must be below max_length ({self.max_length}), not {n_new}")
         return self.llm.generate(
             self.cut(self.tok_encode(context), self.max_length - n_new),
             pruning=self.pruning,
             max_new_tokens=n_new,
-            sampling=SamplingParams(seed=self.seed + number, **sampling),
+            sampling=SamplingParams(seed=self.seed + number, **wanted),
             stop=[text for text in stop if text],
             prefix=self.prefixes,
             progress=False,
@@ -162,41 +158,34 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
     ) -> list[Scored]:
         """Scores continuations: the context is the prompt and is pruned, the continuation is teacher-forced.
 
-        Requests with one context share its pass, and those that differ only in the continuation's last token
-        share all of theirs.
+        Requests with one context share its pass.
         """
-        shared: dict[tuple[int, ...], dict[tuple[int, ...], list[int]]] = {}
+        shared: dict[tuple[int, ...], list[int]] = {}
         for index, (_, context, continuation) in enumerate(requests):
             if not 0 < len(continuation) <= self.max_length:
-                raise ValueError(
-                    f"a continuation has {len(continuation)} tokens; it must have 1 to {self.max_length}, "
-                    "which is max_length"
-                )
+                n_tokens, most = len(continuation), f"{self.max_length}, which is max_length"
+                raise ValueError(f"a continuation has {n_tokens} tokens; it must have 1 to {most}")
             # the last token of the continuation is scored but not run
             prompt = self.cut(context, self.max_length + 1 - len(continuation))
-            shared.setdefault(tuple(prompt), {}).setdefault(tuple(continuation[:-1]), []).append(index)
+            shared.setdefault(tuple(prompt), []).append(index)
         answers: list[Scored] = [(0.0, True)] * len(requests)
         with bar(len(requests), "loglikelihood", "request", not disable_tqdm) as line:
-            for prompt_ids, continuations in shared.items():
+            for prompt_ids, members in shared.items():
                 session = self.llm.session(self.pruning, self.prefixes, progress=False)
                 first = session.forward(prompt_ids, progress=False)
-                for forced, members in continuations.items():
-                    branch = session.fork() if forced else session
-                    logits = [first, *(branch.forward([token], generated=True) for token in forced)]
-                    for index in members:
-                        texts, _, tokens = requests[index]
-                        ln_p = [float(log_softmax(row)[token]) for row, token in zip(logits, tokens, strict=True)]
-                        greedy = all(row.argmax() == token for row, token in zip(logits, tokens, strict=True))
-                        answers[index] = sum(ln_p), greedy
-                        self.cache_hook.add_partial("loglikelihood", texts, answers[index])
-                        line.update()
+                for index in members:
+                    texts, _, tokens = requests[index]
+                    branch = session.fork() if len(tokens) > 1 else session
+                    logits = [first, *(branch.forward([token], generated=True) for token in tokens[:-1])]
+                    ln_p = [float(log_softmax(row)[token]) for row, token in zip(logits, tokens, strict=True)]
+                    greedy = all(row.argmax() == token for row, token in zip(logits, tokens, strict=True))
+                    answers[index] = sum(ln_p), greedy
+                    self.cache_hook.add_partial("loglikelihood", texts, answers[index])
+                    line.update()
         return answers
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        raise ValueError(
-            "this task scores every token of a text, so there is no prompt to prune: run it with the harness' own "
-            "model hf, or see llm.session().surprisal"
-        )
+        raise ValueError("this task scores every token of a text, so there is no prompt to prune: use --model hf")
 
 
 def main(arguments: Sequence[str]) -> None:

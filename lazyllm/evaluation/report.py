@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from math import inf, nan
@@ -59,8 +60,8 @@ def scores_table(summary: Summary) -> Table:
     rows.append([f"{BOLD}mean of the categories{BOLD} [95 %]", *means])
     differences = (nan if label == DENSE_LABEL else summary.difference(label) for label in settings)
     rows.append(["paired difference to dense [95 %]", *(cell(each, "+.2f") for each in differences)])
-    if summary.uneven:
-        dense, items = summary.of(DENSE_LABEL).keys(), [summary.of(label).keys() for label in settings]
+    dense, items = summary.of(DENSE_LABEL).keys(), [summary.of(label).keys() for label in settings]
+    if any(own != items[0] for own in items):
         rows.append(["items", *(str(len(own)) for own in items)])
         rows.append(["items paired", *(str(len(dense & own)) for own in items)])
     return Table("Scores", ["data set", *settings], rows)
@@ -216,14 +217,7 @@ class Results:
         facts = [item for item in self.manifest["conditions"].items() if item[0] != "settings"]
         facts += [("items of a call", selection) for selection in self.manifest["selections"]]
         facts += [("items with results", self.summary.items)]
-        return "\n".join(f"- {name}: {plain(value)}" for name, value in facts)
-
-
-def plain(value: object) -> str:
-    """A mapping as text: its keys, each with its value."""
-    if not isinstance(value, Mapping):
-        return str(value)
-    return ", ".join(f"{name} {inner}" for name, inner in value.items()) or "none"
+        return "\n".join(f"- {name}: {json.dumps(value, ensure_ascii=False)}" for name, value in facts)
 
 
 class Run(Results):

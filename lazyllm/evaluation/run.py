@@ -151,12 +151,9 @@ def run_items(
         results = results_there(client, recipe, trials) if client else results_here(llm, recipe, trials)
         line = stack.enter_context(bar(len(plan), "items", "item", options.progress))
         line.update(len(plan) - len(trials))
-        n_failed = 0
         for row, where in results:
             if "error" in row and not line.disable:
-                n_failed += 1
                 line.write(f"failed: {failure(row)}", file=sys.stderr)
-                line.set_postfix(failed=n_failed)
             added = folder.append({**row, "content": digests[row["dataset"], row["item"]]}, where)
             if options.on_row is not None:
                 options.on_row(dict(added))

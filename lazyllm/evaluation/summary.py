@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from math import inf, isnan, nan, sqrt, tan
 from typing import Any, NamedTuple
 
@@ -64,11 +64,6 @@ class Summary:
         return {item: row for items in found for item, row in items.items()}
 
     @property
-    def uneven(self) -> bool:
-        """True if a setting lacks an item that another has."""
-        return len(self.rows) < len(self.settings) * len(set(map(item_of, self.rows)))
-
-    @property
     def items(self) -> dict[str, int]:
         """Number of items of each data set that has results."""
         items = set(map(item_of, [*self.rows, *self.failed]))
@@ -86,12 +81,8 @@ class Summary:
 
     def difference(self, setting: str, category: str | None = None) -> Interval:
         """Difference to dense over common items, as `mean`; nan if a data set has no common item."""
-
-        def differences(name: str) -> np.ndarray:
-            dense, ours = self.paired(setting, lambda row: 100 * row["score"], [name])
-            return np.asarray(ours - dense)
-
-        return self._mean(differences, category, -100)
+        scores = partial(self.paired, setting, lambda row: 100 * row["score"])
+        return self._mean(lambda name: np.diff(scores([name]), axis=0)[0], category, -100)
 
     def _mean(self, sample: Callable[[str], np.ndarray], category: str | None, low: float) -> Interval:
         categories = self.categories if category is None else [category]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from lazyllm.evaluation.chats import AnyWrapper, Wrapper, chat_wrapper, post_process
+from lazyllm.evaluation.chats import XGEN_ASSISTANT, AnyWrapper, Wrapper, chat_wrapper
 from lazyllm.generation import Request
 from lazyllm.llm import LLM
 
@@ -45,8 +45,9 @@ class Tasks(Protocol):
         return []
 
     def prediction(self, llm: LLM, text: str) -> str:
-        """The part of an answer that is scored."""
-        return post_process(chat_wrapper(llm.tokenizer, self.wrapper), text)
+        """The part of an answer that is scored; the wrapper is the model's, even where prompts have none."""
+        of_xgen = chat_wrapper(llm.tokenizer, self.wrapper) == "xgen"
+        return text.strip().replace(XGEN_ASSISTANT.strip(), "") if of_xgen else text
 
     def score(self, name: str, prediction: str, item: Mapping[str, Any]) -> dict[str, float]:
         """Fields of a result row: `score`, from 0 to 1, and others that a task has."""

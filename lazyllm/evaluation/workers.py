@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import platform
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy
@@ -29,15 +28,15 @@ log = logging.getLogger("lazyllm")
 @dataclass(frozen=True)
 class Recipe:
     """The model, tasks and measure that the trials of a call of `run_items` share. `model` has the arguments
-    of `load`; `expected` are the conditions that a worker must have. With `share_gpus` the n-th worker has
-    the n-th GPU."""
+    of `load`; `expected` are the conditions that a worker must have. `workers` is the number of this machine's,
+    which share its memory and have a GPU each, in turn."""
 
     model: Mapping[str, Any]
     tasks: Tasks
     measure: Measure
     warm_ups: int
     expected: Mapping[str, Any] = field(default_factory=dict)
-    share_gpus: bool = False
+    workers: int | None = None
     call: str = field(default_factory=lambda: uuid4().hex)
 
     @classmethod
@@ -58,7 +57,7 @@ class Recipe:
             "weights": llm.weights,
             "kv": llm.kv,
         }
-        return cls(model, tasks, measure, options.warm_ups, share_gpus=options.scheduler is None)
+        return cls(model, tasks, measure, options.warm_ups, workers=options.workers)
 
 
 @contextmanager
@@ -89,18 +88,14 @@ def connected(options: RunOptions, settings: Mapping[str, Method]) -> Iterator[A
 def results_there(
     client: Any, recipe: Recipe, trials: Sequence[Trial]
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Rows and environments, in the order in which parts are ready. Processes on one machine share its
-    memory, so how many there are is part of the environment."""
+    """Rows and environments, in the order in which parts are ready."""
     from distributed import as_completed
 
-    by_machine = workers_by_machine(client)
-    futures = client.map(run_there, parts(trials, by_machine.total()), recipe=recipe, pure=False)
-    for _, (address, rows, where) in as_completed(futures, with_results=True):
-        by_machine |= workers_by_machine(client)  # the larger number: a worker that was killed will be back
-        n_beside = by_machine[machine(address)]
-        beside = {"workers there": n_beside} if n_beside > 1 else {}
+    n_workers = len(client.scheduler_info(n_workers=-1)["workers"])
+    futures = client.map(run_part, parts(trials, n_workers), recipe=recipe, pure=False)
+    for _, (rows, where) in as_completed(futures, with_results=True):
         for row in rows:
-            yield row, {**where, **beside}
+            yield row, where
 
 
 def parts(trials: Sequence[Trial], n_workers: int) -> list[list[Trial]]:
@@ -110,15 +105,6 @@ def parts(trials: Sequence[Trial], n_workers: int) -> list[list[Trial]]:
     for trial in trials:
         by_item.setdefault(trial.key[1:], []).append(trial)
     return [*by_item.values()] if len(by_item) >= n_workers else [[trial] for trial in trials]
-
-
-def workers_by_machine(client: Any) -> Counter[str]:
-    return Counter(map(machine, client.scheduler_info(n_workers=-1)["workers"]))
-
-
-def machine(address: str) -> str:
-    """The address of a worker without its port."""
-    return address.rpartition(":")[0]
 
 
 # ---- on a worker ---------------------------------------------------------------------------------
@@ -137,7 +123,7 @@ def model_there(recipe: Recipe) -> LLM:
         _warm.clear()
         _models.clear()  # the memory is free before the next is loaded
         device = recipe.model["device"]
-        if recipe.share_gpus and device != "cpu":
+        if recipe.workers and device != "cpu":
             from distributed import get_worker
 
             device = nth_device(device, get_worker().name)
@@ -149,14 +135,7 @@ def conditions_there(recipe: Recipe) -> dict[str, Any]:
     return conditions_of_model(model_there(recipe), recipe.tasks.wrapper, progress=False)
 
 
-def run_there(part: Sequence[Trial], recipe: Recipe) -> tuple[str, list[Any], dict[str, Any]]:
-    """On a worker: its address, and what `run_part` gives."""
-    from distributed import get_worker
-
-    return get_worker().address, *run_part(recipe, part)
-
-
-def run_part(recipe: Recipe, part: Sequence[Trial]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def run_part(part: Sequence[Trial], recipe: Recipe) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The rows of some trials, and the environment that they were timed in."""
     with _lock:  # a worker with several threads would time one trial beside another
         llm = model_there(recipe)
@@ -168,4 +147,5 @@ def run_part(recipe: Recipe, part: Sequence[Trial]) -> tuple[list[dict[str, Any]
             warm_up(llm, recipe.tasks, cold, recipe.warm_ups)
             _warm.update((recipe.call, setting) for setting in methods)
         rows = [result_row(llm, recipe.tasks, trial, recipe.measure) for trial in part]
-        return rows, environment(llm, recipe.warm_ups)
+        beside = {"workers there": recipe.workers} if (recipe.workers or 1) > 1 else {}
+        return rows, environment(llm, recipe.warm_ups) | beside

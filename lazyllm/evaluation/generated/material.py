@@ -72,12 +72,12 @@ class Draws:
         return [values[place] for place in self.order(len(values))]
 
 
-def names(draws: Draws) -> Iterator[str]:
+def names(draws: Draws, joint: str = "-") -> Iterator[str]:
     """Distinct names such as calm-harbor."""
     adjectives, nouns = vocabulary("adjective"), vocabulary("noun")
     count = len(adjectives) * len(nouns)
     for pair in draws.order(count):
-        yield f"{adjectives[pair // len(nouns)]}-{nouns[pair % len(nouns)]}"
+        yield f"{adjectives[pair // len(nouns)]}{joint}{nouns[pair % len(nouns)]}"
     raise ValueError(f"the item needs more than the {count} names there are; use a smaller length")
 
 

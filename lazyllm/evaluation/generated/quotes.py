@@ -47,9 +47,9 @@ def quoted_function(spec: Spec) -> Draft:
     """Functions in Python, one of which is to be repeated."""
 
     def functions() -> Iterator[str]:
-        return (function(name, spec.draws.fork(name)) for name in identifiers(spec.draws.fork("functions")))
+        return (function(name, spec.draws.fork(name)) for name in names(spec.draws.fork("functions"), "_"))
 
-    name = next(identifiers(spec.draws.fork("functions")))
+    name = next(names(spec.draws.fork("functions"), "_"))
     return quoted_part(spec, f"Repeat the function {name}, line by line.", functions, "\n\n\n")
 
 
@@ -65,13 +65,8 @@ def quoted_part(spec: Spec, question: str, parts: Callable[[], Iterator[str]], b
     return Draft(question, [next(parts())], context, 1)
 
 
-def identifiers(draws: Draws) -> Iterator[str]:
-    """Distinct names such as calm_harbor."""
-    return (name.replace("-", "_") for name in names(draws))
-
-
 def function(name: str, draws: Draws) -> str:
-    first, second = islice(identifiers(draws), 2)
+    first, second = islice(names(draws, "_"), 2)
     body = draws.chosen(file_text("code.txt").split("\n\n")).replace("{first}", first)
     body = re.sub("{number}", lambda _: str(2 + draws.below(998)), body.replace("{second}", second))
     return f"def {name}({first}, {second}):\n{body}"

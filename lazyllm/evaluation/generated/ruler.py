@@ -6,29 +6,13 @@ from dataclasses import replace
 from itertools import chain, cycle, islice
 
 from lazyllm.evaluation.generated.kinds import TEMPLATES, Draft, Spec
-from lazyllm.evaluation.generated.material import (
-    Draws,
-    Haystack,
-    codewords,
-    distinct,
-    names,
-    noise,
-    numbers,
-    vocabulary,
-)
+from lazyllm.evaluation.generated.material import Draws, codewords, distinct, names, noise, numbers, vocabulary
 
 Source = Callable[[Draws], Iterator[str]]
 TURNS = 5
 NEEDLE, ONE_OF_SEVERAL = "The secret code of {} is {}.", "One secret code of {} is {}."
 MIN_WORDS = 30
 NUMBER_FILLER, UUID_FILLER = 48, 160  # this many words of noise have more tokens than one needle
-
-
-def spread(spec: Spec, text: Haystack, needles: Sequence[str]) -> tuple[list[float], Callable[[int], str]]:
-    """Depths of the needles, the first at the item's own, and a context of so many words with them."""
-    depths = [spec.depth, *(depth for depth in spec.draws.depths(len(needles)) if depth != spec.depth)]
-    start = spec.draws.below(len(text.sentences))
-    return depths, lambda words: text.around(zip(depths, needles, strict=False), words, start)
 
 
 def hidden_needles(
@@ -40,15 +24,20 @@ def hidden_needles(
     asked: int = 1,
     in_turn: bool = False,
 ) -> Draft:
-    """A text with `keys` keys of `each` codes; the question is for the codes of the first `asked` keys, or
-    `in_turn` for the code of each key."""
+    """A text with `keys` keys of `each` codes, the first code at the item's depth; the question is for the codes
+    of the first `asked` keys, or `in_turn` for the code of each key."""
     draws, text = spec.draws, noise() if in_noise else spec.prose
     all_keys = list(islice(distinct(names(draws.fork("keys")), text), keys))
     codes = list(islice(distinct(values(draws.fork("values")), text), keys * each))
     needle = ONE_OF_SEVERAL if each > 1 else NEEDLE
     needles = [needle.format(all_keys[place // each], code) for place, code in enumerate(codes)]
-    depths, context = spread(spec, text, needles)
+    depths = [spec.depth, *(depth for depth in draws.depths(len(needles)) if depth != spec.depth)]
+    start = draws.below(len(text.sentences))
     asked_for, prefix = question(all_keys[:asked], each)
+
+    def context(words: int) -> str:
+        return text.around(zip(depths, needles, strict=False), words, start)
+
     draft = Draft(asked_for, codes[: asked * each], context, MIN_WORDS, prefix)
     if not in_turn:
         return draft

@@ -1,6 +1,5 @@
 """Generated tasks: the table of their kinds, their items by length or depth, and what the runner asks for."""
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from statistics import fmean
@@ -150,10 +149,10 @@ def generated_items(encode: Encode, options: RulerOptions | NiahOptions) -> dict
 
 def needles_found(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[tuple[float, int], float]]:
     """By setting, then by depth and length: the mean score of a niah run's result rows, 0 to 100."""
-    scores: dict[str, dict[tuple[float, int], list[float]]] = defaultdict(lambda: defaultdict(list))
+    scores: dict[str, dict[tuple[float, int], list[float]]] = {}
     for row in rows:
         place = float(row["item"].partition("/")[0]), task_and_length(row["dataset"])[1]
-        scores[row["setting"]][place].append(100 * row["score"])
+        scores.setdefault(row["setting"], {}).setdefault(place, []).append(100 * row["score"])
     return {
         setting: {place: fmean(values) for place, values in by_place.items()} for setting, by_place in scores.items()
     }
@@ -172,10 +171,8 @@ class GeneratedTasks(Tasks):
     def check(self, llm: LLM) -> None:
         for items in self.items.values():
             if (length := items[0]["length"]) > llm.config.context:
-                raise ValueError(
-                    f"length {length}, a prompt and its answer, is more than the model's context of "
-                    f"{llm.config.context}"
-                )
+                context = f"the model's context of {llm.config.context}"
+                raise ValueError(f"length {length}, a prompt and its answer, is more than {context}")
 
     def request(self, llm: LLM, name: str) -> Request:
         limit = kind_of(name).max_new_tokens

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lazyllm.checkpoints.checkpoint import HUB_ID
 from lazyllm.checkpoints.fields import shortened
 from lazyllm.evaluation.longbench.datasets import DATA_SETS, dataset
 from lazyllm.support.files import user_path
@@ -29,8 +28,6 @@ def resolve_data(data: str | Path) -> Path:
     """The folder or file that `data` names; for hub:OWNER/NAME, data.zip in the hub's cache."""
     if str(data).startswith(HUB):
         repository = str(data).removeprefix(HUB)
-        if not HUB_ID.fullmatch(repository):
-            raise ValueError(f"data: {data} is not of the form {HUB}OWNER/NAME")
         return fetch(
             f"{HUB_FILE} of {data}", lambda module: module.hf_hub_download(repository, HUB_FILE, repo_type="dataset")
         )
@@ -60,8 +57,8 @@ def in_zip(path: Path) -> dict[str, File]:
         archive = zipfile.ZipFile(path)
     files: dict[str, File] = {}
     for name in DATA_SETS:
-        members = [place for place in archive.namelist() if f"/{place}".endswith(f"/{name}.jsonl")]
-        members = [place for place in members if not place.startswith("__MACOSX/")]
+        found = (place for place in archive.namelist() if f"/{place}".endswith(f"/{name}.jsonl"))
+        members = [place for place in found if not place.startswith("__MACOSX/")]
         if len(members) > 1:
             raise ValueError(f"{path} holds {name}.jsonl more than once: {', '.join(members)}; expected one")
         if members:
@@ -90,22 +87,16 @@ def read(data: str | Path, name: str) -> list[Item]:
     """All items of one data set, in order; an invalid item or a second item with the same _id is an error."""
     file = available(data, name)[name]
     items: dict[str, Item] = {}
-    for where, row in rows(file):
-        item = checked_item(where, row, name)
-        if items.setdefault(item["_id"], item) is not item:
-            raise ValueError(f"{where}: _id is {item['_id']!r}; expected one that no earlier item has")
-    if not items:
-        raise ValueError(f"{file} is empty; expected items of {name}")
-    return list(items.values())
-
-
-def rows(file: File) -> Iterator[tuple[str, Item]]:
-    """Each line of a file, with the place for error messages."""
     with zip_errors(file), file.open("rb") as stream:
         for number, line in enumerate(stream, 1):
             if line.strip():
                 where = f"{file}, line {number}"
-                yield where, parse_object(line, where)
+                item = checked_item(where, parse_object(line, where), name)
+                if items.setdefault(item["_id"], item) is not item:
+                    raise ValueError(f"{where}: _id is {item['_id']!r}; expected one that no earlier item has")
+    if not items:
+        raise ValueError(f"{file} is empty; expected items of {name}")
+    return list(items.values())
 
 
 def are_texts(value: object) -> bool:

@@ -35,7 +35,6 @@ ALLOWED = re.compile(r"\{\{|\}\}|\{input\}|\{context\}")
 BRACES = re.compile(r"[{}][^{}]*\}?")
 MARK = "\0"
 """A context that no item has."""
-MAX_NEW_TOKENS = 1 << 20
 ANY_ANSWER = "Paragraph 1 段落1"  # a valid answer for every metric
 Value = TypeVar("Value")
 
@@ -97,9 +96,7 @@ def read_templates(file: Path) -> Templates:
             expected = "a template with the fields {input} and {context} only"
             raise ValueError(f"{file}: {name} has {shortened(wrong[0])}; expected {expected}")
     for name, length in templates.lengths.items():
-        if type(length) is not int or not 1 <= length <= MAX_NEW_TOKENS:
-            expected = f"a whole number from 1 to {MAX_NEW_TOKENS}"
-            raise ValueError(f"{lengths}: {name} is {shortened(length)}; expected {expected}")
+        checked.whole(length, f"{lengths}: {name}", 1)
     return templates
 
 
@@ -144,16 +141,11 @@ def make_prompt(
         text = tokenizer.decode(ids[:half]) + tokenizer.decode(ids[-half:])
     if shorten:
         before, _, after = templates.prompt({**item, "context": MARK}).partition(MARK)
-        text = with_shorter_context(text, before, after, shorten)
+        before = commonprefix([text, before])  # noqa: RUF071 - the cut may have shortened those around it too
+        rest = text.removeprefix(before)
+        after = commonprefix([rest[::-1], after[::-1]])[::-1]  # noqa: RUF071
+        text = before + shorten(rest.removesuffix(after)) + after
     return ItemPrompt(wrapped_ids(tokenizer, text, wrapper), cut, wrapper)
-
-
-def with_shorter_context(text: str, before: str, after: str, shorten: Shorten) -> str:
-    """The prompt with the text between `before` and `after` shortened; a cut may have shortened those too."""
-    before = commonprefix([text, before])  # noqa: RUF071
-    rest = text.removeprefix(before)
-    after = commonprefix([rest[::-1], after[::-1]])[::-1]  # noqa: RUF071
-    return before + shorten(rest.removesuffix(after)) + after
 
 
 class LongBench(Tasks):
@@ -187,9 +179,9 @@ class LongBench(Tasks):
 
     def request(self, llm: LLM, name: str) -> Request:
         limit, ends = self._templates.max_new_tokens(name), frozenset(llm.tokenizer.eos_token_ids)
-        request = Request(min(limit, self._options.max_new_tokens or limit), progress=False)
+        request = Request(min(limit, self._options.max_new_tokens or limit), stop_token_ids=ends, progress=False)
         if not dataset(name).stop_at_newline:
-            return replace(request, stop_token_ids=ends)
+            return request
         ends |= {llm.tokenizer.encode("\n", add_special=False)[-1]}
         return replace(request, stop_token_ids=ends, never_first=ends)
 
