@@ -123,7 +123,7 @@ OUTPUTS = ("demo", "longbench", "ruler --lengths 100", "niah --lengths 100", "re
 OUTPUTS += ("sweep --space {}", "search")
 
 
-@pytest.mark.parametrize("call", ["generate --prompt Hi", *OUTPUTS])
+@pytest.mark.parametrize("call", ["generate --prompt Hi", "calibrate", *OUTPUTS])
 def test_output_paths_are_checked_before_the_model_is_loaded(
     call: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,14 +139,17 @@ def test_output_paths_are_checked_before_the_model_is_loaded(
     monkeypatch.setattr("lazyllm.llm.load", load)
     monkeypatch.setattr("lazyllm.checkpoints.pypi_models.demo_model", load)
     (file := tmp_path / "file").touch()
-    if call.startswith("generate"):
-        option = "--heatmap"
+    option = "--heatmap" if call.startswith("generate") else "--out"
+    if call.startswith(("generate", "calibrate")):
         refused(tmp_path, "is a folder; give a file")
-        refused(tmp_path / "no" / "a.html", "there is no folder")
+        refused(tmp_path / "no" / "a.json", "there is no folder")
     else:
-        option = "--out"
         refused(file, "is a file; give a folder")
         refused(file / "below", "is a file; give a folder")
+    if call == "calibrate":
+        refused(file, "ends with .json")
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write everywhere
+    refused(tmp_path / "new.json", f"{tmp_path} cannot be written to")
 
 
 def test_text_that_is_not_utf8_is_refused(

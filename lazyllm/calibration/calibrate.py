@@ -54,7 +54,7 @@ def calibrate(
     if lengths == []:
         raise ValueError("lengths must be at least one number of tokens")
     file = None if out is None else user_path(out)
-    if file and file.suffix != ".json":
+    if file and (file.suffix != ".json" or file.is_dir()):
         raise ValueError(f"out must be a file whose name ends with .json, not {file}")
     model = llm if isinstance(llm, LLM) else load(llm)
     options = RunOptions(warm_ups=0, progress=progress)

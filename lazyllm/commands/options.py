@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING
@@ -42,7 +43,13 @@ def out_file(text: str) -> Path:
         raise argparse.ArgumentTypeError(f"{path} is a folder; give a file")
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"there is no folder {path.parent}")
-    return path
+    return writable(path, path if path.exists() else path.parent)
+
+
+def preset_file(text: str) -> Path:
+    if (path := out_file(text)).suffix != ".json":
+        raise argparse.ArgumentTypeError(f"the name of a preset's file ends with .json, unlike {path}")
+    return writable(path, path.parent)
 
 
 def out_folder(text: str) -> Path:
@@ -51,6 +58,12 @@ def out_folder(text: str) -> Path:
     existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not existing.is_dir():
         raise argparse.ArgumentTypeError(f"{existing} is a file; give a folder")
+    return writable(path, existing)
+
+
+def writable(path: Path, existing: Path) -> Path:
+    if not os.access(existing, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{existing} cannot be written to")
     return path
 
 

@@ -117,7 +117,7 @@ def calibrate(parser: argparse.ArgumentParser) -> Run:
     lengths = "tokens of the generated prompts with their answers, default 1024,2048"
     options.add(parser, "--lengths", lengths, "N,…")
     out = "the preset, such as preset.json; --pruning takes it. The folder preset.calibration is resumed"
-    options.add(parser, "--out", out, "FILE", type=options.out_file, required=True)
+    options.add(parser, "--out", out, "FILE", type=options.preset_file, required=True)
     options.add_device(parser)
 
     def run(args: argparse.Namespace) -> None:
