@@ -107,12 +107,13 @@ typedef struct lazy_ops {
     /* Before an owner writes anew what it had written: it ceases to be one, unless alone (in no child process). */
     int (*shared_leave)(lazy_shared *, lazy_error *);
     void (*shared_close)(lazy_shared *);
-    /* Fails, with both numbers in the message, if so many bytes cannot fit. */
+    /* Fails, with both numbers in the message, if so many bytes cannot fit. NULL: any number can. */
     int (*admit)(lazy_backend *, uint64_t bytes, const char *what, lazy_error *);
     /* Makes n matrices of one shape in host memory usable by the ops. That memory outlives them, unless the first
-     * part's data is another address then. bias is in the backend's memory already. */
+     * part's data is another address then. bias is in the backend's memory already. NULL: the ops read them as they
+     * are. */
     int (*bind)(lazy_backend *, lazy_matrix *, int n, lazy_error *);
-    void (*unbind)(lazy_backend *, lazy_matrix *); /* with the first one all n */
+    void (*unbind)(lazy_backend *, lazy_matrix *); /* with the first one all n; NULL where bind is */
     /* Rounds the part's values to LAZY_Q8_0 or LAZY_Q4_1; to (host): (rows, cols). NULL: the CPU does it. Waits. */
     int (*quantize)(lazy_stream *, void *to, lazy_dtype dtype, const lazy_part *, int cols, lazy_error *);
     void (*close)(lazy_backend *);

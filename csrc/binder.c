@@ -241,7 +241,7 @@ static int bind_matrices(binder *b, lazy_matrix *out, int n, int l, const source
     }
     if (code || b->dry) return code;
     const void *prepared = out->part[0].data;
-    code = model->backend->ops->bind(model->backend, out, n, err);
+    if (model->backend->ops->bind) code = model->backend->ops->bind(model->backend, out, n, err);
     while (!code && out->part[0].data != prepared && model->n_owned > n_owned)
         lazy_free(model->owned[--model->n_owned]);
     return code;
@@ -363,7 +363,7 @@ int lazy_bind(lazy_model *model, const lazy_tensor *tensors, int n_tensors, cons
             code = lazy_fail(err, LAZY_CHECKPOINT, "tensor %s: stands in the checkpoint twice", b.by_name[i]->name);
     b.dry = true;
     if (!code) code = bind_all(&b, watch, err);
-    if (!code) code = ops->admit(model->backend, model->bytes, "the weights", err);
+    if (!code && ops->admit) code = ops->admit(model->backend, model->bytes, "the weights", err);
     if (!code) code = lazy_alloc(&model->owned, n_tensors, "the table of weights", err); /* sorted or rounded */
     if (!code) code = ops->stream_open(model->backend, &model->config, &b.stream, err);
     b.rounding = b.stream;

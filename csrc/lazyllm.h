@@ -125,13 +125,7 @@ int lazy_model_open(lazy_model **out, const lazy_config *config, const char *con
                     const lazy_watch *watch, lazy_error *err);
 void lazy_model_close(lazy_model *model); /* after its last session is closed; model may be NULL */
 
-const lazy_config *lazy_model_config(const lazy_model *model);
-uint64_t lazy_model_bytes(const lazy_model *model); /* of the weights in use */
-int lazy_model_threads(const lazy_model *model);
-lazy_dtype lazy_model_activations(const lazy_model *model); /* the type of hidden states */
-lazy_dtype lazy_model_kv(const lazy_model *model);          /* the type of keys and values */
-const char *lazy_model_isa(const lazy_model *model);        /* instruction set of the kernels, or device and dtype */
-const char *lazy_model_device(const lazy_model *model);     /* "cpu", "cuda:0" */
+const char *lazy_model_isa(const lazy_model *model); /* instruction set of the kernels, or device and dtype */
 
 /* ---- pruning ---------------------------------------------------------------------------- */
 
@@ -272,7 +266,7 @@ int lazy_session_logits(lazy_session *session, float *logits, lazy_error *err);
 /* The state of a session in parts, to be saved and restored. In each part only the tokens that have a row there appear,
  * in the order of their positions; tokens that are gone have none. */
 typedef enum lazy_state_part {
-    LAZY_STATE_KEYS,       /* (G, n, D) of the tokens that the layer has computed; of lazy_model_kv */
+    LAZY_STATE_KEYS,       /* (G, n, D) of the tokens that the layer has computed; in the type of K and V */
     LAZY_STATE_VALUES,     /* (G, n, D) */
     LAZY_STATE_AUX,        /* (n, hidden) of the tokens that wait for the layer; activations */
     LAZY_STATE_REMEMBERED, /* (n,) f32, scores of the stage after the layer, of the first n positions */

@@ -131,13 +131,13 @@ int lazy_model_check(const lazy_model *model, lazy_error *err)
 
 static void drop_matrix(lazy_backend *backend, lazy_matrix *matrix)
 {
-    backend->ops->unbind(backend, matrix);
+    if (backend->ops->unbind) backend->ops->unbind(backend, matrix);
     backend->ops->free(backend, (void *)matrix->bias);
 }
 
 static void drop_experts(lazy_backend *backend, lazy_matrix *experts)
 {
-    if (experts) backend->ops->unbind(backend, experts);
+    if (experts && backend->ops->unbind) backend->ops->unbind(backend, experts);
     lazy_free(experts);
 }
 
@@ -171,10 +171,4 @@ void lazy_model_close(lazy_model *model)
     lazy_free(model);
 }
 
-const lazy_config *lazy_model_config(const lazy_model *model) { return &model->config; }
-uint64_t lazy_model_bytes(const lazy_model *model) { return model->bytes; }
-lazy_dtype lazy_model_activations(const lazy_model *model) { return model->backend->activations; }
-lazy_dtype lazy_model_kv(const lazy_model *model) { return model->backend->kv; }
-int lazy_model_threads(const lazy_model *model) { return model->backend->threads; }
 const char *lazy_model_isa(const lazy_model *model) { return model->backend->variant; }
-const char *lazy_model_device(const lazy_model *model) { return model->backend->name; }

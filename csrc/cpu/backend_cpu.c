@@ -87,18 +87,6 @@ static void cpu_expect_sparse(lazy_backend *backend, void *memory, size_t bytes)
     lazy_use_small_pages(memory, bytes);
 }
 
-static int cpu_admit(lazy_backend *backend, uint64_t bytes, const char *what, lazy_error *err)
-{
-    return LAZY_OK; /* weights are mapped: the system drops pages that do not fit and reads them again */
-}
-
-static int cpu_bind(lazy_backend *backend, lazy_matrix *matrices, int n, lazy_error *err)
-{
-    return LAZY_OK; /* weights are read from the mapping */
-}
-
-static void cpu_unbind(lazy_backend *backend, lazy_matrix *matrix) {}
-
 static void cpu_close(lazy_backend *backend)
 {
     lazy_cpu *cpu = (lazy_cpu *)backend;
@@ -113,12 +101,10 @@ static int cpu_copy(lazy_stream *stream, void *to, const void *from, size_t byte
     return LAZY_OK;
 }
 
+/* Weights are read where they are mapped: the system drops pages that do not fit, and reads them again. */
 static const lazy_ops ops = { .alloc = cpu_alloc,
                               .free = cpu_free,
                               .expect_sparse = cpu_expect_sparse,
-                              .admit = cpu_admit,
-                              .bind = cpu_bind,
-                              .unbind = cpu_unbind,
                               .close = cpu_close,
                               .upload = cpu_copy,
                               .download = cpu_copy,

@@ -5,7 +5,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include "../lazyllm.h"
+#include "../session.h"
 
 /* What the module holds. */
 #define CORE_OBJECTS(work)                                                                                             \

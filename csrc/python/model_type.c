@@ -159,12 +159,12 @@ static void model_dealloc(ModelObject *self)
 #define READ(name, expression)                                                                                         \
     static PyObject *model_##name(ModelObject *self, void *closure) { return expression; }
 
-READ(threads, PyLong_FromLong(lazy_model_threads(self->model)))
-READ(isa, PyUnicode_FromString(lazy_model_isa(self->model)))
-READ(device, PyUnicode_FromString(lazy_model_device(self->model)))
-READ(bytes, PyLong_FromUnsignedLongLong(lazy_model_bytes(self->model)))
-READ(activations, PyUnicode_FromString(lazy_formats[lazy_model_activations(self->model)].name))
-READ(kv, PyUnicode_FromString(lazy_formats[lazy_model_kv(self->model)].name))
+READ(threads, PyLong_FromLong(self->model->backend->threads))
+READ(isa, PyUnicode_FromString(self->model->backend->variant))
+READ(device, PyUnicode_FromString(self->model->backend->name))
+READ(bytes, PyLong_FromUnsignedLongLong(self->model->bytes))
+READ(activations, PyUnicode_FromString(lazy_formats[self->model->backend->activations].name))
+READ(kv, PyUnicode_FromString(lazy_formats[self->model->backend->kv].name))
 
 static PyGetSetDef model_members[] = {
     { "activations", (getter)model_activations, NULL, "the type of hidden states", NULL },

@@ -14,8 +14,8 @@ PyObject *policy_view(SessionObject *self, PyObject *args)
     if (!view) return PyErr_Format(PyExc_RuntimeError, "%s can be read only while the session's policy runs", name);
     if (n < 0) return PyErr_Format(PyExc_ValueError, "n is %d; it must be 0 or more", n);
     const lazy_model *model = self->model->model;
-    const lazy_config *c = lazy_model_config(model);
-    const int kv = lazy_model_kv(model), activations = lazy_model_activations(model);
+    const lazy_config *c = &model->config;
+    const int kv = model->backend->kv, activations = model->backend->activations;
     const array_part parts[] = {
         [LAZY_VIEW_IN_PLAY] = { "in_play", ARRAY_INT32, 1, { n } },
         [LAZY_VIEW_ROWS] = { "rows", ARRAY_INT32, 1, { n } },
@@ -36,7 +36,7 @@ PyObject *policy_view(SessionObject *self, PyObject *args)
 /* Calls policy(session, view, memo); memo is the same dict in all calls of a pass. */
 static PyObject *run_policy(SessionObject *self, const lazy_view *view)
 {
-    const lazy_config *c = lazy_model_config(self->model->model);
+    const lazy_config *c = &self->model->model->config;
     if (!self->memo && !(self->memo = PyDict_New())) return NULL;
     return PyObject_CallFunction(self->policy, "O{s:i,s:O,s:O,s:i,s:i,s:i,s:i,s:i,s:d,s:d,s:i}O", self, "layer",
                                  view->layer, "is_prompt", view->is_prompt ? Py_True : Py_False, "observes",

@@ -50,7 +50,7 @@ lazy_session *session_at_rest(const SessionObject *self)
     return NULL;
 }
 
-static int vocab_of(const SessionObject *self) { return lazy_model_config(self->model->model)->vocab; }
+static int vocab_of(const SessionObject *self) { return self->model->model->config.vocab; }
 
 /* ---- a pass ----------------------------------------------------------------------------- */
 
@@ -193,7 +193,7 @@ static PyObject *session_bytes_for(SessionObject *self, PyObject *argument)
 {
     long n = PyLong_AsLong(argument);
     if (n == -1 && PyErr_Occurred()) return NULL;
-    int context = lazy_model_config(self->model->model)->context;
+    int context = self->model->model->config.context;
     if (n < 0 || n > context) return PyErr_Format(PyExc_ValueError, "n_tokens is %ld; it must be 0 to %d", n, context);
     return PyLong_FromUnsignedLongLong(lazy_session_bytes(self->session, (int)n));
 }
@@ -205,21 +205,18 @@ static PyObject *session_bytes_for(SessionObject *self, PyObject *argument)
     {                                                                                                                  \
         lazy_session *s = session_at_rest(self);                                                                       \
         if (!s) return NULL;                                                                                           \
-        const lazy_tokens *tokens = lazy_session_tokens(s);                                                            \
-        (void)tokens;                                                                                                  \
         return expression;                                                                                             \
     }
 
-READ(length, PyLong_FromLong(tokens->length))
-READ(n_prompt, PyLong_FromLong(tokens->n_prompt))
-READ(ids, array_of(ARRAY_INT32, tokens->ids, tokens->length, 0))
+READ(length, PyLong_FromLong(s->tokens.length))
+READ(n_prompt, PyLong_FromLong(s->tokens.n_prompt))
+READ(ids, array_of(ARRAY_INT32, s->tokens.ids, s->tokens.length, 0))
 READ(drawn, self->drawn >= 0 ? PyLong_FromLong(self->drawn) : Py_NewRef(Py_None))
-READ(gone, array_of(ARRAY_UINT8, tokens->gone, tokens->length, 0))
-READ(depths, array_of(ARRAY_INT32, tokens->depths, tokens->length, 0))
-READ(kinds, array_of(ARRAY_UINT8, tokens->kinds, tokens->length, 0))
-READ(last_pass,
-     array_of(ARRAY_INT32, lazy_session_last_pass(s)->counts, lazy_model_config(self->model->model)->n_layers, 3))
-READ(trace, PyBool_FromLong(*lazy_session_traces(s)))
+READ(gone, array_of(ARRAY_UINT8, s->tokens.gone, s->tokens.length, 0))
+READ(depths, array_of(ARRAY_INT32, s->tokens.depths, s->tokens.length, 0))
+READ(kinds, array_of(ARRAY_UINT8, s->tokens.kinds, s->tokens.length, 0))
+READ(last_pass, array_of(ARRAY_INT32, s->last.counts, s->model->config.n_layers, 3))
+READ(trace, PyBool_FromLong(s->traces))
 READ(fork_bytes, PyLong_FromUnsignedLongLong(lazy_session_fork_bytes(s)))
 READ(policy_seconds, PyFloat_FromDouble((double)self->policy_ns * 1e-9))
 
@@ -253,7 +250,7 @@ static int session_set_trace(SessionObject *self, PyObject *value, void *closure
         return -1;
     }
     if (!session_at_rest(self)) return -1;
-    *lazy_session_traces(self->session) = value == Py_True;
+    self->session->traces = value == Py_True;
     return 0;
 }
 
@@ -270,10 +267,9 @@ static PyObject *session_last_trace(SessionObject *self, void *closure)
 {
     const lazy_session *s = session_at_rest(self);
     if (!s) return NULL;
-    const lazy_report *report = lazy_session_last_pass(s);
-    PyObject *list = PyList_New(report->n_runs);
-    for (int i = 0; i < report->n_runs && list; i++) {
-        PyObject *dict = run_as_dict(&report->runs[i]);
+    PyObject *list = PyList_New(s->last.n_runs);
+    for (int i = 0; i < s->last.n_runs && list; i++) {
+        PyObject *dict = run_as_dict(&s->last.runs[i]);
         if (dict) PyList_SetItem(list, i, dict);
         else Py_CLEAR(list);
     }

@@ -1,15 +1,14 @@
 /* state.c — the parts of a session's state as arrays, to be saved and restored. */
 #include "core.h"
 
-#include "../backend.h"
-
 enum { N_PARTS = LAZY_STATE_LOGITS + 1 };
 
 /* The index of a part of n tokens of a session that is at rest, and its array; -1 with an exception. */
 static int find_part(const SessionObject *self, const char *name, Py_ssize_t n, array_part *array)
 {
-    const lazy_config *c = lazy_model_config(self->model->model);
-    const lazy_dtype kv = lazy_model_kv(self->model->model), activations = lazy_model_activations(self->model->model);
+    const lazy_model *model = self->model->model;
+    const lazy_config *c = &model->config;
+    const lazy_dtype kv = model->backend->kv, activations = model->backend->activations;
     const array_part parts[N_PARTS] = {
         [LAZY_STATE_KEYS] = { "keys", kv, 3, { c->n_kv_heads, n, c->head_dim } },
         [LAZY_STATE_VALUES] = { "values", kv, 3, { c->n_kv_heads, n, c->head_dim } },
