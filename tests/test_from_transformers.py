@@ -18,7 +18,8 @@ PROMPT = list(range(3, 40))
 @pytest.fixture
 def model(request: pytest.FixtureRequest) -> Any:
     """A random model of the family that the test names, or of a small Qwen 2."""
-    pytest.importorskip("torch"), pytest.importorskip("transformers")
+    for package in ("torch", "transformers"):
+        pytest.importorskip(package, reason=f"needs {package}")
     from make_recorded import random_model
 
     return random_model(FAMILIES[getattr(request, "param", "qwen2.5")], seed=1)
@@ -27,7 +28,8 @@ def model(request: pytest.FixtureRequest) -> Any:
 @pytest.mark.oracle
 @pytest.mark.parametrize("model", sorted(FAMILIES.keys() - {"mimo"}), indirect=True)  # it has no MiMo
 def test_each_family_in_each_type_has_the_logits_of_transformers(model: Any) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         stored = copy.deepcopy(model).to(dtype)
         model.load_state_dict(stored.state_dict())  # the same values in float32
@@ -52,7 +54,8 @@ def test_a_tokenizer_is_taken_over_with_its_chat_template(
     demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     tokenizer = transformers.AutoTokenizer.from_pretrained(demo_model)
     llm = lazyllm.from_transformers(
         transformers.AutoModelForCausalLM.from_pretrained(demo_model, dtype="auto"), tokenizer
