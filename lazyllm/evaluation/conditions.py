@@ -12,7 +12,6 @@ from lazyllm.machine.info import processor, version
 from lazyllm.method import Method
 from lazyllm.support.files import digest
 
-CPU = "cpu"
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 PACKAGES = ("numpy", "tokenizers", "rouge", "jieba", "rapidfuzz")
 """Packages, if installed, on which samples, tokens and scores depend."""
@@ -44,8 +43,8 @@ def conditions_behind(llm: LLM, settings: Mapping[str, Method], progress: bool) 
 
 def environment(llm: LLM, warm_ups: int) -> dict[str, Any]:
     """Conditions that affect times only; the times of rows with equal environments are comparable."""
-    if llm.device == CPU:
-        place = {"device": CPU, "threads": llm.threads}
+    if llm.device == "cpu":
+        place = {"device": "cpu", "threads": llm.threads}
     else:
         name = re.search(rf"\b{llm.device} (.+?), \d+ GiB", cuda_facts())
         place = {"device": name[1] if name else llm.device}

@@ -70,16 +70,13 @@ class Divergence:
         self.tokens = checked.whole(tokens, "tokens", 1)
         self._last: tuple[Mapping[str, Any], DenseAnswer] | None = None
 
-    def dense_answer(self, llm: LLM, tasks: Tasks, trial: Trial) -> DenseAnswer:
+    def __call__(self, llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
         if self._last is None or self._last[0] is not trial.item:
             ids = tasks.prompt(llm, trial.key.dataset, trial.item).ids
             request = tasks.request(llm, trial.key.dataset)
             ends = {*llm.eos_token_ids, *request.stop_token_ids}
             self._last = trial.item, greedy_answer(llm.session(), ids, self.tokens, ends, request.never_first)
-        return self._last[1]
-
-    def __call__(self, llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
-        dense = self.dense_answer(llm, tasks, trial)
+        dense = self._last[1]
         ready = prepared(llm, tasks, trial)
         session = llm.session(ready.method)
         rows: list[np.ndarray] = []

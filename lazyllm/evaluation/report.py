@@ -52,12 +52,10 @@ def cell(value: float | Interval, form: str = ".2f") -> str:
 def scores_table(summary: Summary) -> Table:
     """One row per data set, category and mean; one column per setting."""
     settings, rows = summary.settings, []
-    for category, names in summary.categories.items():
+    for category, names in [*summary.categories.items(), (None, [])]:
         rows += [[name, *(cell(summary.score(label, name)) for label in settings)] for name in names]
         means = (cell(summary.mean(label, category)) for label in settings)
-        rows.append([f"{BOLD}{category}{BOLD} [95 %]", *means])
-    means = (cell(summary.mean(label)) for label in settings)
-    rows.append([f"{BOLD}mean of the categories{BOLD} [95 %]", *means])
+        rows.append([f"{BOLD}{category or 'mean of the categories'}{BOLD} [95 %]", *means])
     differences = (nan if label == DENSE_LABEL else summary.difference(label) for label in settings)
     rows.append(["paired difference to dense [95 %]", *(cell(each, "+.2f") for each in differences)])
     dense, items = summary.of(DENSE_LABEL).keys(), [summary.of(label).keys() for label in settings]
@@ -254,8 +252,7 @@ class Run(Results):
         dots = [
             Dot(setting, summary.speed(setting, "ttft").of_sums, *summary.mean(setting)) for setting in summary.settings
         ]
-        title = f"{self.manifest['model']}: {len(summary.datasets)} data sets, {len(summary.rows)} results"
-        return plot_scores(dots, DENSE_LABEL, user_path(file) if file else self.folder / PICTURE, title)
+        return plot_scores(dots, DENSE_LABEL, user_path(file) if file else self.folder / PICTURE, self.heading)
 
     def draw(self) -> list[Path]:
         rows, pictures = self.summary.rows, []

@@ -1,7 +1,7 @@
 """Questions on documents, for RULER's two question-answering tasks, from the user's LongBench."""
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,12 +19,11 @@ class Question(NamedTuple):
     documents: list[str]  # that it is asked about
 
 
-@dataclass(frozen=True)
-class Questions:
+class Questions(NamedTuple):
     """Questions, and all documents without repetitions."""
 
-    questions: list[Question] = field(default_factory=list)
-    documents: list[str] = field(default_factory=list)
+    questions: Sequence[Question] = ()
+    documents: Sequence[str] = ()
 
 
 def read_questions(folder: str | Path, task: str) -> Questions | None:

@@ -38,17 +38,13 @@ def resolve_data(data: str | Path) -> Path:
 
 
 def located(path: Path) -> dict[str, File]:
-    """The file of each data set in the folder or file `path`, in the benchmark's order."""
+    """The file of each data set in `path`, a zip or a folder or its subfolder data, in the benchmark's order."""
     if path.suffix == ".zip":
         return in_zip(path)
     if not path.is_dir():
         raise ValueError(f"data: {path} is a file of an unknown kind; expected {EXPECTED}")
-    for folder in (path, path / "data"):
-        places = {name: folder / f"{name}.jsonl" for name in DATA_SETS}
-        found: dict[str, File] = {name: file for name, file in places.items() if file.is_file()}
-        if found:
-            return found
-    return {}
+    places = ((name, folder / f"{name}.jsonl") for name in DATA_SETS for folder in (path / "data", path))
+    return {name: file for name, file in places if file.is_file()}
 
 
 def in_zip(path: Path) -> dict[str, File]:

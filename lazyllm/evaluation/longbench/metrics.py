@@ -97,8 +97,7 @@ def rouge(prediction: str, answer: str) -> float:
 
 def rouge_zh(prediction: str, answer: str) -> float:
     """`rouge` of jieba's segments joined by spaces; a sentence ends at an ASCII full stop only."""
-    segments = _segmenter()
-    return rouge(" ".join(segments(prediction)), " ".join(segments(answer)))
+    return rouge(*(" ".join(_segmenter()(text)) for text in (prediction, answer)))
 
 
 def classification(prediction: str, answer: str, all_classes: Sequence[str]) -> float:

@@ -156,10 +156,8 @@ class LongBench(Tasks):
         available = items.available(data, *(options.datasets or ()))
         names = list(options.datasets or (name for name in ENGLISH if name in available))
         if not names:
-            raise FileNotFoundError(
-                f"{data} holds no English data set; it holds {', '.join(available) or 'no data set at all'}. "
-                "Name the data sets to run in datasets"
-            )
+            held = ", ".join(available) or "no data set at all"
+            raise FileNotFoundError(f"{data} holds no English data set; it holds {held}. Name some in datasets")
         for name in names:  # raises what every score would raise: an unknown option, a missing package
             score_item(name, ANY_ANSWER, [ANY_ANSWER], [ANY_ANSWER], options.edit_sim)
         self._templates = templates = find_templates(data, options.prompts)
@@ -186,9 +184,8 @@ class LongBench(Tasks):
         return replace(request, stop_token_ids=ends, never_first=ends)
 
     def prompt(self, llm: LLM, name: str, item: Mapping[str, Any], shorten: Shorten | None = None) -> ItemPrompt:
-        max_length = self._options.max_length
-        return make_prompt(llm.tokenizer, item, max_length, self.wrapper, self._templates, shorten)
+        return make_prompt(llm.tokenizer, item, self._options.max_length, self.wrapper, self._templates, shorten)
 
     def score(self, name: str, prediction: str, item: Mapping[str, Any]) -> dict[str, float]:
-        edit_sim = self._options.edit_sim
-        return {"score": score_item(name, prediction, item["answers"], item["all_classes"], edit_sim)}
+        answers, classes = item["answers"], item["all_classes"]
+        return {"score": score_item(name, prediction, answers, classes, self._options.edit_sim)}
