@@ -240,30 +240,6 @@ def test_gemma_tokenizer(tmp_path: Path) -> None:
         assert tokenizer.decode(tokenizer.encode(text)) == text.replace("▁", " ")
 
 
-@pytest.mark.oracle
-def test_gemma3_as_transformers_reads_it(tmp_path: Path) -> None:
-    """Weights, ids and text of the converted folder; the tokenizer also as transformers saves it."""
-    import torch
-    import transformers
-
-    metadata, tensors = toy_files(gemma_metadata() | {"general.name": "tiny"}, "gemma3")
-    out = convert_files((metadata, tensors), tmp_path)
-    oracle = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path, gguf_file="model.gguf", dtype=torch.float32
-    ).state_dict()
-    for name, values in stored_values(out).items():
-        np.testing.assert_array_equal(values, oracle[name].numpy())
-    backend = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
-    backend.save_pretrained(tmp_path / "saved")
-    for folder in (out, tmp_path / "saved"):
-        tokenizer = Tokenizer.from_folder(folder, ModelConfig.from_folder(out))
-        for text in ("abc a", " x  x   x    a", "c\n\n\n▁▁▁▁c", "é<eos>😀<bos>", ""):
-            ids = tokenizer.encode(text)
-            assert ids == backend.encode(text)
-            assert tokenizer.decode(ids) == backend.decode(ids, skip_special_tokens=True)
-            assert tokenizer.decode(ids, skip_special_tokens=False) == backend.decode(ids)
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,13 +26,6 @@ def refuse(message: object) -> NoReturn:
     raise Refusal(message)
 
 
-def to_json(
-    value: Any, ensure_ascii: Any = False, indent: Any = None, separators: Any = None, sort_keys: Any = False
-) -> str:
-    """Returns plain JSON, as templates expect; Jinja's own filter escapes it for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
 class GenerationTag(jinja2.ext.Extension):
     """{% generation %} marks text to train on; it renders as its body."""
 
@@ -46,7 +39,7 @@ class GenerationTag(jinja2.ext.Extension):
 ENVIRONMENT = ImmutableSandboxedEnvironment(
     trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols]
 )
-ENVIRONMENT.filters["tojson"] = to_json
+ENVIRONMENT.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # Jinja's own escapes for HTML
 ENVIRONMENT.globals["raise_exception"] = refuse
 ENVIRONMENT.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
 

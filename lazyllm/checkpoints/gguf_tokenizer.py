@@ -81,9 +81,7 @@ class GgufVocabulary:
             self.backend.add_tokens(self.added_tokens())
             if adds_bos:
                 bos = self.special["bos_token"]
-                self.backend.post_processor = TemplateProcessing(
-                    single=[bos, "$A"], pair=[bos, "$A", "$B"], special_tokens=[(bos, self.ids[bos])]
-                )
+                self.backend.post_processor = TemplateProcessing([bos, "$A"], special_tokens=[(bos, self.ids[bos])])
 
     def array(self, key: str, kind: type, count: int | None = None) -> list[Any]:
         values = self.fields.get(PREFIX + key)
@@ -111,9 +109,8 @@ class GgufVocabulary:
         return backend
 
     def sentencepiece(self) -> Tokenizer:
-        unknown = {name: token for name, token in self.special.items() if name == "unk_token"}
-        merges = self.sentencepiece_merges()
-        backend = Tokenizer(BPE(self.ids, merges, byte_fallback=True, fuse_unk=True, **unknown))
+        merges, unknown = self.sentencepiece_merges(), self.special.get("unk_token")
+        backend = Tokenizer(BPE(self.ids, merges, byte_fallback=True, fuse_unk=True, unk_token=unknown))
         steps: list[Any] = [normalizers.Replace(" ", WORD_MARK)]
         back: list[Any] = [decoders.Replace(WORD_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
         if self.fields.get(f"{PREFIX}add_space_prefix", True):
