@@ -6,7 +6,7 @@ import re
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +176,8 @@ def test_hosts_types_and_sizes(server: Server) -> None:
         (("POST", COMPLETIONS, {"prompt": "a"}), {"Content_Type": "text/plain"}, 415),
         (("POST", COMPLETIONS, large), {}, 413),
     ):
-        assert server.send(*request, **headers)[0] == status
+        with closing(server.sent(*request, **headers)) as connection:
+            assert connection.getresponse().status == status
 
 
 # ---- turns -----------------------------------------------------------------------------------------

@@ -128,7 +128,7 @@ static int random_weights(bench *b, int most_copies, lazy_error *err)
         if (i) memcpy(data, b->weights, b->weight_bytes);
         b->copy[i] =
             (lazy_matrix){ .part = { { data, s->rows, b->dtype } }, .n_parts = 1, .rows = s->rows, .cols = s->cols };
-        if ((code = b->backend->ops->bind(b->backend, &b->copy[i], 1, err))) return code;
+        if (b->backend->ops->bind && (code = b->backend->ops->bind(b->backend, &b->copy[i], 1, err))) return code;
         b->bound = i + 1;
     }
     return LAZY_OK;
@@ -440,7 +440,7 @@ void bench_close(bench *b)
     if (!b) return;
     if (b->backend) {
         const lazy_ops *ops = b->backend->ops;
-        for (int i = 0; i < b->bound; i++) ops->unbind(b->backend, &b->copy[i]);
+        for (int i = 0; i < b->bound && ops->unbind; i++) ops->unbind(b->backend, &b->copy[i]);
         void *owned[] = { b->x,      b->y,       b->kv.k,  b->kv.v, b->in_play,  b->kept,
                           b->scores, b->factors, b->flags, b->aux,  b->n_revived };
         for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) ops->free(b->backend, owned[i]);
