@@ -6,7 +6,7 @@ import re
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, closing
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 
