@@ -226,6 +226,7 @@ static std::vector<setting> all_settings()
     auto with = [](const lazy_stage *stages, int n) {
         lazy_pruning p = {};
         p.queries = p.layers = p.smooth = 1;
+        p.revival = 1;
         p.stages = stages;
         p.n_stages = n;
         return p;
@@ -248,6 +249,7 @@ static std::vector<setting> all_settings()
     several.queries = 3;
     several.pooling = LAZY_POOLING_MAX;
     several.memory = 0.8;
+    several.revival = 0.5;
     return { { "dense", with(nullptr, 0) },
              { "two stages", same },
              { "frozen", frozen },
