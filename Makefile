@@ -185,7 +185,7 @@ FUZZERS      := binder session
 CLANG        ?= clang
 FLAGS_fuzz   := -O0 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined
 build/core_fuzz/%.o: CC := $(CLANG)
-# Of the kernels every access is checked, by calls and without UBSan: else clang takes half a minute for a file of them.
+# Every access of the kernels is checked, by calls and without UBSan: else clang takes half a minute for a file of them.
 build/core_fuzz/cpu/kernels_%.o build/core_fuzz/cpu/products_%.o: FLAGS_fuzz := -O0 -fsanitize=address -mllvm -asan-instrumentation-with-call-threshold=0
 $(eval $(call core_build,_fuzz))
 

@@ -83,7 +83,7 @@ typedef struct lazy_stretch {
     size_t begin, end;
 } lazy_stretch;
 
-/* What a stage remembers of scores, and how it counts. */
+/* The scores that a stage remembers, and how they count. */
 typedef struct lazy_memory {
     float *remembered;    /* (capacity,) by position */
     int n_old, length;    /* positions of which something is remembered; those of the context */

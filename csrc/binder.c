@@ -29,7 +29,7 @@ typedef enum use {
     USE_HEADS,  /* a norm of q or k, stored as (heads, head_dim) */
 } use;
 
-/* What a vector or matrix is made of: up to three tensors, one below the other. */
+/* The source of a vector or matrix: up to three tensors, one below the other. */
 typedef struct source {
     use use;
     int cols; /* 0: of a vector */

@@ -102,7 +102,7 @@ int lazy_session_set_state(lazy_session *s, lazy_state_part part, int layer, int
     return code;
 }
 
-/* What memory depends on. Whether calls can lead to these tokens is not asked: keys and values could be any, too. */
+/* Checks all that memory safety depends on, not that calls can lead to these tokens: K and V could be any, too. */
 static int check_tokens(const lazy_session *s, const int32_t *ids, const uint8_t *kinds, const int32_t *depths,
                         const uint8_t *gone, int n, lazy_error *err)
 {

@@ -64,7 +64,7 @@ template <class T> __device__ __forceinline__ int next_key(const attention_task<
     return max(key, t.ranges[*row].begin);
 }
 
-/* What a warp knows of one row and head: lane l holds the outputs l, l + 32, … */
+/* The state of a warp for one row and head: lane l holds the outputs l, l + 32, … */
 template <int MAX_D> struct merged_row {
     float out[(MAX_D + 31) / 32] = {}, max_score = -INFINITY, sum = 0.0f;
 };

@@ -55,7 +55,7 @@ __device__ __forceinline__ float lazy_half_at(uint16_t bits)
     return __half2float(reinterpret_cast<const __half &>(bits));
 }
 
-/* Of a lazy_q4_k or lazy_q5_k: groups 2 j and 2 j + 1. */
+/* Loads the scales of groups 2 j and 2 j + 1 of a lazy_q4_k or lazy_q5_k. */
 template <class B> __device__ __forceinline__ void lazy_load_scales(lazy_unit &unit, const B &block, int j)
 {
     uint4 head = reinterpret_cast<const uint4 &>(block); /* scale and min, then packed */

@@ -36,7 +36,7 @@ struct lazy_key_range {
     int32_t begin, end;
 };
 
-/* Of products scaled for powers of 2: the maximum, and the sum of the powers relative to it, or to 0 if it is -Inf. */
+/* A softmax to the base 2: the largest product, and the sum of the powers relative to it, or to 0 if it is -Inf. */
 struct lazy_softmax {
     float max, sum;
 };
@@ -48,7 +48,7 @@ struct lazy_ranges {
     int n, m, window; /* n == 0: not computed */
 };
 
-/* What the blocks of a selection pass on. */
+/* The results that the blocks of a selection pass on. */
 struct lazy_choice {
     unsigned long long weight[LAZY_BUCKETS]; /* of their tokens, 0 between two ops */
     unsigned tickets;                        /* taken by blocks that have added theirs, 0 between two ops */
@@ -56,7 +56,7 @@ struct lazy_choice {
     int shift, ties;                         /* ties: how many of the tokens at the threshold are kept */
 };
 
-/* What kernels tell the host, in its own memory. */
+/* Results of kernels for the host, in its own memory. */
 struct lazy_findings {
     lazy_bad_score bad_score; /* minimum of those that selection has met since the last wait, or LAZY_NO_BAD_SCORE */
     int32_t count;            /* result of `filter` or `mass` */

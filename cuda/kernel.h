@@ -26,7 +26,7 @@
 
 #ifdef __CUDACC__
 
-/* Whether kernels of the current device may start before the stream's earlier ones have ended. */
+/* True if kernels of the current device may start before the stream's earlier ones have ended. */
 inline bool kernels_overlap()
 {
     static signed char known[64]; /* of each device: 0, or 1 + the answer; another thread finds the same */
@@ -146,7 +146,7 @@ __device__ __forceinline__ void mbarrier_open(mbarrier *barrier, int count)
                  : "memory");
 }
 
-/* What this thread did before is visible to threads that have waited for the phase. */
+/* Earlier writes of this thread are visible to threads that have waited for the phase. */
 __device__ __forceinline__ void mbarrier_arrive(mbarrier *barrier)
 {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"((uint32_t)__cvta_generic_to_shared(barrier))

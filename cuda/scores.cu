@@ -65,7 +65,7 @@ __device__ __forceinline__ bool contains(lazy_key_range range, int key)
     return key >= range.begin && key < range.end;
 }
 
-/* What each of the lane's rows attends to; nothing beyond the last row. */
+/* The keys that each of the lane's rows attends to; none beyond the last row. */
 __device__ __forceinline__ void find_seen(lazy_key_range (&seen)[4], const scoring &t, int first_row)
 {
     for (int i = 0; i < 4; i++) {
@@ -80,7 +80,7 @@ __device__ __forceinline__ bool is_seen(const scoring &t, int first_row, int fir
     return t.ranges[first_row].begin < first_key + KEYS && t.ranges[min(first_row + ROWS, t.a.n) - 1].end > first_key;
 }
 
-/* What powers are relative to. A maximum of -Inf may be that of no products, or of NaNs, which the sum shows. */
+/* The base of powers. A maximum of -Inf may be that of no products, or of NaNs, which the sum shows. */
 __device__ __forceinline__ float base_of(float max) { return max == -INFINITY ? 0.0f : max; }
 
 __device__ __forceinline__ lazy_softmax joined(lazy_softmax a, lazy_softmax b)

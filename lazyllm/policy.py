@@ -281,7 +281,7 @@ class Policy(Scheduled):
 
 
 def _plain(name: str, item: Any) -> Any:
-    """What JSON holds in place of a NumPy value; of an array its type, shape and hash."""
+    """The value that JSON holds in place of a NumPy value; for an array its type, shape and hash."""
     if isinstance(item, np.generic):
         return item.item()
     if isinstance(item, np.ndarray) and item.dtype.kind != "O":

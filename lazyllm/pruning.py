@@ -126,7 +126,7 @@ def plain_rule(rule: Rule) -> Any:
 
 
 def core_rule(rule: Rule) -> tuple[Any, ...]:
-    """What follows the layer of a stage in the core's form: (keep,), (keep, True) for Drop, or (mass,)."""
+    """The rule of a stage in the core's form, behind the layer: (keep,), (keep, True) for Drop, or (mass,)."""
     if isinstance(rule, Mass):
         return ((rule.mass, rule.keep_min, rule.keep_max),)
     return (rule.keep, True) if isinstance(rule, Drop) else (rule,)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def python(script: str, *arguments: object, given: bytes = b"", **environment: str) -> str:
-    """What the script prints, errors included; fails unless it ends well. It may import from this folder."""
+    """Returns the script's output, errors included; fails unless it ends well. It may import from this folder."""
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
     done = subprocess.run(
         [sys.executable, "-c", script, *map(str, arguments)],

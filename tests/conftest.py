@@ -91,7 +91,7 @@ def tiny_of(tmp_path_factory: pytest.TempPathFactory) -> Build:
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
-    """Of torch."""
+    """One thread for torch."""
     import torch
 
     threads = torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""What passes of a model with 7B's layers ask of a GPU: kernels launched, waits of the host, copies.
+"""Counts the work that passes of a model with 7B's layers give a GPU: kernels launched, waits of the host, copies.
 Prints docs/cuda.md's table, and fails where a number is above the one that is recorded here.
 
     LAZYLLM_TEST_DEVICE=cuda LAZYLLM_CUDA_LIBRARY=build/on_cpu/liblazyllm_cuda.so python tests/count_passes.py

@@ -1,4 +1,4 @@
-"""What people do with a model, for the tests of memory: each piece of work gives the same whenever it is repeated."""
+"""Typical work with a model, for the tests of memory: each piece of work gives the same whenever it is repeated."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -117,7 +117,7 @@ class Scenarios:
         return copy.forward(self.ids[:5])
 
     def failed(self) -> Any:
-        """What is refused, before a pass and within it."""
+        """Calls that are refused, before a pass and within it."""
         session = self.llm.session(Failing({self.first: 0.5}))
         core, stages = self.llm.core, self.stages.core()
         for call in (

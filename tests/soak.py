@@ -44,7 +44,7 @@ class Interrupted(Exception):
 
 
 class Use(NamedTuple):
-    """What a process holds when it is at rest."""
+    """The resources of a process at rest."""
 
     memory: int  # bytes, without pages of mapped files
     threads: int

@@ -55,7 +55,7 @@ def cases(llm: lazyllm.LLM) -> list[Case]:
 
 
 def text_of(answer: bytes) -> str:
-    """Of a whole answer, or of its events."""
+    """The text of a whole answer, or of its events."""
     events = [json.loads(line.removeprefix(b"data: ")) for line in answer.splitlines() if line.endswith(b"}")]
     choices = [choice for event in events for choice in event["choices"]]
     assert answer.endswith((b"}", b"data: [DONE]\n\n")), answer[-200:]
@@ -82,7 +82,7 @@ def outcome(client: Client, case: Case, chance: random.Random) -> str:
 
 
 def outcomes(client: Client, cases: list[Case], seed: int) -> Counter[str]:
-    """What came of the requests of one client in a round."""
+    """The outcomes of one client's requests in a round."""
     chance, counts, ends = random.Random(seed), Counter[str](), time.monotonic() + ROUND
     while time.monotonic() < ends:
         try:
@@ -93,7 +93,7 @@ def outcomes(client: Client, cases: list[Case], seed: int) -> Counter[str]:
 
 
 def at_rest(client: Client, process: int) -> Use:
-    """What the server holds once no request runs: the least of six seconds, as uvicorn keeps connections for five."""
+    """The server's resources once no request runs: the least of six seconds, as uvicorn keeps connections for five."""
 
     def is_idle() -> bool:
         text = client.send("GET", "/metrics")[2]

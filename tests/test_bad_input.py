@@ -26,7 +26,7 @@ options = st.fixed_dictionaries({}, optional=dict.fromkeys((*OPTIONS, "min_token
 
 
 def unless_refused(make: Callable[[], Any]) -> Any:
-    """What is made; None if it is refused in words."""
+    """The object that is made; None if it is refused in words."""
     try:
         return make()
     except (ValueError, TypeError) as error:

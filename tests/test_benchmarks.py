@@ -151,7 +151,7 @@ def test_a_process_has_its_own_environment_and_ends_and_says_why_it_fails() -> N
 
 
 def bench(out: Path, *arguments: str, code: int = 0, place: Sequence[str] = ("--threads", "1")) -> Any:
-    """What the suites have written."""
+    """The files that the suites have written."""
     call = ["--quick", "--rounds", "1", "--peers", "none", "--out", str(out), *place]
     assert main([*call, *arguments]) == code
     return json.loads((out / "bench.json").read_text())
@@ -311,7 +311,7 @@ TINY = ModelShape("tiny", 4, 64, 2, 1, 64, 96)
 
 @cuda_only
 def test_suites_on_cuda(folder: Path, tmp_path: Path, small_ceilings: None) -> None:
-    """Those of ops and shapes are steps of gpu_check.py."""
+    """The suites of ops and shapes are steps of gpu_check.py."""
     suites = ["prefill", "pruned", "decode", "scaling", "memory"]
     call = ["--model", str(folder), "--tokens", "24", "--context", "128"]
     plain = bench(tmp_path, *suites, *call, place=["--device", DEVICE])

@@ -73,7 +73,7 @@ QWEN = {"sliding_window": 64, "use_sliding_window": True}
     ],
 )
 def test_features_of_families(architecture: str, fields: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Of fields that files leave out, above all: test_families.py has each family as transformers runs it."""
+    """Covers fields that files leave out, above all: test_families.py has each family as transformers runs it."""
     config = read(architecture, **fields)
     assert {name: getattr(config, name) for name in expected} == expected
     assert config.architecture == f"{architecture}ForCausalLM"
@@ -262,7 +262,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("family", "fields", "words"), REFUSED)
 def test_refused_by_field_and_value(family: str, fields: dict[str, Any], words: str) -> None:
-    """Of a family, or of a multimodal Gemma 3."""
+    """The fields of a family, or of a multimodal Gemma 3."""
     config = nested() | fields if family == "text" else family_config(f"{family}ForCausalLM", **fields)
     with pytest.raises(CheckpointError, match=rf"^config\.json: .*{words}"):
         config_of(config)

@@ -70,7 +70,7 @@ SMALLER: dict[str, dict[str, Any]] = {
     "calibrate": {"lengths": [640]},
     "search": {"budget": 3},
 }
-"""What the calls in examples are given beside, or in place of, their own arguments: less work."""
+"""Arguments that calls in examples get beside, or in place of, their own: they mean less work."""
 
 
 @pytest.fixture(scope="module")

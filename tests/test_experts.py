@@ -88,7 +88,7 @@ def test_the_router_is_not_rounded(weights: str, tmp_path: Path) -> None:
 
 
 def test_stacked_tensors_are_taken_apart() -> None:
-    """As in Granite MoE (gate above up) and in GGUF files; others stay, of a wrong rank or size too."""
+    """Stacks are as in Granite MoE (gate above up) and in GGUF files; others stay, of a wrong rank or size too."""
     prefix = "model.layers.3.block_sparse_moe."
     stacked = [
         Tensor(prefix + "input_linear.weight", "BF16", (2, 6, 4), 1, 1000, 96),

@@ -55,7 +55,7 @@ def convert_files(files: Files, folder: Path, dtype: str = "f32", kind: str = "F
 
 @pytest.mark.parametrize("family", ROUND_TRIPS)
 def test_round_trip(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of weights, a few rows at a time, and config; and the file as it is gives the same logits."""
+    """Weights are converted a few rows at a time, and the config; and the file as it is gives the same logits."""
     monkeypatch.setattr(checkpoint, "CHUNK_BYTES", 400)
     original = RECORDED / "families" / family
     dtype = {"F32": "f32", "F16": "f16", "BF16": "bf16"}[FAMILIES[family].dtype]

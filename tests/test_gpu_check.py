@@ -91,7 +91,7 @@ def test_everything_runs_in_order(house: House) -> None:
 
 
 def test_a_step_that_does_not_pass_is_a_failure_and_the_others_run(house: House) -> None:
-    """What needs a failed step is skipped."""
+    """Steps that need a failed one are skipped."""
     nvcc = house.fakes / "bin" / "nvcc"
     house.trouble(f"make -j{os.cpu_count()} NVCC={nvcc} GPU_ARCH=sm_90a build/gpu/test_gemm", "fail")
     house.trouble("test_harness wgmma_bf16", "hang")

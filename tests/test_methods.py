@@ -301,7 +301,7 @@ def test_texts_longer_than_the_context_are_read_in_windows(folder: Path, tmp_pat
 
 
 def test_compressed_prompts_are_answered(llm: LLM) -> None:
-    """As text, in a chat, as messages, of which those of the user are compressed, and in a session."""
+    """Prompts are text, a chat, messages, of which those of the user are compressed, and part of a session."""
     method = PromptCompression(0.5)
     short = method.compress(llm, TEXT)
     assert 0 < len(short) < len(TEXT)

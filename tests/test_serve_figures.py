@@ -1,4 +1,4 @@
-"""What a server measures: metrics, comparisons with dense, the guard, and the page."""
+"""A server's measurements: metrics, comparisons with dense, the guard, and the page."""
 
 import json
 from collections.abc import Iterator

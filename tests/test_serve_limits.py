@@ -1,4 +1,4 @@
-"""What a server refuses, and what it does when clients or it itself must go."""
+"""Requests that a server refuses, and its behaviour when clients or it itself must go."""
 
 import gc
 import json
@@ -132,7 +132,7 @@ def test_no_place_of_this_machine_is_shown(tmp_path: Path) -> None:
 def test_an_error_after_the_first_event_is_the_last_one(
     server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of a whole answer it is the answer. Its reason stands in the log alone, and it keeps no session."""
+    """In place of a whole answer it is the answer. Its reason stands in the log alone, and it keeps no session."""
 
     def sessions() -> int:
         return sum(isinstance(item, Session) for item in gc.get_objects())

@@ -71,7 +71,7 @@ def test_a_session_refuses_a_second_thread(made: tiny.Tiny) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_what_a_pass_has_drawn_is_known_before_another_can_run(made: tiny.Tiny, temperature: float) -> None:
-    """What the policy has kept of a pass is thrown away after it, and its finalizer may run the next pass."""
+    """The memo of a policy is thrown away after the pass, and its finalizer may run the next pass."""
 
     class Last:
         def __del__(self) -> None:

@@ -41,7 +41,7 @@ class Probe:
         return bytes_in(STATUS, "VmHWM") - before
 
     def peak(self) -> int:
-        """Of the weights and the session together, in bytes."""
+        """The bytes of the weights and the session together."""
         return bytes_in(STATUS, "VmHWM") - self._others
 
     def estimates(self, n: int) -> tuple[int, int]:

@@ -137,7 +137,7 @@ void allow_host_everywhere(bool allowed)
         if (a.device != HOST) allow_host(start, a.bytes, allowed);
 }
 
-/* What is known of the memory at an address, and how many bytes of it follow. */
+/* The kind of the memory at an address, and how many bytes of it follow. */
 struct location {
     bool on_device, pinned;
     size_t bytes;

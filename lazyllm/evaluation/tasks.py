@@ -35,7 +35,7 @@ class Tasks(Protocol):
         return
 
     def request(self, llm: LLM, name: str) -> Request:
-        """Of an answer to an item of the data set of that name: its limit, and what else ends it."""
+        """The options of an answer to an item of that data set: its limit, and what else ends it."""
 
     def prompt(self, llm: LLM, name: str, item: Mapping[str, Any], shorten: Shorten | None = None) -> ItemPrompt:
         """The prompt of an item; `shorten` is applied to its context, after a cut to the longest length."""

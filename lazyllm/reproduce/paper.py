@@ -18,7 +18,7 @@ from lazyllm.pruning import Pruning, Scheduled
 from lazyllm.schedule import Shapes, seeing_layers
 
 PAPER_COLUMNS = ("score", "TTFT speedup", "prompt computed", "generation speedup")
-"""Of Table 1, and of Table 2 for LazyLLM."""
+"""The columns of Table 1, and of Table 2 for LazyLLM."""
 Published = Mapping[tuple[str, str], Mapping[str, str]]
 """By category and method: the cells of PAPER_COLUMNS; empty for other models."""
 

@@ -70,7 +70,7 @@ class Figures:
         return fmean(measured) if measured else None
 
     def answered(self, setting: Method, generation: Generation) -> dict[str, Any]:
-        """What the setting did to an answer, which counts in the metrics."""
+        """The effect of the setting on an answer, which counts in the metrics."""
         steps, passes = len(generation.token_ids) - 1, generation.passes
         revived = int(passes["revived"].sum())
         measured = self.observe(

@@ -22,7 +22,7 @@ class Turns:
         self.threads = ThreadPoolExecutor(at_once, "lazyllm-serve")
 
     async def run(self, work: Callable[[], Iterator[Any]]) -> AsyncGenerator[Any]:
-        """What `work` yields in a thread, once it is this request's turn; status 429 if too many wait.
+        """Yields what `work` yields in a thread, once it is this request's turn; status 429 if too many wait.
         Closing the iterator ends the pass that the thread runs within a layer."""
         if self.requests >= self.most:
             raise HTTPException(429, "too many requests wait already; try again later", {"Retry-After": "1"})

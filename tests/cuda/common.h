@@ -180,7 +180,7 @@ template <class T> class array
     ~array() { device.ops->free(device.backend, memory); }
     array(const array &) = delete;
 
-    /* Of value `at` on the device. */
+    /* The address of value `at` on the device. */
     address on_device(size_t at = 0) const { return { static_cast<char *>(memory) + before + at * width }; }
     /* The same for an op of that side. */
     address on(const side &s, size_t at = 0)
@@ -188,7 +188,7 @@ template <class T> class array
         return s.backend == device.backend ? on_device(at) : address{ plain.data() + at };
     }
 
-    /* What is on the device, once its stream has finished. */
+    /* The contents of the device, once its stream has finished. */
     bytes bits() const
     {
         bytes all(before + plain.size() * width + behind);

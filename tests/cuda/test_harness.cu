@@ -403,7 +403,7 @@ static void plant_host_access()
     CHECK(x.at[1] == 2);
 }
 
-/* What the fake runtime refuses, and when it reads host memory; a real one need not do either. */
+/* The fake runtime's refusals, and the moments at which it reads host memory; a real one need not do either. */
 static void test_stand_in()
 {
     cudaDeviceProp prop;

@@ -1,4 +1,4 @@
-"""What items are made of: random choices seeded by a label, words, codes, and the text around needles."""
+"""The material of items: random choices seeded by a label, words, codes, and the text around needles."""
 
 from __future__ import annotations
 
