@@ -408,10 +408,11 @@ class expert_weights
           down(r, types(r, n), 1, d, ffn, false, false)
     {
     }
-    /* *to = those of a side; returns `to`. */
-    const lazy_experts *on(const side &s, lazy_experts *to)
+    /* *to = those of a side; returns `to`. Rounded for rows that are sorted by expert: most are then several an expert. */
+    const lazy_experts *on(const side &s, lazy_experts *to, int n)
     {
-        *to = { *router.on(s), gate_up.on(s), down.on(s) };
+        bool sorted = n > LAZY_PAIR_ROWS;
+        *to = { *router.on(s), gate_up.on(s, sorted), down.on(s, sorted) };
         return to;
     }
 
@@ -437,7 +438,7 @@ static void test_mix_experts(rig &r, int n, int n_experts, int k, int d, bool ac
     given x = r.in(r.values(size));
     result y = r.out(accumulate ? r.values(size) : unwritten(size));
     lazy_experts experts;
-    r.both([&](const side &s) { DO(s, mix_experts, y.on(s), x.on(s), n, w.on(s, &experts), accumulate); });
+    r.both([&](const side &s) { DO(s, mix_experts, y.on(s), x.on(s), n, w.on(s, &experts, n), accumulate); });
     compare(y, r.precision(), TERM);
 }
 
@@ -452,7 +453,7 @@ static void test_spoilt_router(rig &r, int n, float value)
     given x = r.in(states);
     result y = r.out(floats(states.size(), 0.0f));
     lazy_experts experts;
-    DO(r.gpu, mix_experts, y.on_device(), x.on_device(), n, w.on(r.gpu, &experts), false);
+    DO(r.gpu, mix_experts, y.on_device(), x.on_device(), n, w.on(r.gpu, &experts, n), false);
     floats got = y.read();
     for (size_t i = 0; i < got.size(); i++) check(std::isnan(got[i]) == (i < 8), "%g at %zu", got[i], i);
 }
