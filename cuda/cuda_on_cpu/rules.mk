@@ -5,7 +5,7 @@
 #   build/on_cpu_tsan/                the same under TSan
 
 CUDA_INCLUDE ?= $(firstword $(wildcard $(CUDA_HOME)/include /usr/local/cuda/include $(VENV)/lib/python*/site-packages/nvidia/cu13/include))
-CUDA_HEADERS := $(wildcard cuda/*.h cuda/cuda_on_cpu/*.h csrc/*.h csrc/cpu/*.h tests/c/*.h)
+CUDA_HEADERS := $(wildcard cuda/*.h cuda/cuda_on_cpu/*.h csrc/*.h csrc/cpu/*.h tests/c/*.h tests/cuda/*.h)
 ON_CPU_HOST  := $(filter-out cublas,$(basename $(notdir $(wildcard cuda/*.cc cuda/cuda_on_cpu/*.cc)))) # fake_cublas stands for it
 ON_CPU_GPU   := $(basename $(notdir $(wildcard cuda/*.cu))) # linked last, so that sanitizers find the line numbers of kernels
 ON_CPU_FLAGS := -std=c++17 -g1 -O2 -Wall -Wextra -Wno-unknown-pragmas -Werror -fno-strict-aliasing -fPIC -pthread -DLAZY_CUDA_ON_CPU -isystem $(CUDA_INCLUDE)

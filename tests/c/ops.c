@@ -4,16 +4,6 @@
 lazy_compute computing;
 lazy_dtype keeping;
 int each = 1;
-uint64_t seed = 1;
-
-uint32_t random_bits(void)
-{
-    seed = seed * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(seed >> 32);
-}
-
-int random_int(int low, int high) { return low + (int)(random_bits() % (uint32_t)(high - low + 1)); }
-float random_float(void) { return (float)((double)random_bits() / 2147483648.0 - 1.0); }
 
 enum { GUARDS = 16 };
 static const uint32_t GUARD = 0x7fc0dead; /* a NaN of our own */
@@ -82,17 +72,6 @@ int32_t *random_positions(int n, int length)
 }
 
 double error_of(const float *got, const float *want, size_t n) { return error_above(1e-30, got, want, n); }
-
-double error_above(double min_scale, const float *got, const float *want, size_t n)
-{
-    double worst = 0, largest = min_scale;
-    for (size_t i = 0; i < n; i++) {
-        if (isnan(got[i]) || isnan(want[i])) return INFINITY;
-        worst = fmax(worst, fabs((double)got[i] - want[i]));
-        largest = fmax(largest, fabs(want[i]));
-    }
-    return worst / largest;
-}
 
 /* A backend, and a stream of it for layers of that configuration. */
 static side side_of(const char *variant, lazy_config *config, int threads)

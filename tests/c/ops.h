@@ -2,7 +2,6 @@
 #pragma once
 
 #include <float.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,11 +17,6 @@ extern int each;           /* of like cases, one of so many is tested */
 
 /* ---- random data and guarded memory ----------------------------------------------------- */
 
-extern uint64_t seed;
-
-uint32_t random_bits(void);
-int random_int(int low, int high);
-float random_float(void);
 float *random_floats(size_t n); /* of 8 bits where products are in bf16 */
 
 /* An ascending random subset of n of 0 … length-1 that holds the last one. */
@@ -42,8 +36,6 @@ bool all_freed(void);
 
 /* Largest difference as a share of the largest value; NaN anywhere gives infinity. */
 double error_of(const float *got, const float *want, size_t n);
-/* Divided by min_scale where the largest is below it. */
-double error_above(double min_scale, const float *got, const float *want, size_t n);
 
 static const double TOLERANCE = 3e-6; /* of f32 sums against sums in double */
 static const double FIXED =

@@ -1,61 +1,20 @@
-/* common.h — for the C++ tests of the CUDA core: counts what holds, numbers of three types, random data, and memory of
- * the device. */
+/* common.h — for the C++ tests of the CUDA core: numbers of three types, random data, and memory of the device. */
 #ifndef CUDA_TESTS_COMMON_H
 #define CUDA_TESTS_COMMON_H
 
-#include <math.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include <algorithm>
-#include <atomic>
 #include <string>
 #include <vector>
 
 #include "../../cuda/cuda.h"
+#include "../c/check.h"
 
 typedef std::vector<unsigned char> bytes;
 typedef std::vector<float> floats;
 typedef std::vector<int32_t> ints;
-
-static std::atomic<int> passed, failed;
-
-/* Describes the current test; printed with each failure. */
-static thread_local std::string subject;
-
-static inline std::string text_of(const char *format, va_list args)
-{
-    char text[600];
-    vsnprintf(text, sizeof text, format, args);
-    return text;
-}
-
-__attribute__((format(printf, 1, 2))) static inline void now(const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    subject = text_of(format, args);
-    va_end(args);
-}
-
-__attribute__((format(printf, 2, 3))) static inline void check(bool good, const char *format, ...)
-{
-    good ? passed++ : failed++;
-    if (good) return;
-    va_list args;
-    va_start(args, format);
-    printf("FAILED %s: %s\n", subject.c_str(), text_of(format, args).c_str());
-    va_end(args);
-}
-
-/* The last line of a test program, and its exit status. */
-static inline int checked()
-{
-    printf("%d passed, %d failed\n", passed.load(), failed.load());
-    return failed != 0;
-}
 
 /* ---- numbers ---- */
 
@@ -74,35 +33,17 @@ static inline floats widened(lazy_dtype type, const bytes &data)
     return values;
 }
 
-static uint64_t seed = 1;
-
-static inline uint32_t random_bits()
-{
-    seed = seed * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(seed >> 32);
-}
-
-static inline int random_int(int low, int high) { return low + (int)(random_bits() % (uint32_t)(high - low + 1)); }
-
 /* Uniform from -limit to limit, exact in the type. */
 static inline floats random_values(lazy_dtype type, size_t n, float limit = 1)
 {
     floats values(n);
-    for (float &value : values) value = (float)((double)random_bits() / 2147483648.0 - 1.0) * limit;
+    for (float &value : values) value = random_float() * limit;
     return type == LAZY_F32 ? values : widened(type, narrowed(type, values));
 }
 
-/* Largest absolute difference divided by the largest value of `want`, or by min_scale if that is greater; infinity if
- * any value is NaN. */
 static inline double error_of(const floats &got, const floats &want, double min_scale = 1e-30)
 {
-    double worst = 0, largest = min_scale;
-    for (size_t i = 0; i < want.size(); i++) {
-        if (isnan(got[i]) || isnan(want[i])) return INFINITY;
-        worst = fmax(worst, fabs((double)got[i] - want[i]));
-        largest = fmax(largest, fabs(want[i]));
-    }
-    return worst / largest;
+    return error_above(min_scale, got.data(), want.data(), want.size());
 }
 
 /* ---- memory of the device ---- */

@@ -408,7 +408,8 @@ class expert_weights
           down(r, types(r, n), 1, d, ffn, false, false)
     {
     }
-    /* *to = those of a side; returns `to`. Rounded for rows that are sorted by expert: most are then several an expert. */
+    /* *to = those of a side; returns `to`. Rounded for rows that are sorted by expert: most are then several an expert.
+     */
     const lazy_experts *on(const side &s, lazy_experts *to, int n)
     {
         bool sorted = n > LAZY_PAIR_ROWS;
