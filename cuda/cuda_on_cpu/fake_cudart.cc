@@ -29,9 +29,7 @@
 #include <set>
 #include <vector>
 
-#ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>
-#endif
 
 #include "cuda_on_cpu.h"
 
@@ -122,13 +120,11 @@ size_t free_memory()
     return std::max(total_memory(), used) - used;
 }
 
-/* Allows or forbids host access to device memory, under ASan. */
-void allow_host([[maybe_unused]] uintptr_t start, [[maybe_unused]] size_t bytes, [[maybe_unused]] bool allowed)
+/* Allows or forbids host access to device memory; the macros do nothing without ASan. */
+void allow_host(uintptr_t start, size_t bytes, bool allowed)
 {
-#ifdef __SANITIZE_ADDRESS__
     if (allowed) ASAN_UNPOISON_MEMORY_REGION((void *)start, bytes);
     else ASAN_POISON_MEMORY_REGION((void *)start, bytes);
-#endif
 }
 
 void allow_host_everywhere(bool allowed)

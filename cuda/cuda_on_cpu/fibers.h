@@ -1,5 +1,5 @@
-/* fibers.h — the threads of a block as fibers; what they wait for: __syncthreads, mbarriers, and the
- * operations of a warp. */
+/* fibers.h — the threads of a block as fibers, and how they wait for each other: __syncthreads, and the operations of a
+ * warp. */
 #ifndef LAZY_CUDA_FIBERS_H
 #define LAZY_CUDA_FIBERS_H
 
@@ -54,6 +54,8 @@ UNSEEN inline bool operator==(place a, place b) { return a.line == b.line && sam
 
 /* A stack, and the state to resume it. */
 struct context {
+    ucontext_t start;          /* for the first time */
+    bool started = true;       /* from then on, or if it has no `start` */
     void *resume[5];           /* for __builtin_setjmp, which unlike setjmp is not intercepted by sanitizers */
     const void *bottom = NULL; /* this and the next three are for sanitizers */
     size_t size = 0;
@@ -89,7 +91,7 @@ struct mbarrier;
 
 struct cuda_thread {
     context stack;
-    bool started = false, exited, has_begun;
+    bool exited, has_begun;
     int number; /* within its block */
     uint3 index;
     int step; /* warp operations that it has reached in this block */
@@ -104,8 +106,6 @@ struct cuda_thread {
     std::vector<product> products;
     int open_products; /* group number of the products issued next */
     bool registers_fenced;
-
-    ucontext_t start;
 
     int lane() const { return number % WARP; }
 };
@@ -172,7 +172,8 @@ __attribute__((noinline)) inline void receive(const int &token) { (void)__atomic
 
 /* ---- error reports ---- */
 
-[[noreturn]] UNSEEN __attribute__((format(printf, 1, 2))) inline void fail(const char *format, ...)
+/* at: where in a kernel, or {} */
+[[noreturn]] UNSEEN __attribute__((format(printf, 2, 3))) inline void fail(place at, const char *format, ...)
 {
     const executor &e = *running;
     fprintf(stderr, "cuda_on_cpu: block (%u, %u, %u), ", e.index.x, e.index.y, e.index.z);
@@ -183,6 +184,7 @@ __attribute__((noinline)) inline void receive(const int &token) { (void)__atomic
     va_start(args, format);
     vfprintf(stderr, format, args);
     va_end(args);
+    if (at.file) fprintf(stderr, ", at %s:%d", at.file, at.line);
     fputc('\n', stderr);
     abort();
 }
@@ -204,10 +206,10 @@ __attribute__((noinline)) inline void receive(const int &token) { (void)__atomic
 
 /* ---- fibers ---- */
 
-UNSEEN __attribute__((noinline)) inline void go_to(context &to) { __builtin_longjmp(to.resume, 1); }
+UNSEEN inline void go_to(context &to) { __builtin_longjmp(to.resume, 1); }
 
 /* noipa: the compiler must assume that a kernel's static variables have changed on return. */
-UNSEEN __attribute__((noipa)) inline void switch_stack(context &from, context &to, ucontext_t *start)
+UNSEEN __attribute__((noipa)) inline void switch_stack(context &from, context &to)
 {
 #ifdef __SANITIZE_THREAD__
     __tsan_switch_to_fiber(to.tsan_fiber, __tsan_switch_to_fiber_no_sync);
@@ -217,8 +219,9 @@ UNSEEN __attribute__((noipa)) inline void switch_stack(context &from, context &t
 #endif
     left = &from;
     if (!__builtin_setjmp(from.resume)) {
-        if (start) setcontext(start);
-        go_to(to);
+        if (to.started) go_to(to);
+        to.started = true;
+        setcontext(&to.start);
     }
 #ifdef __SANITIZE_ADDRESS__
     __sanitizer_finish_switch_fiber(from.fake_stack, &left->bottom, &left->size);
@@ -237,16 +240,14 @@ UNSEEN inline void run_next(context &from)
     executor &e = *running;
     if (!e.n_ready) {
         current = NULL;
-        switch_stack(from, e.scheduler, NULL);
+        switch_stack(from, e.scheduler);
         return;
     }
     cuda_thread &next = *e.ready[e.first_ready];
     e.first_ready = (e.first_ready + 1) % MAX_THREADS;
     e.n_ready--;
     current = &next;
-    ucontext_t *start = next.started ? NULL : &next.start;
-    next.started = true;
-    if (&next.stack != &from) switch_stack(from, next.stack, start);
+    if (&next.stack != &from) switch_stack(from, next.stack);
 }
 
 /* In the order of lane numbers, so that runs are reproducible. */
@@ -293,8 +294,8 @@ UNSEEN inline void wait_for_block(place at)
 {
     executor &e = *running;
     if (e.arrived && !(e.arrived_at == at))
-        fail("divergent __syncthreads: reached at %s:%d while others of the block wait at %s:%d", at.file, at.line,
-             e.arrived_at.file, e.arrived_at.line);
+        fail(e.arrived_at, "divergent __syncthreads: reached at %s:%d while others of the block wait", at.file,
+             at.line);
     int &token = e.barrier_token[e.generation % 2];
     publish(token, e.arrived == 0);
     e.arrived++;
@@ -304,58 +305,6 @@ UNSEEN inline void wait_for_block(place at)
     receive(token);
 }
 
-/* ---- mbarriers ---- */
-
-struct mbarrier {
-    int count, missing, phase;
-    int token[2];      /* of even and odd phases */
-    bool has_unfenced; /* copies that arrived here, and that no thread has fenced since */
-};
-
-UNSEEN inline void open_mbarrier(mbarrier &b, int count) { b = { count, count, 0, {}, false }; }
-
-UNSEEN inline void leave_unfenced(mbarrier &b) { b.has_unfenced = true; }
-
-UNSEEN inline void arrive_at(mbarrier &b)
-{
-    publish(b.token[b.phase % 2], b.missing == b.count);
-    if (--b.missing) return;
-    b.missing = b.count;
-    b.phase++;
-    executor &e = *running;
-    for (int i = 0; i < e.n_waiting; i++) make_ready(*e.waiting[i]);
-    e.n_waiting = 0;
-}
-
-UNSEEN inline void wait_for(mbarrier &b, uint32_t parity, place at)
-{
-    executor &e = *running;
-    while ((uint32_t)b.phase % 2 == parity) {
-        e.waiting[e.n_waiting++] = current;
-        wait_in("mbarrier_wait", at);
-    }
-    receive(b.token[parity]);
-    current->waited_for = &b;
-}
-
-/* Other than those of threads. */
-UNSEEN inline int number_of(const mbarrier &b)
-{
-    return -1 - (int)((const unsigned char *)&b - running->dynamic_shared);
-}
-
-/* Fences what arrived at the mbarrier that the thread waited for last; what other threads of the same product leave
- * unfenced after that shows no more. */
-UNSEEN inline void fence_arrived()
-{
-    executor &e = *running;
-    mbarrier *b = current->waited_for;
-    if (!b || !b->has_unfenced) return;
-    for (size_t i = 0; i < e.shared_bytes / 16; i++)
-        if (e.unfenced[i] == number_of(*b)) e.unfenced[i] = 0;
-    b->has_unfenced = false;
-}
-
 /* ---- operations of a warp ---- */
 
 UNSEEN inline warp &own_warp() { return running->warps[current->number / WARP]; }
@@ -363,7 +312,7 @@ UNSEEN inline warp &own_warp() { return running->warps[current->number / WARP]; 
 UNSEEN inline exchange &arrive(unsigned mask, const char *what, place at)
 {
     cuda_thread &self = *current;
-    if (mask != ~0u) fail("%s with mask 0x%08x, which is not of all lanes, at %s:%d", what, mask, at.file, at.line);
+    if (mask != ~0u) fail(at, "%s with mask 0x%08x, which is not of all lanes", what, mask);
     exchange &e = own_warp().steps[self.step % 2];
     if (e.step != self.step) {
         e.step = self.step;
@@ -371,8 +320,7 @@ UNSEEN inline exchange &arrive(unsigned mask, const char *what, place at)
         e.at = at;
         e.arrived = 0;
     } else if (!same_text(e.what, what) || !(e.at == at)) {
-        fail("divergent warp: %s at %s:%d, while other lanes wait in %s at %s:%d", what, at.file, at.line, e.what,
-             e.at.file, e.at.line);
+        fail(e.at, "divergent warp: %s at %s:%d, while other lanes wait in %s", what, at.file, at.line, e.what);
     }
     self.step++;
     e.arrived |= 1u << self.lane();
@@ -406,7 +354,7 @@ UNSEEN const exchange &exchange_values(const T &value, const char *what, place a
 template <class T> UNSEEN const exchange &exchange_values_aligned(const T &value, const char *what, place at)
 {
     unsigned live = own_warp().live;
-    if (live != ~0u) fail("%s needs all 32 lanes, and there are 0x%08x, at %s:%d", what, live, at.file, at.line);
+    if (live != ~0u) fail(at, "%s needs all 32 lanes, and there are 0x%08x", what, live);
     return exchange_values(value, what, at);
 }
 
@@ -429,10 +377,8 @@ __attribute__((noinline)) inline void run_thread()
     current->waited_for = NULL;
     current->has_begun = false;
     (*running->kernel)();
-    if (!current->has_begun) fail("a kernel returned without begin_kernel");
-    if (!current->products.empty())
-        fail("returned without waiting for wgmma, at %s:%d", current->products[0].at.file,
-             current->products[0].at.line);
+    if (!current->has_begun) fail({}, "a kernel returned without begin_kernel");
+    if (!current->products.empty()) fail(current->products[0].at, "returned without waiting for wgmma");
     publish(running->end_token, false);
 }
 
@@ -461,15 +407,17 @@ UNSEEN inline cuda_thread *make_thread(int number)
     cuda_thread *t = new cuda_thread;
     void *memory = mmap(NULL, GUARD_BYTES + STACK_BYTES, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED || mprotect(memory, GUARD_BYTES, PROT_NONE)) fail("no memory for a stack");
+    if (memory == MAP_FAILED || mprotect(memory, GUARD_BYTES, PROT_NONE)) fail({}, "no memory for a stack");
     t->number = number;
     t->stack.bottom = (char *)memory + GUARD_BYTES;
     t->stack.size = STACK_BYTES;
-    getcontext(&t->start);
-    t->start.uc_stack.ss_sp = (void *)t->stack.bottom;
-    t->start.uc_stack.ss_size = STACK_BYTES;
-    t->start.uc_link = NULL;
-    makecontext(&t->start, run_threads, 0);
+    t->stack.started = false;
+    ucontext_t &start = t->stack.start;
+    getcontext(&start);
+    start.uc_stack.ss_sp = (void *)t->stack.bottom;
+    start.uc_stack.ss_size = STACK_BYTES;
+    start.uc_link = NULL;
+    makecontext(&start, run_threads, 0);
 #ifdef __SANITIZE_THREAD__
     t->stack.tsan_fiber = __tsan_create_fiber(0);
     char name[32];

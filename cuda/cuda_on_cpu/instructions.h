@@ -21,7 +21,7 @@ template <class To, class From> To bits_as(From from)
 {
     static_assert(sizeof(To) == sizeof(From));
     To to;
-    memcpy(&to, &from, sizeof to);
+    memcpy((void *)&to, &from, sizeof to);
     return to;
 }
 
@@ -39,15 +39,10 @@ struct alignas(sizeof(exchange::slot[0])) fragments {
     float a[8], b[4];
 };
 
-inline float half_of(uint32_t pair, int upper, __nv_bfloat16)
+/* The lower or the upper number of 16 bits. */
+template <class T> float half_of(uint32_t pair, int upper)
 {
-    return bits_as<float>(upper ? pair & 0xffff0000 : pair << 16);
-}
-inline float half_of(uint32_t pair, int upper, __half)
-{
-    __half_raw bits;
-    bits.x = (uint16_t)(upper ? pair >> 16 : pair);
-    return __half2float(bits);
+    return (float)bits_as<T>((uint16_t)(upper ? pair >> 16 : pair));
 }
 
 /* Accumulates in f32 in the order of k; a GPU's tensor cores use another order and rounding. */
@@ -71,8 +66,7 @@ typedef uint16_t __attribute__((may_alias)) value16;
 /* Passes the address of a row of a matrix; the others' are read by row_of. */
 UNSEEN inline const exchange &share_row(const void *row, place at)
 {
-    if ((uintptr_t)row % 16)
-        fail("ldmatrix of a row at %p, which is no multiple of 16, at %s:%d", row, at.file, at.line);
+    if ((uintptr_t)row % 16) fail(at, "ldmatrix of a row at %p, which is no multiple of 16", row);
     return exchange_values_aligned(static_cast<const value16 *>(row), "ldmatrix", at);
 }
 
@@ -94,6 +88,20 @@ UNSEEN inline void note_writer(const void *shared, int writer)
     size_t at = (size_t)((const unsigned char *)shared - e.dynamic_shared);
     if (at < e.shared_bytes) e.unfenced[at / 16] = writer;
 }
+
+struct mbarrier {
+    int count, missing, phase;
+    int token[2];      /* of even and odd phases */
+    bool has_unfenced; /* copies that arrived here, and that no thread has fenced since */
+};
+
+/* Other than those of threads. */
+UNSEEN inline int number_of(const mbarrier &b)
+{
+    return -1 - (int)((const unsigned char *)&b - running->dynamic_shared);
+}
+
+UNSEEN inline void leave_unfenced(mbarrier &b) { b.has_unfenced = true; }
 
 namespace names
 {
@@ -128,12 +136,12 @@ UNSEEN inline unsigned __ballot_sync(unsigned mask, int predicate, place at = he
     return yes;
 }
 
-template <class T> using same = std::common_type_t<T>; /* makes b convert to the address's type */
-template <class T> T atomicAdd(T *address, same<T> b)
+/* common_type_t makes b convert to the address's type */
+template <class T> T atomicAdd(T *address, std::common_type_t<T> b)
 {
     return update(address, [b](T a) { return a + b; });
 }
-template <class T> T atomicMin(T *address, same<T> b)
+template <class T> T atomicMin(T *address, std::common_type_t<T> b)
 {
     return update(address, [b](T a) { return a < b ? a : b; });
 }
@@ -168,8 +176,8 @@ template <class T>
 void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], T, place at = here())
 {
     fragments mine;
-    for (int i = 0; i < 8; i++) mine.a[i] = half_of(a[i / 2], i % 2, T());
-    for (int i = 0; i < 4; i++) mine.b[i] = half_of(b[i / 2], i % 2, T());
+    for (int i = 0; i < 8; i++) mine.a[i] = half_of<T>(a[i / 2], i % 2);
+    for (int i = 0; i < 4; i++) mine.b[i] = half_of<T>(b[i / 2], i % 2);
     multiply(d, mine, at);
 }
 
@@ -188,7 +196,7 @@ inline void ldmatrix_x4_trans(uint32_t (&r)[4], const void *shared_row, place at
 inline void cp_async_16(void *shared, const void *global, bool valid, place at = here())
 {
     if ((uintptr_t)shared % 16 || (uintptr_t)global % 16)
-        fail("cp.async from %p to %p, not both multiples of 16, at %s:%d", global, shared, at.file, at.line);
+        fail(at, "cp.async from %p to %p, not both multiples of 16", global, shared);
     quad *to = static_cast<quad *>(shared);
     current->copies.push_back(
         { to, valid ? *static_cast<const quad *>(global) : quad{ 0, 0, 0, 0 }, current->open_group });
@@ -210,9 +218,30 @@ template <int N> void cp_async_wait()
 }
 
 using cuda_on_cpu::mbarrier;
-inline void mbarrier_open(mbarrier *barrier, int count) { open_mbarrier(*barrier, count); }
-inline void mbarrier_arrive(mbarrier *barrier) { arrive_at(*barrier); }
-inline void mbarrier_wait(mbarrier *barrier, uint32_t parity, place at = here()) { wait_for(*barrier, parity, at); }
+
+UNSEEN inline void mbarrier_open(mbarrier *b, int count) { *b = { count, count, 0, {}, false }; }
+
+UNSEEN inline void mbarrier_arrive(mbarrier *b)
+{
+    publish(b->token[b->phase % 2], b->missing == b->count);
+    if (--b->missing) return;
+    b->missing = b->count;
+    b->phase++;
+    executor &e = *running;
+    for (int i = 0; i < e.n_waiting; i++) make_ready(*e.waiting[i]);
+    e.n_waiting = 0;
+}
+
+UNSEEN inline void mbarrier_wait(mbarrier *b, uint32_t parity, place at = here())
+{
+    executor &e = *running;
+    while ((uint32_t)b->phase % 2 == parity) {
+        e.waiting[e.n_waiting++] = current;
+        wait_in("mbarrier_wait", at);
+    }
+    receive(b->token[parity]);
+    current->waited_for = b;
+}
 
 /* The copies land at once. */
 inline void cp_async_arrive(mbarrier *barrier)
@@ -222,7 +251,21 @@ inline void cp_async_arrive(mbarrier *barrier)
     for (const void *shared : current->landed) note_writer(shared, number_of(*barrier));
     current->landed.clear();
     leave_unfenced(*barrier);
-    arrive_at(*barrier);
+    mbarrier_arrive(barrier);
+}
+
+/* Of the copies that arrived at mbarriers, fences those of the one that the thread waited for last; what other threads
+ * of the same product leave unfenced after that shows no more. */
+UNSEEN inline void fence_proxy_async()
+{
+    executor &e = *running;
+    for (const void *shared : current->landed) note_writer(shared, 0);
+    current->landed.clear();
+    mbarrier *b = current->waited_for;
+    if (!b || !b->has_unfenced) return;
+    for (size_t i = 0; i < e.shared_bytes / 16; i++)
+        if (e.unfenced[i] == number_of(*b)) e.unfenced[i] = 0;
+    b->has_unfenced = false;
 }
 
 template <int EACH> void fewer_registers() {}

@@ -80,7 +80,7 @@ UNSEEN inline void run_block(executor &e, size_t shared_bytes)
     }
     e.dynamic_shared = (unsigned char *)malloc(shared_bytes);
     e.unfenced = (int *)calloc(shared_bytes / 16 + 1, sizeof *e.unfenced);
-    if (!e.dynamic_shared || !e.unfenced) fail("no memory for %zu bytes of shared memory", shared_bytes);
+    if (!e.dynamic_shared || !e.unfenced) fail({}, "no memory for %zu bytes of shared memory", shared_bytes);
     memset(e.dynamic_shared, 0xFF, shared_bytes);
     e.shared_bytes = shared_bytes;
     publish(e.start_token, true);

@@ -21,50 +21,26 @@ UNSEEN inline const value16 *value_at(uint64_t matrix, int across, int down, pla
     const executor &e = *running;
     uint64_t start = (matrix & 0x3fff) << 4, lbo = (matrix >> 16 & 0x3fff) << 4, sbo = (matrix >> 32 & 0x3fff) << 4;
     if (matrix >> 62 != 1 || (matrix >> 49 & 7))
-        fail("wgmma of a matrix that is not swizzled by 128 bytes at a base of 0, at %s:%d", at.file, at.line);
+        fail(at, "wgmma of a matrix that is not swizzled by 128 bytes at a base of 0");
     uint64_t address = start + (uint64_t)across / 64 * lbo + (uint64_t)across % 64 * 2 + (uint64_t)down / 8 * sbo +
                        (uint64_t)down % 8 * 128;
     address ^= (address >> 7 & 7) << 4;
     uint64_t byte = address - FIRST_SHARED_ADDRESS;
-    if (byte >= e.shared_bytes) fail("wgmma reads beyond shared memory, at %s:%d", at.file, at.line);
-    if (e.unfenced[byte / 16])
-        fail("wgmma reads what cp.async wrote without fence.proxy.async, at %s:%d", at.file, at.line);
+    if (byte >= e.shared_bytes) fail(at, "wgmma reads beyond shared memory");
+    if (e.unfenced[byte / 16]) fail(at, "wgmma reads what cp.async wrote without fence.proxy.async");
     return (const value16 *)(e.dynamic_shared + byte);
 }
 
-/* Reads this thread's part of the operands in shared memory, visibly to TSan. */
+/* Reads this thread's part of the operands that are in shared memory, visibly to TSan. */
 inline void read_shared(const product &p, std::vector<uint16_t> &a, std::vector<uint16_t> &b)
 {
     int row = current->number % 128 / WARP * 16 + current->lane() / 4, column = current->lane() % 4 * 2;
-    a.clear();
-    b.clear();
-    for (int half = 0; half < 2; half++)
-        for (int k = 0; k < 16 && !p.a_registers; k++) a.push_back(*value_at(p.a_matrix, k, row + 8 * half, p.at));
+    if (!p.a_registers) a.clear();
+    for (int half = 0; half < 2 && !p.a_registers; half++)
+        for (int k = 0; k < 16; k++) a.push_back(*value_at(p.a_matrix, k, row + 8 * half, p.at));
     for (int k = 0; k < 16; k++)
         for (int n = column; n < p.n_columns; n += n % 2 ? 7 : 1)
             b.push_back(p.b_mn_major ? *value_at(p.b_matrix, n, k, p.at) : *value_at(p.b_matrix, k, n, p.at));
-}
-
-inline bool is_poison(const float *values, size_t n)
-{
-    return std::all_of(values, values + n, [](float value) { return bits_as<uint32_t>(value) == ~0u; });
-}
-
-inline void issue(product &&p, bool accumulate)
-{
-    cuda_thread &self = *current;
-    if (!self.registers_fenced) fail("wgmma without wgmma_fence since the last wait, at %s:%d", p.at.file, p.at.line);
-    std::vector<uint16_t> a;
-    read_shared(p, a, p.b);
-    if (!p.a_registers) p.a = std::move(a);
-    size_t n = (size_t)p.n_columns / 2;
-    auto same = [&](const product &earlier) { return earlier.d == p.d; };
-    if (!accumulate) p.initial.assign(n, 0.0f);
-    else if (std::none_of(self.products.begin(), self.products.end(), same))
-        p.initial.assign(&p.d[0][0], &p.d[0][0] + n);
-    memset((void *)p.d, 0xFF, n * sizeof(float));
-    p.group = self.open_products;
-    self.products.push_back(std::move(p));
 }
 
 /* Computes a pending product: accumulates in f32 in the order of k and of issue; a GPU's tensor cores use another order
@@ -73,14 +49,14 @@ inline void finish(size_t which)
 {
     std::vector<product> &all = current->products;
     product &p = all[which];
-    std::vector<uint16_t> a, b;
+    std::vector<uint16_t> a = p.a, b;
     read_shared(p, a, b);
-    if (b != p.b || (!p.a_registers && a != p.a))
-        fail("shared memory was written while wgmma read it, at %s:%d", p.at.file, p.at.line);
+    if (a != p.a || b != p.b) fail(p.at, "shared memory was written while wgmma read it");
     if (p.a_registers && memcmp(p.a_registers, p.a_values, sizeof p.a_values))
-        fail("registers were written while wgmma read them, at %s:%d", p.at.file, p.at.line);
+        fail(p.at, "registers were written while wgmma read them");
     size_t n = (size_t)p.n_columns / 2, n_columns = n / 2;
-    if (!is_poison(&p.d[0][0], n)) fail("registers were written while wgmma had them, at %s:%d", p.at.file, p.at.line);
+    for (size_t i = 0; i < n; i++)
+        if (bits_as<uint32_t>(p.d[i / 4][i % 4]) != ~0u) fail(p.at, "registers were written while wgmma had them");
     std::vector<float> sums = std::move(p.initial);
     for (size_t i = 0; i < n; i++) {
         size_t half = i % 4 / 2, column = i / 4 * 2 + i % 2;
@@ -106,15 +82,13 @@ UNSEEN inline void share_operands(product &p, place at)
     if (p.a_registers) memcpy(mine.registers, p.a_registers, sizeof mine.registers);
     const exchange &e = exchange_values_aligned(mine, "wgmma", at);
     int quad = current->lane() / 4 * 4;
-    p.a.clear();
     for (int half = 0; half < 2 && p.a_registers; half++)
         for (int k = 0; k < 16; k++)
             p.a.push_back((uint16_t)(value_of_lane<product_operands>(e, quad + k % 8 / 2).registers[half + k / 8 * 2] >>
                                      k % 2 * 16));
     for (int lane = 0; lane < WARP; lane++) {
         product_operands theirs = value_of_lane<product_operands>(e, lane);
-        if (theirs.a != mine.a || theirs.b != mine.b)
-            fail("lanes of a warp name different matrices to wgmma, at %s:%d", at.file, at.line);
+        if (theirs.a != mine.a || theirs.b != mine.b) fail(at, "lanes of a warp name different matrices to wgmma");
     }
 }
 
@@ -122,6 +96,7 @@ template <class T, int N>
 void issue_product(float (&d)[N][4], uint64_t a, const uint32_t *a_registers, uint64_t b, bool b_mn_major,
                    bool accumulate, place at)
 {
+    cuda_thread &self = *current;
     product p = {};
     p.d = d;
     p.n_columns = 8 * N;
@@ -129,11 +104,19 @@ void issue_product(float (&d)[N][4], uint64_t a, const uint32_t *a_registers, ui
     p.b_matrix = b;
     p.a_registers = a_registers;
     p.b_mn_major = b_mn_major;
-    p.wide = [](uint16_t bits) { return half_of(bits, 0, T()); };
+    p.wide = [](uint16_t bits) { return half_of<T>(bits, 0); };
+    p.group = self.open_products;
     p.at = at;
     if (a_registers) memcpy(p.a_values, a_registers, sizeof p.a_values);
     share_operands(p, at);
-    issue(std::move(p), accumulate);
+    if (!self.registers_fenced) fail(at, "wgmma without wgmma_fence since the last wait");
+    read_shared(p, p.a, p.b);
+    auto same = [&](const product &earlier) { return earlier.d == d; };
+    if (!accumulate) p.initial.assign(4 * N, 0.0f);
+    else if (std::none_of(self.products.begin(), self.products.end(), same))
+        p.initial.assign(&d[0][0], &d[0][0] + 4 * N);
+    memset((void *)d, 0xFF, sizeof d);
+    self.products.push_back(std::move(p));
 }
 
 namespace names
@@ -142,15 +125,8 @@ namespace names
 inline uint32_t shared_address(const void *shared)
 {
     size_t at = (size_t)((const unsigned char *)shared - running->dynamic_shared);
-    if (at > running->shared_bytes) fail("%p is not in dynamic shared memory", shared);
+    if (at > running->shared_bytes) fail({}, "%p is not in dynamic shared memory", shared);
     return FIRST_SHARED_ADDRESS + (uint32_t)at;
-}
-
-inline void fence_proxy_async()
-{
-    for (const void *shared : current->landed) note_writer(shared, 0);
-    current->landed.clear();
-    fence_arrived();
 }
 
 template <class... R> void wgmma_fence(R &...) { current->registers_fenced = true; }
