@@ -133,26 +133,20 @@ void allow_host_everywhere(bool allowed)
         if (a.device != HOST) allow_host(start, a.bytes, allowed);
 }
 
-/* The kind of the memory at an address, and how many bytes of it follow. */
-struct location {
-    bool on_device, pinned;
-    size_t bytes;
-};
-
-location find(const void *address)
+/* The allocation that holds these bytes, or NULL. */
+const allocation *find(const void *address, size_t bytes = 1)
 {
     auto after = allocations.upper_bound((uintptr_t)address);
-    if (after == allocations.begin()) return {};
+    if (after == allocations.begin()) return NULL;
     auto &[start, a] = *std::prev(after);
-    size_t offset = (uintptr_t)address - start;
-    return offset < a.bytes ? location{ a.device != HOST, a.device == HOST, a.bytes - offset } : location{};
+    return (uintptr_t)address - start + bytes <= a.bytes ? &a : NULL;
 }
 
 /* True if the whole range is in device memory, or `address` in host memory, as the copy claims. */
 bool is_located(const void *address, size_t bytes, bool on_device)
 {
-    location found = find(address);
-    return found.on_device == on_device && (on_device ? bytes <= found.bytes : address != NULL);
+    const allocation *found = find(address, on_device ? bytes : 1);
+    return address && (found && found->device != HOST) == on_device;
 }
 
 const std::shared_ptr<work_queue> &queue_of(cudaStream_t stream) { return stream ? stream->queue : default_queue; }
@@ -189,7 +183,7 @@ cudaError_t copy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, 
     if (!is_located(to, bytes, !down) || !is_located(from, bytes, !up)) return cudaErrorInvalidValue;
     cuda_on_cpu_uploads += up;
     cuda_on_cpu_downloads += down;
-    cuda_on_cpu_pageable += (up && !find(from).pinned) || (down && !find(to).pinned);
+    cuda_on_cpu_pageable += (up && !find(from)) || (down && !find(to));
     if (!kept) return enqueue(stream, [=] { memmove(to, from, bytes); });
     const char *first = static_cast<const char *>(from);
     return enqueue(
@@ -281,28 +275,23 @@ cudaError_t cudaRuntimeGetVersion(int *version) { return *version = CUDART_VERSI
 
 cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
 
-struct error_text {
-    cudaError_t code;
-    const char *name, *text;
+/* Name and text of each that is returned here. */
+static const std::map<cudaError_t, std::pair<const char *, const char *>> errors = {
+#define ERROR(code, text)                                                                                              \
+    {                                                                                                                  \
+        code, { #code, text }                                                                                          \
+    }
+    ERROR(cudaSuccess, "no error"),
+    ERROR(cudaErrorInvalidValue, "invalid argument"),
+    ERROR(cudaErrorMemoryAllocation, "out of memory"),
+    ERROR(cudaErrorLaunchOutOfResources, "too many resources requested for launch"),
+    ERROR(cudaErrorNoDevice, "no CUDA-capable device is detected"),
+    ERROR(cudaErrorInvalidDevice, "invalid device ordinal"),
+    ERROR(cudaErrorInvalidResourceHandle, "invalid resource handle"),
 };
 
-static const error_text &text_of(cudaError_t error)
-{
-#define ERROR(code, text) { code, #code, text }
-    static const error_text all[] = {
-        ERROR(cudaSuccess, "no error"),
-        ERROR(cudaErrorInvalidValue, "invalid argument"),
-        ERROR(cudaErrorMemoryAllocation, "out of memory"),
-        ERROR(cudaErrorLaunchOutOfResources, "too many resources requested for launch"),
-        ERROR(cudaErrorNoDevice, "no CUDA-capable device is detected"),
-        ERROR(cudaErrorInvalidDevice, "invalid device ordinal"),
-        ERROR(cudaErrorInvalidResourceHandle, "invalid resource handle"),
-    };
-    return *std::find_if(all, std::end(all) - 1, [&](const error_text &one) { return one.code == error; });
-}
-
-const char *cudaGetErrorName(cudaError_t error) { return text_of(error).name; }
-const char *cudaGetErrorString(cudaError_t error) { return text_of(error).text; }
+const char *cudaGetErrorName(cudaError_t error) { return errors.at(error).first; }
+const char *cudaGetErrorString(cudaError_t error) { return errors.at(error).second; }
 
 /* ---- memory ---- */
 

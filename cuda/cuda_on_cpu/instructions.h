@@ -45,36 +45,14 @@ template <class T> float half_of(uint32_t pair, int upper)
     return (float)bits_as<T>((uint16_t)(upper ? pair >> 16 : pair));
 }
 
-/* Accumulates in f32 in the order of k; a GPU's tensor cores use another order and rounding. */
-UNSEEN inline void multiply(float (&d)[4], const fragments &mine, place at)
-{
-    const exchange &e = exchange_values_aligned(mine, "mma_m16n8k16", at);
-    const fragments *shown = std::launder(reinterpret_cast<const fragments *>(e.slot));
-    int g = current->lane() / 4, t = current->lane() % 4;
-    for (int i = 0; i < 4; i++) {
-        int lower = i / 2, col = 2 * t + i % 2;
-        for (int k = 0; k < 16; k++) {
-            int holder = k % 8 / 2, right = k / 8;
-            d[i] +=
-                shown[4 * g + holder].a[2 * (lower + 2 * right) + k % 2] * shown[4 * col + holder].b[2 * right + k % 2];
-        }
-    }
-}
-
 typedef uint16_t __attribute__((may_alias)) value16;
 
-/* Passes the address of a row of a matrix; the others' are read by row_of. */
-UNSEEN inline const exchange &share_row(const void *row, place at)
-{
-    if ((uintptr_t)row % 16) fail(at, "ldmatrix of a row at %p, which is no multiple of 16", row);
-    return exchange_values_aligned(static_cast<const value16 *>(row), "ldmatrix", at);
-}
-
-/* Each lane reads the values that it receives, so that TSan sees which lane reads them. `across`, `down`: from a value
- * to the one that shares its register. */
+/* Lanes exchange addresses of rows; each lane reads the values that it receives, so that TSan sees which lane reads
+ * them. `across`, `down`: from a value to the one that shares its register. */
 inline void load_matrices(uint32_t (&r)[4], const void *shared_row, int row, int col, int across, int down, place at)
 {
-    const exchange &e = share_row(shared_row, at);
+    if ((uintptr_t)shared_row % 16) fail(at, "ldmatrix of a row at %p, which is no multiple of 16", shared_row);
+    const exchange &e = exchange_values_aligned(static_cast<const value16 *>(shared_row), "ldmatrix", at);
     for (int i = 0; i < 4; i++)
         r[i] = value_of_lane<const value16 *>(e, 8 * i + row)[col] |
                (uint32_t)value_of_lane<const value16 *>(e, 8 * i + row + down)[col + across] << 16;
@@ -172,13 +150,24 @@ template <class T> T max(T a, T b) { return a > b ? a : b; }
 inline float min(float a, float b) { return fminf(a, b); }
 inline float max(float a, float b) { return fmaxf(a, b); }
 
+/* Accumulates in f32 in the order of k; a GPU's tensor cores use another order and rounding. */
 template <class T>
-void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], T, place at = here())
+UNSEEN void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], T, place at = here())
 {
     fragments mine;
     for (int i = 0; i < 8; i++) mine.a[i] = half_of<T>(a[i / 2], i % 2);
     for (int i = 0; i < 4; i++) mine.b[i] = half_of<T>(b[i / 2], i % 2);
-    multiply(d, mine, at);
+    const exchange &e = exchange_values_aligned(mine, "mma_m16n8k16", at);
+    const fragments *shown = std::launder(reinterpret_cast<const fragments *>(e.slot));
+    int g = current->lane() / 4, t = current->lane() % 4;
+    for (int i = 0; i < 4; i++) {
+        int lower = i / 2, col = 2 * t + i % 2;
+        for (int k = 0; k < 16; k++) {
+            int holder = k % 8 / 2, right = k / 8;
+            d[i] +=
+                shown[4 * g + holder].a[2 * (lower + 2 * right) + k % 2] * shown[4 * col + holder].b[2 * right + k % 2];
+        }
+    }
 }
 
 inline void ldmatrix_x4(uint32_t (&r)[4], const void *shared_row, place at = here())

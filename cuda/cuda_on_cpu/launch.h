@@ -64,8 +64,7 @@ struct launch {
 UNSEEN inline void run_block(executor &e, size_t shared_bytes)
 {
     e.live = e.n_threads = (int)(e.block.x * e.block.y * e.block.z);
-    e.arrived = e.n_ready = 0;
-    e.n_waiting = 0;
+    e.arrived = e.n_ready = e.n_waiting = 0;
     for (int w = 0; w * WARP < e.n_threads; w++) {
         e.warps[w].live = ~0u >> std::max(0, (w + 1) * WARP - e.n_threads);
         e.warps[w].steps[0].step = e.warps[w].steps[1].step = -1;
