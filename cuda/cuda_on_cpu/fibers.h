@@ -71,16 +71,21 @@ struct async_copy {
     int group;
 };
 
+/* What a lane passes to wgmma: matrices in shared memory, and its part of a if that is in registers. */
+struct product_operands {
+    uint64_t a, b;
+    uint32_t registers[4];
+};
+
 /* This thread's part of a pending wgmma product: two rows, and two of every eight columns. */
 struct product {
     float (*d)[4];               /* holds NaNs until the product is finished */
     int n_columns;               /* 8 for each d[j] */
     std::vector<float> initial;  /* values of d to accumulate to; empty if they are an earlier pending product's */
     const uint32_t *a_registers; /* NULL: a is in shared memory */
-    uint32_t a_values[4];
+    product_operands operands;
     std::vector<uint16_t> a; /* (2, 16) */
     std::vector<uint16_t> b; /* (16, n_columns / 4) as it was in shared memory when the product was issued */
-    uint64_t a_matrix, b_matrix;
     bool b_mn_major;
     float (*wide)(uint16_t);
     int group;

@@ -36,6 +36,18 @@ $(eval $(call on_cpu_build,on_cpu,,))
 $(eval $(call on_cpu_build,on_cpu_asan,_asan,$(FLAGS_asan)))
 $(eval $(call on_cpu_build,on_cpu_tsan,_tsan,$(FLAGS_tsan)))
 
+# $(1): a kind of build; $(2): its sanitizer. The harness by itself, with kernels that can have defects
+define planted_build
+$(call on_cpu_build,planted_$(1),,-O1 -DPLANTS $(2))
+build/planted_$(1)/test_harness: build/planted_$(1)/fake_cudart.o build/planted_$(1)/test_harness.o
+	$(CXX) -pthread $(2) $$^ -o $$@
+harness/planted: build/planted_$(1)/test_harness
+endef
+
+$(eval $(call planted_build,plain,))
+$(eval $(call planted_build,asan,-fsanitize=address))
+$(eval $(call planted_build,tsan,-fsanitize=thread))
+
 # ---- test runs: one target each, so that `make -j` runs them in parallel ----
 #
 # Each build finds what the others cannot: TSan missing barriers, ASan accesses out of bounds, the plain build reads of unwritten shared

@@ -37,10 +37,10 @@ inline void read_shared(const product &p, std::vector<uint16_t> &a, std::vector<
     int row = current->number % 128 / WARP * 16 + current->lane() / 4, column = current->lane() % 4 * 2;
     if (!p.a_registers) a.clear();
     for (int half = 0; half < 2 && !p.a_registers; half++)
-        for (int k = 0; k < 16; k++) a.push_back(*value_at(p.a_matrix, k, row + 8 * half, p.at));
+        for (int k = 0; k < 16; k++) a.push_back(*value_at(p.operands.a, k, row + 8 * half, p.at));
     for (int k = 0; k < 16; k++)
         for (int n = column; n < p.n_columns; n += n % 2 ? 7 : 1)
-            b.push_back(p.b_mn_major ? *value_at(p.b_matrix, n, k, p.at) : *value_at(p.b_matrix, k, n, p.at));
+            b.push_back(p.b_mn_major ? *value_at(p.operands.b, n, k, p.at) : *value_at(p.operands.b, k, n, p.at));
 }
 
 /* Computes a pending product: accumulates in f32 in the order of k and of issue; a GPU's tensor cores use another order
@@ -52,7 +52,7 @@ inline void finish(size_t which)
     std::vector<uint16_t> a = p.a, b;
     read_shared(p, a, b);
     if (a != p.a || b != p.b) fail(p.at, "shared memory was written while wgmma read it");
-    if (p.a_registers && memcmp(p.a_registers, p.a_values, sizeof p.a_values))
+    if (p.a_registers && memcmp(p.a_registers, p.operands.registers, sizeof p.operands.registers))
         fail(p.at, "registers were written while wgmma read them");
     size_t n = (size_t)p.n_columns / 2, n_columns = n / 2;
     for (size_t i = 0; i < n; i++)
@@ -70,17 +70,10 @@ inline void finish(size_t which)
     std::copy(sums.begin(), sums.end(), &p.d[0][0]);
 }
 
-struct product_operands {
-    uint64_t a, b;
-    uint32_t registers[4];
-};
-
 /* Checks that all lanes pass the same matrices, and gathers the lanes' registers of a. */
-UNSEEN inline void share_operands(product &p, place at)
+UNSEEN inline void share_operands(product &p)
 {
-    product_operands mine = { p.a_matrix, p.b_matrix, {} };
-    if (p.a_registers) memcpy(mine.registers, p.a_registers, sizeof mine.registers);
-    const exchange &e = exchange_values_aligned(mine, "wgmma", at);
+    const exchange &e = exchange_values_aligned(p.operands, "wgmma", p.at);
     int quad = current->lane() / 4 * 4;
     for (int half = 0; half < 2 && p.a_registers; half++)
         for (int k = 0; k < 16; k++)
@@ -88,7 +81,8 @@ UNSEEN inline void share_operands(product &p, place at)
                                      k % 2 * 16));
     for (int lane = 0; lane < WARP; lane++) {
         product_operands theirs = value_of_lane<product_operands>(e, lane);
-        if (theirs.a != mine.a || theirs.b != mine.b) fail(at, "lanes of a warp name different matrices to wgmma");
+        if (theirs.a != p.operands.a || theirs.b != p.operands.b)
+            fail(p.at, "lanes of a warp name different matrices to wgmma");
     }
 }
 
@@ -100,15 +94,14 @@ void issue_product(float (&d)[N][4], uint64_t a, const uint32_t *a_registers, ui
     product p = {};
     p.d = d;
     p.n_columns = 8 * N;
-    p.a_matrix = a;
-    p.b_matrix = b;
+    p.operands = { a, b, {} };
     p.a_registers = a_registers;
     p.b_mn_major = b_mn_major;
     p.wide = [](uint16_t bits) { return half_of<T>(bits, 0); };
     p.group = self.open_products;
     p.at = at;
-    if (a_registers) memcpy(p.a_values, a_registers, sizeof p.a_values);
-    share_operands(p, at);
+    if (a_registers) memcpy(p.operands.registers, a_registers, sizeof p.operands.registers);
+    share_operands(p);
     if (!self.registers_fenced) fail(at, "wgmma without wgmma_fence since the last wait");
     read_shared(p, p.a, p.b);
     auto same = [&](const product &earlier) { return earlier.d == d; };

@@ -1,23 +1,36 @@
 #!/bin/sh
 # Tests the harness that runs kernels on the CPU, and that it reports every defect that the kernels of test_harness.cu can contain:
-#   tests/cuda/test_harness.sh
-# Takes CUDA's headers from $CUDA_INCLUDE, else from nvcc's installation. Also compiles the kernels with nvcc if there is one.
+#   make harness/planted
+# Also compiles the kernels with nvcc if there is one.
 set -eu
 cd "$(dirname "$0")/../.."
+output=build/planted_plain/output
 
-CXX=${CXX:-g++}
-if [ -z "${CUDA_INCLUDE:-}" ]; then
-    home=$(nvcc --dryrun -c any.cu 2>&1 | sed -n 's/^#\$ TOP=//p') || true
-    CUDA_INCLUDE=${home:-${CUDA_HOME:-/usr/local/cuda}}/include
-fi
-[ -e "$CUDA_INCLUDE/cuda_runtime.h" ] || { echo "no cuda_runtime.h in $CUDA_INCLUDE; set CUDA_INCLUDE to the directory of CUDA's headers"; exit 1; }
+n_failed=0
+report() { # HOLDS WHAT
+    if [ "$1" = yes ]; then
+        echo "ok      $2"
+    else
+        echo "FAILED  $2"
+        sed 's/^/        /' $output | head -30
+        n_failed=$((n_failed + 1))
+    fi
+}
 
-build=$(mktemp -d)
-trap 'rm -rf "$build"' EXIT
-export CUDA_INCLUDE CXX build
+for kind in plain asan tsan; do
+    for reverse in 0 1; do
+        holds=yes
+        LAZYLLM_CUDA_REVERSE=$reverse timeout 60 build/planted_$kind/test_harness >$output 2>&1 || holds=no
+        report $holds "$kind$([ $reverse = 0 ] || echo ', threads and blocks in reverse'): $(tail -1 $output)"
+    done
+done
 
 # build, defect, test, text that its output must contain
-PLANTED='
+while read -r kind defect test message; do
+    holds=no
+    timeout 60 build/planted_$kind/test_harness "$test" "$defect" >$output 2>&1 || { grep -qF "$message" $output && holds=yes; }
+    report $holds "$kind finds $defect: $message"
+done <<'END'
 tsan  NO_SYNCTHREADS                  sums          data race
 tsan  NO_SYNCTHREADS_BEFORE_REUSE     sums          data race
 tsan  NO_SYNCWARP                     load_matrices data race
@@ -44,58 +57,12 @@ tsan  BLOCKS_RACE                     sums          data race
 plain MISALIGNED                      product_bf16  no multiple of 16
 asan  HOST_ACCESS                     host_access   use-after-poison
 plain NO_BEGIN                        reverse_quads returned without begin_kernel
-'
-
-# compile KIND SOURCE OBJECT
-cat >"$build/compile" <<'END'
-case $1 in
-plain) sanitize= ;;
-asan) sanitize=-fsanitize=address ;;
-tsan) sanitize=-fsanitize=thread ;;
-esac
-exec $CXX -std=c++17 -g1 -O1 -Wall -Wextra -Werror -Wno-unknown-pragmas -fno-strict-aliasing -pthread $sanitize -isystem "$CUDA_INCLUDE" -DPLANTS -x c++ -c "$2" -o "$3"
 END
-for kind in plain asan tsan; do
-    for source in cuda/cuda_on_cpu/fake_cudart.cc tests/cuda/test_harness.cu; do
-        echo "$kind $source $build/$kind.$(basename $source).o"
-    done
-done | xargs -P "$(nproc)" -L 1 sh "$build/compile"
-for kind in plain asan tsan; do
-    case $kind in plain) sanitize= ;; asan) sanitize=-fsanitize=address ;; tsan) sanitize=-fsanitize=thread ;; esac
-    $CXX -pthread $sanitize "$build/$kind.fake_cudart.cc.o" "$build/$kind.test_harness.cu.o" -o "$build/$kind"
-done
-
-n_failed=0
-report() { # HOLDS WHAT
-    if [ "$1" = yes ]; then
-        echo "ok      $2"
-    else
-        echo "FAILED  $2"
-        sed 's/^/        /' "$build/output" | head -30
-        n_failed=$((n_failed + 1))
-    fi
-}
-
-for kind in plain asan tsan; do
-    for reverse in 0 1; do
-        holds=yes
-        LAZYLLM_CUDA_REVERSE=$reverse timeout 60 "$build/$kind" >"$build/output" 2>&1 || holds=no
-        report $holds "$kind$([ $reverse = 0 ] || echo ', threads and blocks in reverse'): $(tail -1 "$build/output")"
-    done
-done
-
-echo "$PLANTED" >"$build/planted"
-while read -r kind defect test message; do
-    [ "$kind" ] || continue
-    holds=no
-    timeout 60 "$build/$kind" "$test" "$defect" >"$build/output" 2>&1 || { grep -qF "$message" "$build/output" && holds=yes; }
-    report $holds "$kind finds $defect: $message"
-done <"$build/planted"
 
 if command -v nvcc >/dev/null; then
     holds=yes
     nvcc -std=c++17 -Werror all-warnings -Xptxas -warn-spills -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a \
-        -c tests/cuda/test_harness.cu -o "$build/nvcc.o" >"$build/output" 2>&1 || holds=no
+        -c tests/cuda/test_harness.cu -o build/planted_plain/nvcc.o >$output 2>&1 || holds=no
     report $holds 'nvcc compiles it for sm_80 and sm_90a without a warning'
 else
     echo 'SKIPPED nvcc: not found'
