@@ -64,10 +64,10 @@ static void test_extremes(const char *variant)
         lazy_config config;
         int n, m;
     } cases[] = {
-        { { .n_layers = 1, .hidden = 8, .n_heads = 2, .n_kv_heads = 1, .head_dim = 512, .ffn = 8 }, 90, 300 },
-        { { .n_layers = 1, .hidden = 8, .n_heads = 400, .n_kv_heads = 1, .head_dim = 6, .ffn = 8 }, 70, 300 },
-        { { .n_layers = 1, .hidden = 8, .n_heads = 3, .n_kv_heads = 3, .head_dim = 4, .ffn = 8 }, 5, MAX_TOKENS - 7 },
-        { { .n_layers = 1, .hidden = 8, .n_heads = 30, .n_kv_heads = 3, .head_dim = 4, .ffn = 8 }, 1, MAX_TOKENS - 7 },
+        { { .n_heads = 2, .n_kv_heads = 1, .head_dim = 512, .ffn = 8 }, 90, 300 },
+        { { .n_heads = 400, .n_kv_heads = 1, .head_dim = 6, .ffn = 8 }, 70, 300 },
+        { { .n_heads = 3, .n_kv_heads = 3, .head_dim = 4, .ffn = 8 }, 5, MAX_TOKENS - 7 },
+        { { .n_heads = 30, .n_kv_heads = 3, .head_dim = 4, .ffn = 8 }, 1, MAX_TOKENS - 7 },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         sides s = open_sides(variant, &cases[i].config, 2);
@@ -108,7 +108,7 @@ static bool lost(const float *y, int row, const lazy_config *c)
 /* A NaN reaches every row that sees it; threads change nothing. */
 static void test_spoilt_attention(const char *variant, int n, int length)
 {
-    const lazy_config config = { .n_layers = 1, .hidden = 8, .n_heads = 2, .n_kv_heads = 1, .head_dim = 24, .ffn = 8 };
+    const lazy_config config = { .n_heads = 2, .n_kv_heads = 1, .head_dim = 24, .ffn = 8 };
     float *alone = spoilt_attention(variant, &config, 1, n, length, 0),
           *shared = spoilt_attention(variant, &config, 4, n, length, 0);
     check(memcmp(alone, shared, (size_t)n * 48 * sizeof *alone) == 0, "%s attention n %d: 4 threads differ from one",
@@ -132,9 +132,7 @@ static void test_columns(const char *variant)
         int heads, group, head_dim;
     } shapes[] = { { 1, 1, 64 }, { 6, 3, 80 }, { 5, 5, 96 }, { 2, 1, 40 }, { 4, 2, 10 } };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        lazy_config config = {
-            .n_layers = 1, .hidden = 8, .n_heads = shapes[i].heads, .head_dim = shapes[i].head_dim, .ffn = 8
-        };
+        lazy_config config = { .n_heads = shapes[i].heads, .head_dim = shapes[i].head_dim, .ffn = 8 };
         config.n_kv_heads = config.n_heads / shapes[i].group;
         for (keeping = LAZY_F32; keeping <= LAZY_BF16; keeping++) {
             sides s = open_sides(variant, &config, 2);

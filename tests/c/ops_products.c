@@ -271,7 +271,7 @@ static void test_gated_products(const char *variant, const lazy_config *config)
  * whichever columns went through the streams together. */
 static void test_any_threads(const char *variant)
 {
-    const lazy_config config = { .n_layers = 1, .n_heads = 1, .n_kv_heads = 1, .head_dim = 2, .ffn = 9 };
+    const lazy_config config = { .n_heads = 1, .n_kv_heads = 1, .head_dim = 2, .ffn = 9 };
     enum { NUMBERS = 6 };
     const int numbers[NUMBERS] = { 1, 2, 3, 5, 16, 40 };
     side with[NUMBERS];
@@ -297,7 +297,7 @@ static void test_any_threads(const char *variant)
 static void test_short_gates(const char *variant)
 {
     bool wide = lazy_arithmetic_find(variant, computing)->products->tile_rows > 6;
-    lazy_config config = { .n_layers = 1, .n_heads = 1, .n_kv_heads = 1, .head_dim = 2, .ffn = wide ? 18240 : 45000 };
+    lazy_config config = { .n_heads = 1, .n_kv_heads = 1, .head_dim = 2, .ffn = wide ? 18240 : 45000 };
     sides s = open_sides(variant, &config, 1);
     test_gated(s, wide ? UNPACKED_ROWS_LIMIT + 1 : 33, wide ? 16 : 8);
     close_sides(s);
@@ -373,16 +373,11 @@ static void test_experts(const char *variant)
 {
     seed = 1; /* its data depend on no other test */
     for (int k = 1; k <= EXPERTS; k += 2) {
-        lazy_config config = { .n_layers = 1,
-                               .n_heads = 1,
-                               .n_kv_heads = 1,
-                               .head_dim = 2,
-                               .ffn = 1,
-                               .n_experts = EXPERTS,
-                               .expert_ffn = k == 5 ? 256 : 44,
-                               .experts_per_token = k,
-                               .normed_experts = k > 1,
-                               .gelu = k == 3 };
+        lazy_config config = { .n_heads = 1, .n_kv_heads = 1, .head_dim = 2, .ffn = 1, .n_experts = EXPERTS };
+        config.expert_ffn = k == 5 ? 256 : 44;
+        config.experts_per_token = k;
+        config.normed_experts = k > 1;
+        config.gelu = k == 3;
         sides s = open_sides(variant, &config, 3);
         for (int i = 0; i < 24; i += each) {
             int n = i % 4 == 0 ? UNPACKED_ROWS_LIMIT + random_int(1, 80) : random_int(1, i % 4 == 1 ? 4 : 60);

@@ -279,7 +279,7 @@ static void *rotated(const char *variant, const lazy_config *c, lazy_dtype type,
 /* The values kept are those of f32, rounded once. A finite value beyond the type's range is refused, others are not. */
 void test_kept_rows(const char *variant)
 {
-    const lazy_config config = { .n_layers = 1, .hidden = 8, .n_heads = 4, .n_kv_heads = 2, .head_dim = 22, .ffn = 8 };
+    const lazy_config config = { .n_heads = 4, .n_kv_heads = 2, .head_dim = 22, .ffn = 8 };
     int code;
     for (lazy_dtype type = LAZY_F16; type <= LAZY_BF16; type++) {
         for (int n = 1; n < 20; n += 6) {

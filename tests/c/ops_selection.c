@@ -140,7 +140,7 @@ static void test_regroup(side fast, int length, int d)
 void test_selection(void)
 {
     seed = 1; /* its data depend on no other file */
-    sides s = open_sides("generic", &(lazy_config){ .n_layers = 1, .n_heads = 1, .n_kv_heads = 1, .head_dim = 2 }, 1);
+    sides s = open_sides("generic", &(lazy_config){ .n_heads = 1, .n_kv_heads = 1, .head_dim = 2 }, 1);
     for (int m = 1; m <= 130; m++) {
         test_select(s.fast, m);
         test_smooth(s, m, 2 * random_int(0, 20) + 1);

@@ -17,18 +17,10 @@ int main(int argc, char **argv)
     }
     if (fastest) each = 7; /* has no divisor in common with the periods in which cases alternate */
     const lazy_config shapes[] = {
-        { .n_layers = 1, .hidden = 24, .n_heads = 4, .n_kv_heads = 2, .head_dim = 8, .ffn = 40 },
-        { .n_layers = 1,
-          .hidden = 70,
-          .n_heads = 3,
-          .n_kv_heads = 1,
-          .head_dim = 64,
-          .ffn = 33,
-          .gelu = true,
-          .wide_qk_norm = true },
-        { .n_layers = 1, .hidden = 33, .n_heads = 2, .n_kv_heads = 2, .head_dim = 80, .ffn = 100 },
-        { .n_layers = 1,
-          .hidden = 64,
+        { .hidden = 24, .n_heads = 4, .n_kv_heads = 2, .head_dim = 8, .ffn = 40 },
+        { .hidden = 70, .n_heads = 3, .n_kv_heads = 1, .head_dim = 64, .ffn = 33, .gelu = true, .wide_qk_norm = true },
+        { .hidden = 33, .n_heads = 2, .n_kv_heads = 2, .head_dim = 80, .ffn = 100 },
+        { .hidden = 64,
           .n_heads = 8,
           .n_kv_heads = 2,
           .head_dim = 128,

@@ -273,15 +273,9 @@ static bool map_file(void)
     return code == LAZY_OK;
 }
 
-typedef struct repeating {
-    bool (*call)(void);
-    atomic_bool ends;
-} repeating;
-
-static void *repeat(void *argument)
+static void *map_file_until(void *ends)
 {
-    repeating *r = argument;
-    while (!atomic_load(&r->ends)) r->call();
+    while (!atomic_load((atomic_bool *)ends)) map_file();
     return NULL;
 }
 
@@ -297,14 +291,16 @@ static void pause_here(int number)
 
 /* A child of a process whose other thread is somewhere within a call makes that call too: what the thread holds stays
  * held in it. */
-static void check_forks(bool (*call)(void), const char *what)
+static void test_forks_beside_a_thread(void)
 {
     enum { FORKS = 20, SECONDS = 10 };
-    repeating r = { .call = call };
-    int status = 0;
+    atomic_bool ends = false;
+    int file = mkstemp(mapped_path), status = 0;
+    if (file < 0 || write(file, "text", 4) != 4) exit(1);
+    close(file);
     pthread_t thread;
     signal(SIGUSR1, pause_here);
-    pthread_create(&thread, NULL, repeat, &r);
+    pthread_create(&thread, NULL, map_file_until, &ends);
     for (int i = 0; i < FORKS && !status; i++) {
         int before = atomic_load(&n_pauses);
         pthread_kill(thread, SIGUSR1);
@@ -312,22 +308,14 @@ static void check_forks(bool (*call)(void), const char *what)
         pid_t child = fork();
         if (!child) {
             alarm(SECONDS);
-            _exit(call() ? 0 : 1);
+            _exit(map_file() ? 0 : 1);
         }
         if (waitpid(child, &status, 0) != child) status = -1;
     }
-    check(!status, "a child beside a thread that %s ended with %d; with %d it hung", what, status, SIGALRM);
-    atomic_store(&r.ends, true);
+    check(!status, "a child beside a thread that maps a file ended with %d; with %d it hung", status, SIGALRM);
+    atomic_store(&ends, true);
     pthread_join(thread, NULL);
     signal(SIGUSR1, SIG_DFL);
-}
-
-static void test_forks_beside_a_thread(void)
-{
-    int file = mkstemp(mapped_path);
-    if (file < 0 || write(file, "text", 4) != 4) exit(1);
-    close(file);
-    check_forks(map_file, "maps a file");
     unlink(mapped_path);
 }
 

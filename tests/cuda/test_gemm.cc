@@ -30,8 +30,6 @@ struct kind {
     size_t skip; /* elements by which the operands are misaligned */
 };
 
-static const char *const NAMES[] = { "f32", "f16", "bf16" }; /* by lazy_dtype */
-
 static int run(lazy_gemm *gemm, cudaStream_t queue, void *y, const void *x, const void *w, int n, int rows, int cols,
                kind t, bool *refused, lazy_error *err)
 {
@@ -48,7 +46,7 @@ static int refused_products; /* how many of the next products cuBLASLt refuses t
 static void test_product(lazy_gemm *gemm, kind t, int n, int rows, int cols, bool exact,
                          [[maybe_unused]] bool must_refuse = false)
 {
-    now("%s to %s, %d x (%d, %d)%s, %zu off", NAMES[t.in], NAMES[t.out], n, rows, cols,
+    now("%s to %s, %d x (%d, %d)%s, %zu off", lazy_formats[t.in].name, lazy_formats[t.out].name, n, rows, cols,
         t.accumulate ? ", accumulated" : "", t.skip);
     size_t k = (size_t)cols, r = (size_t)rows, size = (size_t)n * r;
     auto operand = [&](size_t values) {

@@ -21,18 +21,21 @@ extern "C" {
 
 static bool quick;
 
-/* Maximum errors, relative to the largest value. */
-static const struct precision {
-    const char *name;
-    double of_activations, of_f32;
-} precisions[] = {
-    /* indexed by lazy_dtype */
-    { "f32", 1e-5, 1e-5 },    /* f32 sums of up to a few thousand terms, in any order */
-    { "f16", 2e-3, 1e-5 },    /* four roundings of up to 5e-4: intermediate gate and up, accumulation to y */
-    { "bf16", 1.5e-2, 1e-5 }, /* four roundings of up to 4e-3 */
+/* Maximum errors, relative to the largest value, by lazy_dtype. */
+static const double precisions[] = {
+    1e-5,   /* f32 sums of up to a few thousand terms, in any order */
+    2e-3,   /* four roundings of up to 5e-4: intermediate gate and up, accumulation to y */
+    1.5e-2, /* four roundings of up to 4e-3 */
 };
 
 /* ---- random data ------------------------------------------------------------------------ */
+
+static bytes random_bytes(size_t n)
+{
+    bytes data(n);
+    for (unsigned char &byte : data) byte = (unsigned char)random_bits();
+    return data;
+}
 
 /* Weights of any type, n values of up to about 1. */
 static bytes random_weights(lazy_dtype type, size_t n)
@@ -40,8 +43,7 @@ static bytes random_weights(lazy_dtype type, size_t n)
     static const float largest[] = { 1, 1, 1, 128, 8, 16, 16, 32, 1024, 2048, 4096 }; /* integers times scales */
     if (!lazy_is_quantized(type)) return narrowed(type, random_values(type, n));
     const lazy_format &format = lazy_formats[type];
-    bytes data(n / (size_t)format.values * (size_t)format.bytes);
-    for (unsigned char &byte : data) byte = (unsigned char)random_bits();
+    bytes data = random_bytes(n / (size_t)format.values * (size_t)format.bytes);
     for (size_t block = 0; block < data.size(); block += (size_t)format.bytes) {
         size_t scale = block + (type == LAZY_Q6_K ? offsetof(lazy_q6_k, scale) : 0);
         floats factors = random_values(LAZY_F32, 2); /* scale, offset */
@@ -119,8 +121,8 @@ struct rig {
     }
     rig(const rig &) = delete;
 
-    const char *name() const { return precisions[type].name; }
-    double precision() const { return precisions[type].of_activations; }
+    const char *name() const { return lazy_formats[type].name; }
+    double precision() const { return precisions[type]; }
     bool is_gpu(const side &s) const { return s.backend == gpu.backend; }
     /* Random values of activations. */
     floats values(size_t n, float limit = 1) const { return random_values(type, n, limit); }
@@ -173,13 +175,6 @@ struct launch_count {
 };
 
 /* ---- memory and streams ----------------------------------------------------------------- */
-
-static bytes random_bytes(size_t n)
-{
-    bytes data(n);
-    for (unsigned char &byte : data) byte = (unsigned char)random_bits();
-    return data;
-}
 
 static void test_copies(const rig &r)
 {
@@ -284,10 +279,6 @@ class weights
     std::vector<lazy_matrix> gpu, plain, rounded; /* rounded: all values are, to the device's type */
     int rows = 0;                                 /* of a matrix */
 
-    weights(const rig &r, int n_parts, int part_rows, int cols, bool mixed, bool biased)
-        : weights(r, { r.stored }, n_parts, part_rows, cols, mixed, biased)
-    {
-    }
     /* stored: the type of each matrix, or of its first part where `mixed` */
     weights(const rig &r, const std::vector<lazy_dtype> &stored, int n_parts, int part_rows, int cols, bool mixed,
             bool biased)
@@ -364,7 +355,7 @@ static void test_matmul(const rig &r, const product &p)
 {
     now("%s matmul n %d, %d parts of %d, cols %d%s%s%s, %d skipped", r.name(), p.n, p.parts, p.rows, p.cols,
         p.mixed ? ", mixed" : "", p.biased ? ", bias" : "", p.accumulate ? ", accumulated" : "", p.skipped);
-    weights w(r, p.parts, p.rows, p.cols, p.mixed, p.biased);
+    weights w(r, { r.stored }, p.parts, p.rows, p.cols, p.mixed, p.biased);
     size_t cols = (size_t)p.cols, rows = (size_t)w.rows, skipped = (size_t)p.skipped, n = (size_t)p.n + skipped;
     floats before = p.accumulate ? r.values(n * rows) : unwritten(n * rows);
     std::fill_n(before.begin(), skipped * rows, 0.0f);
@@ -380,11 +371,11 @@ static void test_logits(const rig &r, int n, int rows, int cols, bool mixed)
 {
     now("%s logits n %d, rows %d, cols %d, cap %g%s", r.name(), n, rows, cols, r.config.logit_cap,
         mixed ? ", mixed" : "");
-    weights w(r, 1, rows, cols, mixed, false);
+    weights w(r, { r.stored }, 1, rows, cols, mixed, false);
     given x = r.in(r.values((size_t)(n * cols)));
     result y = r.out_f32(unwritten((size_t)(n * rows)));
     r.both([&](const side &s) { DO(s, logits, y.on(s), x.on(s), n, w.on(s, n > 1)); });
-    compare(y, precisions[r.type].of_f32, TERM);
+    compare(y, precisions[LAZY_F32], TERM);
 }
 
 static void test_gated(rig &r, int n, int ffn, int cols, bool mixed, bool gelu)
@@ -392,7 +383,7 @@ static void test_gated(rig &r, int n, int ffn, int cols, bool mixed, bool gelu)
     if (mixed) ffn = (ffn + 2) / 3 * 3;
     now("%s gated n %d, ffn %d, cols %d%s%s", r.name(), n, ffn, cols, mixed ? ", mixed" : "", gelu ? ", GELU" : "");
     r.config.gelu = gelu;
-    weights w(r, mixed ? 3 : 1, mixed ? 2 * ffn / 3 - 1 : 2 * ffn, cols, mixed, n % 2);
+    weights w(r, { r.stored }, mixed ? 3 : 1, mixed ? 2 * ffn / 3 - 1 : 2 * ffn, cols, mixed, n % 2);
     given x = r.in(r.values((size_t)(n * cols)));
     result y = r.out(unwritten((size_t)(n * ffn)));
     r.both([&](const side &s) { DO(s, gated, y.on(s), x.on(s), n, w.on(s, n > 1)); });
@@ -492,7 +483,7 @@ static void test_products(rig &r)
 static void test_embed(rig &r, int n, int cols, bool mixed, float scale)
 {
     now("%s embed n %d, cols %d%s, scale %g", r.name(), n, cols, mixed ? ", mixed" : "", scale);
-    weights table(r, mixed ? LAZY_MAX_PARTS : 1, 20, cols, mixed, false);
+    weights table(r, { r.stored }, mixed ? LAZY_MAX_PARTS : 1, 20, cols, mixed, false);
     ints wanted((size_t)n);
     for (int32_t &id : wanted) id = random_int(0, table.rows - 1);
     wanted[0] = table.rows - 1;
@@ -515,7 +506,7 @@ static void test_quantized(lazy_dtype type, lazy_dtype format)
     config.hidden = config.expert_ffn = cols;
     rig r(type, config, 1, 1);
     r.stored = format;
-    weights largest(r, 1, pick({ 1, 5, 9, 140 }), cols, false, false);
+    weights largest(r, { r.stored }, 1, pick({ 1, 5, 9, 140 }), cols, false, false);
     DO(r.gpu, reserve, 40, 40);
     for (int n :
          quick ? ints{ 1, 6, 12, 20, 40 } : ints{ 1, 2, 4, 5, 8, 9, 16, 17, LAZY_FEW_ROWS, LAZY_FEW_ROWS + 1, 40 }) {
@@ -759,7 +750,7 @@ static void test_scores(const rig &r, const side &on, scene &t, int window, int 
         if (isnan(want[j])) got[j] = want[j] = 0;
     }
     check(alike, "NaNs elsewhere");
-    compare(got, want, precisions[r.type].of_f32);
+    compare(got, want, precisions[LAZY_F32]);
     check(pooling == LAZY_POOLING_MAX || isnan(sum) || fabs(sum - 1) < 1e-5, "the sum is %.8g, not 1", sum);
 }
 
