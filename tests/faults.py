@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from folders import SHAPE
+from safetensors.numpy import load, save
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 SETTINGS, VOCABULARY, TEMPLATE = "tokenizer_config.json", "tokenizer.json", "chat_template.jinja"
 SHARDS = [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
 NORM = "model.norm.weight"
-WIDTHS = {"F32": "<f4", "I32": "<i4", "U8": "|u1"}
 Change = Callable[[Path], None]
 
 
@@ -188,14 +188,8 @@ def resealed(change: Change) -> Change:
 def flagged(edit: Callable[[dict[str, np.ndarray]], Any]) -> Change:
     """Other flags of the tokens, and as many rows of keys, values and Aux as these take, of zeros."""
 
-    def change(entries: dict[str, Any], data: bytes) -> bytes:
-        arrays = {
-            name: np.frombuffer(data[slice(*entry["data_offsets"])], WIDTHS[entry["dtype"]])
-            .reshape(entry["shape"])
-            .copy()
-            for name, entry in entries.items()
-            if name != "__metadata__"
-        }
+    def change(contents: bytes) -> bytes:
+        arrays = load(contents)
         edit(arrays)
         n_heads, _, head_dim = arrays["keys.0"].shape
         kept, depths = arrays["gone"] == 0, arrays["depths"]
@@ -204,16 +198,9 @@ def flagged(edit: Callable[[dict[str, np.ndarray]], Any]) -> Change:
             aux = np.zeros(((kept & (depths == layer)).sum(), SHAPE.hidden), np.float32)
             arrays |= {f"keys.{layer}": rows, f"values.{layer}": rows, f"aux.{layer}": aux}
         arrays = {name: array for name, array in arrays.items() if array.size}
-        metadata, data = entries["__metadata__"], b""
-        entries.clear()
-        entries["__metadata__"] = metadata
-        for name, array in sorted(arrays.items(), key=lambda item: -item[1].itemsize):
-            dtype = next(dtype for dtype, width in WIDTHS.items() if array.dtype == width)
-            entries[name] = entry(len(data), len(data) + array.nbytes, array.shape, dtype)
-            data += array.tobytes()
-        return data
+        return save(arrays, split(contents)[0]["__metadata__"])
 
-    return resealed(parts(change))
+    return resealed(rewritten(change))
 
 
 def flag(name: str, value: int, *where: int) -> Change:

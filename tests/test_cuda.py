@@ -323,15 +323,12 @@ class Runtime:
     def __getattr__(self, name: str) -> Any:
         return ctypes.c_ulonglong.in_dll(self.library, f"cuda_on_cpu_{name}")
 
-    def refuse(self, nth_launch: int) -> None:
-        ctypes.c_int.in_dll(self.library, "cuda_on_cpu_refuse").value = nth_launch
-
 
 @pytest.fixture
 def runtime() -> Any:
     fake = Runtime()
     yield fake
-    fake.refuse(0)
+    fake.refuse.value = 0
 
 
 @pytest.fixture
@@ -356,13 +353,13 @@ def test_any_launch_of_a_pruned_pass_may_fail(runtime: Runtime, seven_layers: Ti
     assert converse(session, seven_layers, PASSES[:2]) == want[:2]
     for number, (count, generated) in list(enumerate(PASSES))[2:4]:
         for nth_launch in itertools.count(1):
-            runtime.refuse(nth_launch)
+            runtime.refuse.value = nth_launch
             try:
                 logits = session.forward(seven_layers.ids(count, number), generated)
                 break
             except lazyllm.DeviceError:
                 failed += 1
-        runtime.refuse(0)
+        runtime.refuse.value = 0
         assert state_after(session, logits, seven_layers.shape.n_layers) == want[number]
     assert failed > 2 * 60
 
@@ -371,7 +368,7 @@ def test_any_launch_of_a_pruned_pass_may_fail(runtime: Runtime, seven_layers: Ti
 def test_the_launch_that_failed_is_named_with_its_place(runtime: Runtime, seven_layers: Tiny) -> None:
     session = on(seven_layers, DEVICE).session(None)
     session.forward(seven_layers.ids(40))
-    runtime.refuse(1 + 1 + PER_LAYER * 3 + 1)
+    runtime.refuse.value = 1 + 1 + PER_LAYER * 3 + 1
     with pytest.raises(lazyllm.DeviceError, match=r"^layer 3: attention norm: norm: too many resources"):
         session.forward([1], True)
 

@@ -44,7 +44,7 @@ unsigned long long cuda_on_cpu_uploads; /* copies from the host, and to it */
 unsigned long long cuda_on_cpu_downloads;
 unsigned long long cuda_on_cpu_pageable; /* those of them that use memory which is not pinned */
 unsigned long long cuda_on_cpu_waits;    /* calls in which the host waits for the device */
-int cuda_on_cpu_refuse;                  /* n: the n-th launch from now fails; 0: none */
+unsigned long long cuda_on_cpu_refuse;   /* n: the n-th launch from now fails; 0: none */
 unsigned long long cuda_on_cpu_bytes;    /* of device memory that is allocated */
 unsigned long long cuda_on_cpu_peak;     /* the most of them since a test last set it */
 }
