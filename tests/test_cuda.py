@@ -23,23 +23,18 @@ from tolerances import HALF_LOGITS, LOGITS, error
 from toys import write_gguf
 
 import lazyllm
-from lazyllm import _core
 from lazyllm.commands.main import main
 from lazyllm.evaluation.generated.tasks import GeneratedTasks
 from lazyllm.evaluation.options import RulerOptions, RunOptions
 from lazyllm.evaluation.trial import scored_answer
 from lazyllm.evaluation.workers import Recipe, connected, model_there
-from lazyllm.machine.device import libraries, nth_device
+from lazyllm.machine.device import nth_device
 
 pytestmark = pytest.mark.skipif(DEVICE == "cpu", reason="LAZYLLM_TEST_DEVICE is not cuda")
 
 ON_CPU = "on_cpu" in os.environ.get("LAZYLLM_CUDA_LIBRARY", "")
 fakes_only = pytest.mark.skipif(not ON_CPU, reason="needs devices and memory that can be set")
 MIN_GAP = 0.2  # between neighbouring scores, relative to the higher one: far above 16-bit rounding
-
-
-def on(tiny: Tiny, device: str) -> _core.Model:
-    return _core.Model(tiny.config, [str(tiny.path)], tiny.tensors, device=device, libraries=libraries())
 
 
 # ---- 16 bits -------------------------------------------------------------------------------------
@@ -76,7 +71,7 @@ def separated_stages(tiny: Tiny, ids: list[int]) -> list[tuple[int, float]]:
     stages: list[tuple[int, float]] = []
     for layer in range(tiny.shape.n_layers - 1):
         so_far = stages[-1][1] if stages else 1.0
-        session = on(tiny, "cpu").session(pruning([*stages, (layer, so_far)]))
+        session = tiny.load(device="cpu").session(pruning([*stages, (layer, so_far)]))
         session.trace = True
         session.forward(ids)
         run = next(run for run in session.last_trace if run["last_layer"] == layer)
@@ -97,7 +92,7 @@ def test_16_bits_select_and_answer_as_the_cpu_does(shape: Shape, tmp_path: Path)
     assert len(stages) >= 2
     seen = {}
     for device in ("cpu", DEVICE):
-        session = on(tiny, device).session(pruning(stages))
+        session = tiny.load(device=device).session(pruning(stages))
         session.trace = True
         logits = session.forward(ids)
         seen[device] = (logits, per_layer(session.last_trace, shape.n_layers), session.depths.tolist())
@@ -111,10 +106,9 @@ def test_16_bits_over_a_conversation(shape: Shape, tmp_path: Path) -> None:
     """Decode steps and a follow-up revive all tokens: few and many rows, one and several key chunks."""
     tiny = build(shape, tmp_path)
     passes: list[tuple[int, bool]] = [(150, False), (1, True), (3, True), (20, False), (1, True)]
-    rules = pruning(
-        [(0, 0.01), (1, 0.01)], protect=[(0, 60)], decode=[]
-    )  # only protected tokens are kept, so selections do not depend on scores
-    sessions = [on(tiny, device).session(rules) for device in ("cpu", DEVICE)]
+    # only protected tokens are kept, so selections do not depend on scores
+    rules = pruning([(0, 0.01), (1, 0.01)], protect=[(0, 60)], decode=[])
+    sessions = [tiny.load(device=device).session(rules) for device in ("cpu", DEVICE)]
     for number, (count, generated) in enumerate(passes):
         ids = tiny.ids(count, number)
         want, got = (session.forward(ids, generated) for session in sessions)
@@ -302,7 +296,7 @@ def test_what_nvcc_compiles(build_cuda: Any, tmp_path: Path, monkeypatch: pytest
 
 @fakes_only
 def test_a_session_that_cannot_grow_stays_as_it_was(seven_layers: Tiny) -> None:
-    model = on(seven_layers, DEVICE)
+    model = seven_layers.load()
     session, calm = model.session(None), model.session(None)
     session.forward(range(20))
     calm.forward(range(20))
@@ -347,7 +341,7 @@ PER_LAYER = 8
 @fakes_only
 def test_any_launch_of_a_pruned_pass_may_fail(runtime: Runtime, seven_layers: Tiny) -> None:
     """The session is then as it was before: the same pass, once it succeeds, gives the same bits."""
-    model, rules = on(seven_layers, DEVICE), pruning(STAGES, memory=0.8)
+    model, rules = seven_layers.load(), pruning(STAGES, memory=0.8)
     want = converse(model.session(rules), seven_layers, PASSES[:4])
     session, failed = model.session(rules), 0
     assert converse(session, seven_layers, PASSES[:2]) == want[:2]
@@ -366,7 +360,7 @@ def test_any_launch_of_a_pruned_pass_may_fail(runtime: Runtime, seven_layers: Ti
 
 @fakes_only
 def test_the_launch_that_failed_is_named_with_its_place(runtime: Runtime, seven_layers: Tiny) -> None:
-    session = on(seven_layers, DEVICE).session(None)
+    session = seven_layers.load().session(None)
     session.forward(seven_layers.ids(40))
     runtime.refuse.value = 1 + 1 + PER_LAYER * 3 + 1
     with pytest.raises(lazyllm.DeviceError, match=r"^layer 3: attention norm: norm: too many resources"):
@@ -374,7 +368,7 @@ def test_the_launch_that_failed_is_named_with_its_place(runtime: Runtime, seven_
 
 
 def test_a_step_that_is_stopped(seven_layers: Tiny) -> None:
-    model = on(seven_layers, DEVICE)
+    model = seven_layers.load()
     want = converse(model.session(None), seven_layers, PASSES[:2])
     session = model.session(None)
     converse(session, seven_layers, PASSES[:2])
@@ -395,7 +389,7 @@ def test_a_step_that_is_stopped(seven_layers: Tiny) -> None:
 def test_conversations_on_several_threads_give_the_same_bits(dtype: str, tmp_path: Path) -> None:
     """The context outgrows its buffers, so all addresses change between passes."""
     tiny = build(Shape(seed=48, n_layers=7, head_dim=64, dtype=dtype), tmp_path)
-    model = on(tiny, DEVICE)
+    model = tiny.load()
     each = [pruning(STAGES, smooth=3), pruning(STAGES, decode=[])]
     alone = [converse(model.session(rules), tiny, PASSES) for rules in each]
     with ThreadPoolExecutor() as pool:
@@ -454,9 +448,7 @@ def test_memory_is_planned_and_grows_buffer_by_buffer(
     runtime: Runtime, tmp_path: Path, rules: Any, weights: str
 ) -> None:
     made = build(Shape(seed=48, n_layers=7, ffn=64), tmp_path)
-    model = _core.Model(
-        made.config, [str(made.path)], made.tensors, device=DEVICE, libraries=libraries(), weights=weights
-    )
+    model = made.load(weights=weights)
     model.session(None).reserve(400)  # makes the RoPE table, which the model keeps
     empty = runtime.bytes.value
     session = model.session(rules and pruning(rules))

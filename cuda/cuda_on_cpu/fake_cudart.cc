@@ -49,8 +49,6 @@ unsigned long long cuda_on_cpu_bytes;    /* of device memory that is allocated *
 unsigned long long cuda_on_cpu_peak;     /* the most of them since a test last set it */
 }
 
-namespace
-{
 using work = std::function<void()>;
 
 /* Work in the order in which it runs. */
@@ -58,7 +56,6 @@ struct work_queue {
     std::deque<work> waiting;
     size_t n_done;
 };
-} // namespace
 
 struct CUstream_st {
     int device;

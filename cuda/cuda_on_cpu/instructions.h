@@ -25,16 +25,6 @@ template <class To, class From> To bits_as(From from)
     return to;
 }
 
-/* Atomic read-modify-write, which orders no other memory. */
-template <class T, class Next> T update(T *address, Next next)
-{
-    T old, now;
-    __atomic_load(address, &old, __ATOMIC_RELAXED);
-    do now = next(old);
-    while (!__atomic_compare_exchange(address, &old, &now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
-    return old;
-}
-
 struct alignas(sizeof(exchange::slot[0])) fragments {
     float a[8], b[4];
 };
@@ -114,14 +104,16 @@ UNSEEN inline unsigned __ballot_sync(unsigned mask, int predicate, place at = he
     return yes;
 }
 
-/* common_type_t makes b convert to the address's type */
+/* Atomics on integers, which order no other memory. common_type_t makes b convert to the address's type. */
 template <class T> T atomicAdd(T *address, std::common_type_t<T> b)
 {
-    return update(address, [b](T a) { return a + b; });
+    return __atomic_fetch_add(address, b, __ATOMIC_RELAXED);
 }
 template <class T> T atomicMin(T *address, std::common_type_t<T> b)
 {
-    return update(address, [b](T a) { return a < b ? a : b; });
+    T a = __atomic_load_n(address, __ATOMIC_RELAXED);
+    while (b < a && !__atomic_compare_exchange_n(address, &a, b, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) continue;
+    return a;
 }
 inline void begin_kernel(bool = true) { current->has_begun = true; }
 /* The only atomic that orders memory. */

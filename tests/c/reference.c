@@ -183,10 +183,9 @@ static int reference_rotate(lazy_stream *stream, void *qkv, const int32_t *rows,
         for (int h = 0; h < c->n_heads; h++)
             rotate_head(q + h * d, d, q_rope + at, wide || !q_norm ? NULL : q_norm + h * step, eps, late,
                         c->layer_norm);
-        for (int g = 0; g < c->n_kv_heads; g++)
+        for (int g = 0; g < c->n_kv_heads; g++) {
             rotate_head(k + g * d, d, k_rope + at, wide || !k_norm ? NULL : k_norm + g * step, eps, late,
                         c->layer_norm);
-        for (int g = 0; g < c->n_kv_heads; g++) {
             fits &= lazy_narrow(kv_row(stream, kv, kv.k, g, rows[r]), k + g * d, stream->backend->kv, d);
             fits &= lazy_narrow(kv_row(stream, kv, kv.v, g, rows[r]), v + g * d, stream->backend->kv, d);
         }

@@ -76,6 +76,13 @@ static ints random_rows(int n, const ints &in_play)
  * finite. */
 static float huge(lazy_dtype type) { return type == LAZY_F16 ? 60000.0f : 1e25f; }
 
+static ints random_ints(int n, int low, int high)
+{
+    ints values((size_t)n);
+    for (int32_t &value : values) value = random_int(low, high);
+    return values;
+}
+
 static int pick(const ints &list) { return list[(size_t)random_int(0, (int)list.size() - 1)]; }
 
 static lazy_config config_of(int n_heads, int n_kv_heads, int head_dim)
@@ -176,6 +183,13 @@ struct launch_count {
 
 /* ---- memory and streams ----------------------------------------------------------------- */
 
+/* A call has failed with this code and these words. */
+static void refused(const side &gpu, const char *op, int code, lazy_code wanted, const std::string &words)
+{
+    check(code == wanted && strstr(gpu.err.message, words.c_str()), "%s: code %d, \"%s\"", op, code, gpu.err.message);
+    gpu.err = {};
+}
+
 static void test_copies(const rig &r)
 {
     for (int i = 0; i < 5; i++) {
@@ -211,16 +225,12 @@ static void test_refusals(const rig &r)
     now("%s refusals", r.name());
     const side &gpu = r.gpu;
     result kept = r.out(r.values(100));
-    auto refused = [&](const char *what, int code, lazy_code wanted, const char *words) {
-        check(code == wanted && strstr(gpu.err.message, words), "%s: code %d, \"%s\"", what, code, gpu.err.message);
-        gpu.err = {};
-    };
 
     const size_t HUGE_BYTES = (size_t)1 << 50;
     void *memory = &memory;
     int code = gpu.ops->alloc(gpu.backend, &memory, HUGE_BYTES, "a test's memory", &gpu.err);
     check(!memory, "alloc left an address");
-    refused("alloc", code, LAZY_MEMORY, ("a test's memory: " + std::to_string(HUGE_BYTES)).c_str());
+    refused(gpu, "alloc", code, LAZY_MEMORY, "a test's memory: " + std::to_string(HUGE_BYTES));
 
     char weight = 0;
     lazy_matrix w = {};
@@ -228,13 +238,13 @@ static void test_refusals(const rig &r)
     w.n_parts = 1;
     w.rows = 1 << 30;
     w.cols = 1 << 20;
-    refused("bind", gpu.ops->bind(gpu.backend, &w, 1, &gpu.err), LAZY_MEMORY, "weights");
+    refused(gpu, "bind", gpu.ops->bind(gpu.backend, &w, 1, &gpu.err), LAZY_MEMORY, "weights");
     check(w.part[0].data == &weight && w.part[0].rows == 1 << 30, "a refused matrix was changed");
 
     lazy_config many_heads = config_of(512, 1, 16);
     side s = stream_of(gpu.backend, &many_heads, 1, 7);
     lazy_cuda_stream before = *lazy_cuda_scratch(s.stream);
-    refused("reserve", s.ops->reserve(s.stream, 1, INT32_MAX, &gpu.err), LAZY_MEMORY, "scratch");
+    refused(gpu, "reserve", s.ops->reserve(s.stream, 1, INT32_MAX, &gpu.err), LAZY_MEMORY, "scratch");
     lazy_cuda_stream after = *lazy_cuda_scratch(s.stream);
     check(after.tokens == before.tokens && after.products == before.products, "a refused reserve left traces");
     s.ops->stream_close(s.stream);
@@ -484,8 +494,7 @@ static void test_embed(rig &r, int n, int cols, bool mixed, float scale)
 {
     now("%s embed n %d, cols %d%s, scale %g", r.name(), n, cols, mixed ? ", mixed" : "", scale);
     weights table(r, { r.stored }, mixed ? LAZY_MAX_PARTS : 1, 20, cols, mixed, false);
-    ints wanted((size_t)n);
-    for (int32_t &id : wanted) id = random_int(0, table.rows - 1);
+    ints wanted = random_ints(n, 0, table.rows - 1);
     wanted[0] = table.rows - 1;
     given ids(r.gpu, wanted);
     result x = r.out(unwritten((size_t)(n * cols)));
@@ -587,10 +596,8 @@ static void test_rotate(rig &r, int n, bool q_normed, bool k_normed, float limit
 static void test_surprisal(const rig &r, int n, int vocab)
 {
     now("%s surprisal n %d, vocab %d", r.name(), n, vocab);
-    ints wanted((size_t)n);
-    for (int32_t &id : wanted) id = random_int(0, vocab - 1);
     floats values = random_values(LAZY_F32, (size_t)(n * vocab), 30);
-    given ids(r.gpu, wanted);
+    given ids(r.gpu, random_ints(n, 0, vocab - 1));
     result logits = r.out_f32(values), surprisal = r.out_f32(unwritten((size_t)n));
     r.both([&](const side &s) { DO(s, surprisal, surprisal.on(s), logits.on(s), n, vocab, ids.on(s)); });
     /* log(sum) of an f32 sum of at least 1: exact to a few 1e-7, however small the surprisal of a likely token is. */
@@ -1045,21 +1052,17 @@ static void test_bad_scores(const rig &r, int m)
     result kept(gpu, ints((size_t)m, -1));
     std::string words = "after layer " + std::to_string(layer) + ": the score of the token at position " +
                         std::to_string(in_play[(size_t)first]) + " is not a number";
-    auto expect_error = [&](const char *op, int code) {
-        check(code == LAZY_CHECKPOINT && strstr(gpu.err.message, words.c_str()), "%s: code %d, \"%s\"", op, code,
-              gpu.err.message);
-        gpu.err = {};
-    };
     for (const given<float> *chosen_by : { &bad, &also_bad }) {
         gpu.stream->layers_done = layer + 1 + (chosen_by == &also_bad);
         DO(gpu, select, kept.on_device(), positions.on_device(), chosen_by->on_device(), m, free.on_device(), m / 2);
     }
     int32_t any;
     const address at = positions.on_device();
-    expect_error("download", gpu.ops->download(gpu.stream, &any, at, sizeof any, &gpu.err));
+    refused(gpu, "download", gpu.ops->download(gpu.stream, &any, at, sizeof any, &gpu.err), LAZY_CHECKPOINT, words);
     DO(gpu, download, &any, at, sizeof any);
     gpu.stream->layers_done = layer + 1;
-    expect_error("mass", gpu.ops->mass(gpu.stream, &any, at, bad.on_device(), m, free.on_device(), 0.5, &gpu.err));
+    int code = gpu.ops->mass(gpu.stream, &any, at, bad.on_device(), m, free.on_device(), 0.5, &gpu.err);
+    refused(gpu, "mass", code, LAZY_CHECKPOINT, words);
     gpu.stream->layers_done = 0;
     kept.read();
 }
@@ -1075,9 +1078,7 @@ static void test_pooling(const rig &r, int m, flagging how)
         for (float &value : values) value = fabsf(value);
         return values;
     };
-    ints depths((size_t)length);
-    for (int &depth : depths) depth = random_int(2, 4);
-    given in_play(r.gpu, random_positions(m, length)), depth(r.gpu, depths);
+    given in_play(r.gpu, random_positions(m, length)), depth(r.gpu, random_ints(length, 2, 4));
     given flags(r.gpu, random_flags(how, length));
     given raw = r.in_f32(sizes(3 * (size_t)m));
     result shares = r.out_f32(unwritten(3 * (size_t)capacity)), largest = r.out_f32(unwritten((size_t)m)),
@@ -1121,10 +1122,8 @@ static void test_depths(const rig &r, int n)
     int length = n + random_int(0, n), value = random_int(0, 9), low = random_int(0, 5), high = random_int(low, 9),
         n_positions = random_int(1, length), n_found[2] = { -1, -2 };
     now("%s mark and filter n %d of %d, depths %d to %d", r.name(), n, length, low, high);
-    ints layers((size_t)length);
-    for (int32_t &depth : layers) depth = random_int(0, 9);
     given rows(r.gpu, random_positions(n, length)), positions(r.gpu, random_positions(n_positions, length));
-    result depths(r.gpu, layers);
+    result depths(r.gpu, random_ints(length, 0, 9));
     r.both([&](const side &s) { DO(s, mark, depths.on(s), rows.on(s), n, value); });
     same(depths, "depths");
 
