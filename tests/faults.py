@@ -185,12 +185,14 @@ def resealed(change: Change) -> Change:
     return both(change, rewritten(lambda b: b[:-32] + hashlib.sha256(b[:-32]).digest()))
 
 
-def flagged(edit: Callable[[dict[str, np.ndarray]], Any]) -> Change:
-    """Other flags of the tokens, and as many rows of keys, values and Aux as these take, of zeros."""
+def flagged(changes: list[tuple[str, int, int, int]]) -> Change:
+    """Other flags of tokens, each a name, the first token, how many and the value; and as many rows of keys, values
+    and Aux as these take, of zeros."""
 
     def change(contents: bytes) -> bytes:
         arrays = load(contents)
-        edit(arrays)
+        for name, first, n, value in changes:
+            arrays[name][first : first + n] = value
         n_heads, _, head_dim = arrays["keys.0"].shape
         kept, depths = arrays["gone"] == 0, arrays["depths"]
         for layer in range(SHAPE.n_layers):
@@ -201,11 +203,6 @@ def flagged(edit: Callable[[dict[str, np.ndarray]], Any]) -> Change:
         return save(arrays, split(contents)[0]["__metadata__"])
 
     return resealed(rewritten(change))
-
-
-def flag(name: str, value: int, *where: int) -> Change:
-    """One flag of the tokens at these positions."""
-    return flagged(lambda arrays: arrays[name].__setitem__(list(where), value))
 
 
 def described(edit: Callable[[dict[str, Any]], Any]) -> Change:
@@ -550,8 +547,8 @@ SESSION = [
         ("a depth of 99", resealed(values("depths", struct.pack("<i", 99))), "is damaged: depth 99 at"),
         ("a token that waits nowhere", resealed(values("depths", struct.pack("<i", 1))), "is damaged: the"),
         ("other depths", resealed(values("depths", struct.pack("<2i", 4, 4))), "is damaged: part 0 of layer"),
-        ("gone twice", flag("gone", 2, 0), "is damaged: gone is 2 at position 0; it must be 0 or 1"),
-        ("waiting for layer 3", flag("depths", 3, 9), "position 9 waits for layer 3, where the pruning"),
+        ("gone twice", flagged([("gone", 0, 1, 2)]), "is damaged: gone is 2 at position 0; it must be 0 or 1"),
+        ("waiting for layer 3", flagged([("depths", 9, 1, 3)]), "position 9 waits for layer 3, where the pruning"),
         ("no prompts", describing(prompts=[]), "is damaged: its prompts are not where its prompt tokens"),
         ("a prompt elsewhere", prompting(begins=1), "is damaged: its prompts are not where its prompt"),
         ("a prompt twice", described(lambda d: d.update(prompts=2 * d["prompts"])), "its prompts are not"),

@@ -116,16 +116,6 @@ def with_bytes(changes: list[tuple[int, int]], length: int | None = None) -> fau
     return faults.rewritten(change)
 
 
-def with_flags(changes: list[tuple[str, int, int, int]]) -> faults.Change:
-    """Whatever else is in the file agrees with the flags."""
-
-    def change(arrays: dict[str, np.ndarray]) -> None:
-        for name, first, n, value in changes:
-            arrays[name][first : first + n] = value
-
-    return faults.flagged(change)
-
-
 BYTES = st.lists(st.tuples(st.integers(0, 9000), st.integers(0, 255)), min_size=1, max_size=4)
 NAMES = st.sampled_from(["gone", "kinds", "depths"])
 FLAGS = st.lists(st.tuples(NAMES, st.integers(0, 26), st.integers(1, 27), st.integers(0, 6)), min_size=1, max_size=4)
@@ -149,7 +139,7 @@ def test_damaged_files_are_refused_or_work(
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given((st.builds(with_bytes, BYTES).map(faults.resealed)) | FLAGS.map(with_flags))
+@given((st.builds(with_bytes, BYTES).map(faults.resealed)) | FLAGS.map(faults.flagged))
 def test_damaged_sessions_are_refused_or_go_on(
     whole: dict[str, Path], llm: lazyllm.LLM, tmp_path: Path, change: faults.Change
 ) -> None:

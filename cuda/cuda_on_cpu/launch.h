@@ -141,18 +141,19 @@ inline void run(const launch &l)
 #endif
 }
 
-inline cudaError_t check(const launch &l)
+/* In fake_cudart.cc; all device work goes through it. `work` runs when the host waits for the stream, one piece of work
+ * at a time. Only `work` may touch device memory. blocks: of a kernel, to be counted. */
+cudaError_t submit(cudaStream_t stream, const std::function<void()> &work, unsigned long long blocks);
+
+inline cudaError_t start(const launch &l, cudaStream_t stream)
 {
     const dim3 &g = l.grid, &b = l.block;
     bool is_grid = g.x && g.y && g.z && g.x <= 0x7fffffff && g.y <= 65535 && g.z <= 65535;
     bool is_block =
         b.x && b.y && b.z && b.x <= MAX_THREADS && b.y <= MAX_THREADS && b.z <= 64 && b.x * b.y * b.z <= MAX_THREADS;
-    return is_grid && is_block && l.shared_bytes <= MAX_SHARED_BYTES ? cudaSuccess : cudaErrorInvalidValue;
+    if (!is_grid || !is_block || l.shared_bytes > MAX_SHARED_BYTES) return cudaErrorInvalidValue;
+    return submit(stream, [l] { run(l); }, (unsigned long long)g.x * g.y * g.z);
 }
-
-/* In fake_cudart.cc; all device work goes through it. `work` runs when the host waits for the stream, one piece of work
- * at a time. Only `work` may touch device memory. blocks: of a kernel, to be counted. */
-cudaError_t submit(cudaStream_t stream, const std::function<void()> &work, unsigned long long blocks);
 
 } // namespace cuda_on_cpu
 
@@ -162,10 +163,7 @@ cudaError_t lazy_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shar
 {
     static_assert(sizeof...(P) == sizeof...(A), "a kernel takes as many arguments as it has parameters");
     auto call = [kernel, all = std::tuple<P...>(static_cast<P>(args)...)] { std::apply(kernel, all); };
-    cuda_on_cpu::launch l = { (const void *)kernel, grid, block, shared_bytes, call };
-    cudaError_t code = cuda_on_cpu::check(l);
-    unsigned long long blocks = (unsigned long long)grid.x * grid.y * grid.z;
-    return code != cudaSuccess ? code : cuda_on_cpu::submit(stream, [l] { cuda_on_cpu::run(l); }, blocks);
+    return cuda_on_cpu::start({ (const void *)kernel, grid, block, shared_bytes, call }, stream);
 }
 
 #define LAZY_DYNAMIC_SHARED(T, name) T *name = reinterpret_cast<T *>(cuda_on_cpu::running->dynamic_shared)

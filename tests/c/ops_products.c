@@ -414,9 +414,8 @@ static void test_logits(sides s, int n, int vocab, float cap)
     ((float *)w.part[0].data)[bad * 64] = INFINITY;
     RUN(s.fast, logits, got, x, n, &w, NULL);
     for (int i = 0; i < n * vocab; i++) n_wrong += isfinite(got[i]) == (i % vocab == bad);
-    check(n_wrong == 0, "%s logits n %d, vocab %d, cap %g: Inf is lost or spreads", s.fast.name, n, vocab, cap);
+    CHECK_FREED(n_wrong == 0, "%s logits n %d, vocab %d, cap %g: Inf is lost or spreads", s.fast.name, n, vocab, cap);
     s.config->logit_cap = 0;
-    check(all_freed(), "%s logits n %d, vocab %d: wrote outside its output", s.fast.name, n, vocab);
 }
 
 void test_products(const char *variant, const lazy_config *shapes, size_t n_shapes)

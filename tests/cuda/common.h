@@ -41,6 +41,13 @@ static inline floats random_values(lazy_dtype type, size_t n, float limit = 1)
     return type == LAZY_F32 ? values : widened(type, narrowed(type, values));
 }
 
+static inline ints random_ints(int n, int low, int high)
+{
+    ints values((size_t)n);
+    for (int32_t &value : values) value = random_int(low, high);
+    return values;
+}
+
 static inline double error_of(const floats &got, const floats &want, double min_scale = 1e-30)
 {
     return error_above(min_scale, got.data(), want.data(), want.size());

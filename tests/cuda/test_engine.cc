@@ -171,10 +171,7 @@ struct turn {
 static std::vector<turn> turns(const ints &lengths)
 {
     std::vector<turn> all;
-    for (int n : lengths) {
-        all.push_back({ ints((size_t)n), n == 1 });
-        for (int32_t &id : all.back().ids) id = random_int(0, VOCAB - 1);
-    }
+    for (int n : lengths) all.push_back({ random_ints(n, 0, VOCAB - 1), n == 1 });
     return all;
 }
 

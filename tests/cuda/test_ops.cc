@@ -76,13 +76,6 @@ static ints random_rows(int n, const ints &in_play)
  * finite. */
 static float huge(lazy_dtype type) { return type == LAZY_F16 ? 60000.0f : 1e25f; }
 
-static ints random_ints(int n, int low, int high)
-{
-    ints values((size_t)n);
-    for (int32_t &value : values) value = random_int(low, high);
-    return values;
-}
-
 static int pick(const ints &list) { return list[(size_t)random_int(0, (int)list.size() - 1)]; }
 
 static lazy_config config_of(int n_heads, int n_kv_heads, int head_dim)
