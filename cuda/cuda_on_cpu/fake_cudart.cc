@@ -316,11 +316,7 @@ cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t, cudaMemPoolAttr, void *value)
     return cudaSuccess;
 }
 
-cudaError_t cudaMallocFromPoolAsync(void **out, size_t bytes, cudaMemPool_t, cudaStream_t)
-{
-    return cudaMalloc(out, bytes);
-}
-
+cudaError_t cudaMallocFromPoolAsync(void **out, size_t n, cudaMemPool_t, cudaStream_t) { return cudaMalloc(out, n); }
 cudaError_t cudaFreeAsync(void *memory, cudaStream_t) { return locked(release, memory); }
 
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream)

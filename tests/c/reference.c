@@ -84,20 +84,15 @@ static int reference_gated(lazy_stream *stream, void *y, const void *x, int n, c
                            lazy_error *err)
 {
     int ffn = gate_up->rows / 2;
-    double gates[ROWS_AT_ONCE], ups[ROWS_AT_ONCE];
-    for (int first = 0; first < n; first += ROWS_AT_ONCE) {
-        const float *rows = (const float *)x + (int64_t)first * gate_up->cols;
-        int here = min_int(ROWS_AT_ONCE, n - first);
-        for (int j = 0; j < ffn; j++) {
-            dots(gates, rows, here, gate_up, j);
-            dots(ups, rows, here, gate_up, ffn + j);
-            for (int r = 0; r < here; r++) {
-                double gate = gates[r], activated = stream->config->gelu ? gelu(gate) : gate / (1.0 + exp(-gate));
-                ((float *)y)[(int64_t)(first + r) * ffn + j] = (float)(activated * ups[r]);
-            }
-        }
+    float *products = malloc((size_t)n * (size_t)gate_up->rows * sizeof *products);
+    int code = reference_matmul(stream, products, x, n, gate_up, false, err);
+    for (int64_t i = 0; i < (int64_t)n * ffn; i++) {
+        const float *row = products + i / ffn * gate_up->rows;
+        double gate = row[i % ffn], up = row[ffn + i % ffn];
+        ((float *)y)[i] = (float)((stream->config->gelu ? gelu(gate) : gate / (1.0 + exp(-gate))) * up);
     }
-    return LAZY_OK;
+    free(products);
+    return code;
 }
 
 /* True if expert e is one of the k with the greatest logits. */
