@@ -81,15 +81,15 @@ struct product_operands {
 struct product {
     float (*d)[4];               /* holds NaNs until the product is finished */
     int n_columns;               /* 8 for each d[j] */
-    std::vector<float> initial;  /* values of d to accumulate to; empty if they are an earlier pending product's */
     const uint32_t *a_registers; /* NULL: a is in shared memory */
     product_operands operands;
-    std::vector<uint16_t> a; /* (2, 16) */
-    std::vector<uint16_t> b; /* (16, n_columns / 4) as it was in shared memory when the product was issued */
     bool b_mn_major;
     float (*wide)(uint16_t);
     int group;
     place at;
+    std::vector<float> initial = {}; /* values of d to accumulate to; empty if they are an earlier pending product's */
+    std::vector<uint16_t> a = {};    /* (2, 16) */
+    std::vector<uint16_t> b = {};    /* (16, n_columns / 4) as it was in shared memory when the product was issued */
 };
 
 struct mbarrier;

@@ -91,15 +91,8 @@ void issue_product(float (&d)[N][4], uint64_t a, const uint32_t *a_registers, ui
                    bool accumulate, place at)
 {
     cuda_thread &self = *current;
-    product p = {};
-    p.d = d;
-    p.n_columns = 8 * N;
-    p.operands = { a, b, {} };
-    p.a_registers = a_registers;
-    p.b_mn_major = b_mn_major;
-    p.wide = [](uint16_t bits) { return half_of<T>(bits, 0); };
-    p.group = self.open_products;
-    p.at = at;
+    auto wide = [](uint16_t bits) { return half_of<T>(bits, 0); };
+    product p = { d, 8 * N, a_registers, { a, b, {} }, b_mn_major, wide, self.open_products, at };
     if (a_registers) memcpy(p.operands.registers, a_registers, sizeof p.operands.registers);
     share_operands(p);
     if (!self.registers_fenced) fail(at, "wgmma without wgmma_fence since the last wait");

@@ -30,10 +30,8 @@ class checkpoint
         for (int l = 0; l < LAYERS; l++) {
             std::string layer = "model.layers." + std::to_string(l) + ".", attention = layer + "self_attn.",
                         mlp = layer + "mlp.";
-            add(layer + "input_layernorm.weight", { HIDDEN }, 0.2f);
-            add(layer + "post_attention_layernorm.weight", { HIDDEN }, 0.2f);
-            add(layer + "pre_feedforward_layernorm.weight", { HIDDEN }, 0.2f);
-            add(layer + "post_feedforward_layernorm.weight", { HIDDEN }, 0.2f);
+            for (const char *place : { "input", "post_attention", "pre_feedforward", "post_feedforward" })
+                add(layer + place + "_layernorm.weight", { HIDDEN }, 0.2f);
             add(attention + "q_proj.weight", { q, HIDDEN }, 0.45f);
             add(attention + "k_proj.weight", { kv, HIDDEN }, 0.45f);
             add(attention + "v_proj.weight", { kv, HIDDEN }, 0.3f);

@@ -907,9 +907,7 @@ static void test_long_context(lazy_dtype type, int head_dim, int m)
 /* Prefill with wgmma: on a GPU that has it, or on the fake device set to compute capability 9.0. */
 static void test_wgmma(lazy_dtype type)
 {
-#ifdef LAZY_CUDA_ON_CPU
     setenv("LAZYLLM_CUDA_FAKE_CAPABILITY", "90", 1);
-#endif
     const ints dims = quick ? ints{ 64 } : ints{ 64, 128 };
     for (int head_dim : dims) {
         int group = pick({ 1, 2, 3 }), n_kv_heads = quick || group == 3 ? 1 : 2;
@@ -939,9 +937,7 @@ static void test_wgmma(lazy_dtype type)
         }
         test_attention(r, 129, 500, 5000, 200); /* gaps between the windows */
     }
-#ifdef LAZY_CUDA_ON_CPU
     unsetenv("LAZYLLM_CUDA_FAKE_CAPABILITY");
-#endif
 }
 
 /* ---- selection -------------------------------------------------------------------------- */
