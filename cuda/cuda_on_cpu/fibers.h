@@ -130,13 +130,17 @@ struct warp {
     exchange steps[2]; /* the even and the odd one: all lanes have left step s before one of them reaches s + 2 */
 };
 
-/* State for running blocks, one at a time. */
-struct executor {
+struct launch {
+    const void *address; /* of the kernel */
     dim3 grid, block;
-    uint3 index;
-    const std::function<void()> *kernel; /* with its arguments */
-    unsigned char *dynamic_shared;
     size_t shared_bytes;
+    std::function<void()> kernel; /* with its arguments */
+};
+
+/* A launch, and the state for running its blocks, one at a time. */
+struct executor : launch {
+    uint3 index;
+    unsigned char *dynamic_shared;
     /* per 16 bytes of dynamic_shared: 1 + the number of the thread whose cp.async wrote them, or the number of the
      * mbarrier at which it arrived, without fence.proxy.async yet; or 0 */
     int *unfenced;
@@ -381,7 +385,7 @@ __attribute__((noinline)) inline void run_thread()
     current->landed.clear();
     current->waited_for = NULL;
     current->has_begun = false;
-    (*running->kernel)();
+    running->kernel();
     if (!current->has_begun) fail({}, "a kernel returned without begin_kernel");
     if (!current->products.empty()) fail(current->products[0].at, "returned without waiting for wgmma");
     publish(running->end_token, false);

@@ -54,14 +54,7 @@ inline int find_static_shared([[maybe_unused]] dl_phdr_info *module, size_t, [[m
     return 1;
 }
 
-struct launch {
-    const void *address; /* of the kernel */
-    dim3 grid, block;
-    size_t shared_bytes;
-    std::function<void()> kernel;
-};
-
-UNSEEN inline void run_block(executor &e, size_t shared_bytes)
+UNSEEN inline void run_block(executor &e)
 {
     e.live = e.n_threads = (int)(e.block.x * e.block.y * e.block.z);
     e.arrived = e.n_ready = e.n_waiting = 0;
@@ -77,11 +70,10 @@ UNSEEN inline void run_block(executor &e, size_t shared_bytes)
         t.step = t.open_group = t.open_products = 0;
         t.registers_fenced = false;
     }
-    e.dynamic_shared = (unsigned char *)malloc(shared_bytes);
-    e.unfenced = (int *)calloc(shared_bytes / 16 + 1, sizeof *e.unfenced);
-    if (!e.dynamic_shared || !e.unfenced) fail({}, "no memory for %zu bytes of shared memory", shared_bytes);
-    memset(e.dynamic_shared, 0xFF, shared_bytes);
-    e.shared_bytes = shared_bytes;
+    e.dynamic_shared = (unsigned char *)malloc(e.shared_bytes);
+    e.unfenced = (int *)calloc(e.shared_bytes / 16 + 1, sizeof *e.unfenced);
+    if (!e.dynamic_shared || !e.unfenced) fail({}, "no memory for %zu bytes of shared memory", e.shared_bytes);
+    memset(e.dynamic_shared, 0xFF, e.shared_bytes);
     publish(e.start_token, true);
     wake_all();
     run_next(e.scheduler);
@@ -96,9 +88,7 @@ UNSEEN inline void run_blocks(const launch &l, int self)
 {
     executor &e = executors[self];
     running = &e;
-    e.grid = l.grid;
-    e.block = l.block;
-    e.kernel = &l.kernel;
+    static_cast<launch &>(e) = l;
     const char *reverse = getenv("LAZYLLM_CUDA_REVERSE");
     e.reversed = reverse && !strcmp(reverse, "1");
 #ifdef __SANITIZE_THREAD__
@@ -114,7 +104,7 @@ UNSEEN inline void run_blocks(const launch &l, int self)
                     (unsigned)(at / e.grid.x / e.grid.y) };
         if ((e.index.x + e.index.y + e.index.z) % N_EXECUTORS != (unsigned)self) continue;
         if (shared.bytes) memset(shared.start, 0xFF, shared.bytes);
-        run_block(e, l.shared_bytes);
+        run_block(e);
     }
     if (shared.bytes) memcpy(shared.start, others.data(), shared.bytes);
 }
