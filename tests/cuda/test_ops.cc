@@ -694,15 +694,12 @@ static floats attention_of(const rig &r, scene &t, int window, int processors)
     lazy_cuda *cuda = reinterpret_cast<lazy_cuda *>(r.gpu.backend);
     int own = cuda->processors;
     cuda->processors = processors;
-    floats got;
-    {
-        side s = stream_of(r.gpu.backend, &r.config, t.n, t.m); /* with scratch for that number of multiprocessors */
-        result<float> y(s, unwritten((size_t)(t.n * lazy_q_width(&r.config))), r.type);
-        const lazy_attending a = t.attending(s, window);
-        DO(s, attention, y.on_device(), &a);
-        got = y.read();
-        s.ops->stream_close(s.stream);
-    }
+    side s = stream_of(r.gpu.backend, &r.config, t.n, t.m); /* with scratch for that number of multiprocessors */
+    result<float> y(s, unwritten((size_t)(t.n * lazy_q_width(&r.config))), r.type);
+    const lazy_attending a = t.attending(s, window);
+    DO(s, attention, y.on_device(), &a);
+    floats got = y.read();
+    s.ops->stream_close(s.stream);
     cuda->processors = own;
     return got;
 }
