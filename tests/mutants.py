@@ -201,7 +201,7 @@ def main() -> None:
         finally:
             file.write_text(text)
         kills[by] += 1
-        known[name] = {"diff": name, "kind": mutant.kind, "outcome": outcome, "by": by, "told": message}
+        known[name] = {"diff": name, "kind": mutant.kind, "outcome": outcome, "by": by, "message": message}
         known[name]["tests"] = tests
         with RESULTS.open("a") as results:
             results.write(json.dumps(known[name]) + "\n")
