@@ -25,8 +25,7 @@
  *
  * Compile with -fno-strict-aliasing (nvcc lets a kernel read floats as uint4) and -Wno-unknown-pragmas (unroll), link
  * with -pthread. LAZYLLM_CUDA_REVERSE=1 runs threads and blocks from the last to the first. */
-#ifndef LAZY_CUDA_ON_CPU_H
-#define LAZY_CUDA_ON_CPU_H
+#pragma once
 
 #include <cuda_runtime.h>
 #include <cuda_bf16.h>
@@ -44,5 +43,3 @@
 #include "instructions.h"
 #include "launch.h"
 #include "wgmma.h"
-
-#endif

@@ -1,7 +1,6 @@
 /* fibers.h — the threads of a block as fibers, and how they wait for each other: __syncthreads, and the operations of a
  * warp. */
-#ifndef LAZY_CUDA_FIBERS_H
-#define LAZY_CUDA_FIBERS_H
+#pragma once
 
 #include <cstdarg>
 #include <cstdio>
@@ -437,5 +436,3 @@ UNSEEN inline cuda_thread *make_thread(int number)
 }
 
 } // namespace cuda_on_cpu
-
-#endif

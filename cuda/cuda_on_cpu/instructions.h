@@ -1,6 +1,5 @@
 /* instructions.h — what kernels use of CUDA and of kernel.h, but for wgmma. */
-#ifndef LAZY_CUDA_INSTRUCTIONS_H
-#define LAZY_CUDA_INSTRUCTIONS_H
+#pragma once
 
 #include <cmath>
 
@@ -256,5 +255,3 @@ template <int EACH> void more_registers() {}
 } // namespace cuda_on_cpu
 
 using namespace cuda_on_cpu::names;
-
-#endif

@@ -1,6 +1,5 @@
 /* launch.h — blocks, and launches of kernels. */
-#ifndef LAZY_CUDA_LAUNCH_H
-#define LAZY_CUDA_LAUNCH_H
+#pragma once
 
 #include <algorithm>
 #include <functional>
@@ -157,5 +156,3 @@ cudaError_t lazy_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shar
 }
 
 #define LAZY_DYNAMIC_SHARED(T, name) T *name = reinterpret_cast<T *>(cuda_on_cpu::running->dynamic_shared)
-
-#endif

@@ -1,6 +1,5 @@
 /* wgmma.h — matrix products of a warpgroup on operands in shared memory. */
-#ifndef LAZY_CUDA_WGMMA_H
-#define LAZY_CUDA_WGMMA_H
+#pragma once
 
 #include <algorithm>
 
@@ -140,5 +139,3 @@ void wgmma_mn_major(float (&d)[N][4], const uint32_t (&a)[4], uint64_t b, T, pla
 
 } // namespace names
 } // namespace cuda_on_cpu
-
-#endif

@@ -1,6 +1,5 @@
 /* common.h — for the C++ tests of the CUDA core: numbers of three types, random data, and memory of the device. */
-#ifndef CUDA_TESTS_COMMON_H
-#define CUDA_TESTS_COMMON_H
+#pragma once
 
 #include <stdlib.h>
 #include <string.h>
@@ -188,5 +187,3 @@ template <class T> struct result : array<T> {
 };
 
 static inline floats unwritten(size_t n) { return floats(n, NAN); }
-
-#endif
