@@ -1,6 +1,5 @@
 /* attention.h — the arguments shared by all attention kernels, and how the work is split into blocks. */
-#ifndef LAZY_CUDA_ATTENTION_H
-#define LAZY_CUDA_ATTENTION_H
+#pragma once
 
 #include "values.h"
 
@@ -139,5 +138,3 @@ struct lazy_tiling {
 };
 lazy_tiling lazy_cuda_mma_tiling(int head_dim, int rows);
 bool lazy_cuda_wgmma_supports(int head_dim);
-
-#endif

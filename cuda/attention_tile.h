@@ -1,8 +1,7 @@
 /* attention_tile.h — softmax and output of a warp's 16 rows, shared by the mma.sync and wgmma kernels, which use one
  * register layout: x[j] of lane l holds columns 8j + 2 (l % 4) and 8j + 2 (l % 4) + 1 of row l / 4 (x[j][0], x[j][1])
  * and of row l / 4 + 8 (x[j][2], x[j][3]). Rows are rows x heads of a tile. */
-#ifndef LAZY_CUDA_ATTENTION_TILE_H
-#define LAZY_CUDA_ATTENTION_TILE_H
+#pragma once
 
 #include "attention.h"
 
@@ -148,5 +147,3 @@ __device__ __forceinline__ void write_rows(const attention_task<T> &t, const flo
                 pair_of<T>(out[i][2 * half] / total, out[i][2 * half + 1] / total);
     }
 }
-
-#endif

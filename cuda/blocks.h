@@ -4,8 +4,7 @@
  * These 16, a unit, are two runs of 8 values whose integers lie in the same bytes, lazy_gap<B> apart: rows of x are
  * read 16 bytes a thread. Blocks of some formats begin at any even address: their words are put together from aligned
  * ones, of which the last may end 2 bytes past the block. */
-#ifndef LAZY_CUDA_BLOCKS_H
-#define LAZY_CUDA_BLOCKS_H
+#pragma once
 
 #include <type_traits>
 
@@ -149,5 +148,3 @@ template <class T, class F> auto lazy_with_format(lazy_dtype dtype, F launch)
     default: return launch(T{});
     }
 }
-
-#endif

@@ -3,8 +3,7 @@
  * cuBLASLt is not linked and not needed to build, because it is half a gigabyte and its location differs between
  * machines. It is loaded when the first device is opened. The values and layouts below are the library's binary
  * interface, unchanged since version 12. */
-#ifndef LAZY_CUBLAS_H
-#define LAZY_CUBLAS_H
+#pragma once
 
 #include <cuda_runtime_api.h>
 #include <library_types.h> /* cudaDataType_t */
@@ -104,5 +103,3 @@ struct lazy_cublas {
  *   libcublasLt.so.13 and .12 on the dynamic loader's search path;
  *   $CUDA_HOME/lib64. */
 int lazy_cublas_load(const lazy_cublas **out, const char *const *places, int n_places, lazy_error *err);
-
-#endif

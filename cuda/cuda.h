@@ -1,8 +1,7 @@
 /* cuda.h — declarations shared by the files of the CUDA backend. Activations, K, V and Aux rows have the
  * backend's type, and so have weights, unless they are quantized and stay as stored. Sums are accumulated in f32 or
  * wider. */
-#ifndef LAZY_CUDA_H
-#define LAZY_CUDA_H
+#pragma once
 
 #include <cmath>
 #include <type_traits>
@@ -199,5 +198,3 @@ size_t lazy_cuda_max_partials(const lazy_config *, const lazy_cuda *, int n_rows
 size_t lazy_cuda_max_softmaxes(const lazy_config *, int n_rows, int n_tokens);
 /* ceilings.cu */
 int lazy_cuda_read(lazy_stream *, const void *, size_t, lazy_error *);
-
-#endif

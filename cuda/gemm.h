@@ -1,6 +1,5 @@
 /* gemm.h — matrix products with cuBLASLt. */
-#ifndef LAZY_GEMM_H
-#define LAZY_GEMM_H
+#pragma once
 
 #include "cublas.h"
 
@@ -26,5 +25,3 @@ void lazy_gemm_close(lazy_gemm *gemm); /* after all its streams; NULL is allowed
 int lazy_gemm_run(lazy_gemm *gemm, cudaStream_t stream, void *y, const void *x, const void *w, int n, int rows,
                   int cols, int stride, bool accumulate, cudaDataType_t in_type, cudaDataType_t out_type, bool *refused,
                   lazy_error *err);
-
-#endif

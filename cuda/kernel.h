@@ -14,8 +14,7 @@
  * take_ticket may go on with what all have written.
  *
  * Pointers into shared memory are generic addresses. Instructions need sm_80; those of warpgroups need sm_90a. */
-#ifndef LAZY_KERNEL_H
-#define LAZY_KERNEL_H
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -322,5 +321,3 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(const void *atom, int first
     uint64_t start = shared_address(atom) + 2 * first, sbo = 2 * WGMMA_ATOM, swizzle_128_bytes = 1;
     return (start & 0x3ffff) >> 4 | lbo >> 4 << 16 | sbo >> 4 << 32 | swizzle_128_bytes << 62;
 }
-
-#endif

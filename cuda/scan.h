@@ -1,7 +1,6 @@
 /* scan.h — sums over the threads before each thread, in a block and in a grid; used to filter lists without changing
  * their order. */
-#ifndef LAZY_CUDA_SCAN_H
-#define LAZY_CUDA_SCAN_H
+#pragma once
 
 #include "values.h"
 
@@ -39,5 +38,3 @@ template <class T> __device__ __forceinline__ T sum_before_in_grid(T value, cons
     earlier = lazy_block_sum(earlier, scratch);
     return earlier + sum_before(value, &total, scratch);
 }
-
-#endif

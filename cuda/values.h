@@ -1,7 +1,6 @@
 /* values.h — conversion of the three element types to and from float, launches of ops, a search, and reductions over
  * warps and blocks. */
-#ifndef LAZY_CUDA_VALUES_H
-#define LAZY_CUDA_VALUES_H
+#pragma once
 
 #include "cuda.h"
 #include "kernel.h"
@@ -108,5 +107,3 @@ template <class T> __device__ __forceinline__ uint32_t pair_of(float low, float 
     memcpy(&bits, &pair, sizeof bits);
     return bits;
 }
-
-#endif
