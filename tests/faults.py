@@ -259,7 +259,7 @@ def gguf(
     return holds(magic + counts + fields + tensors + b"\0" * 64)
 
 
-def one(kind: int, raw: bytes, name: bytes = b"a") -> Change:
+def lone_field(kind: int, raw: bytes, name: bytes = b"a") -> Change:
     """A file with one metadata field."""
     return gguf(field(name, kind, raw), 1)
 
@@ -469,18 +469,18 @@ GGUF = faults(
     ("version 99", gguf(version=99), "it has version 99; supported are 2 and 3"),
     ("other byte order", gguf(version=3 << 24), "has version 50331648; supported are 2 and 3, little-endian"),
     ("2^60 tensors", gguf(n_tensors=1 << 60), "the number of tensors: 1152921504606846976 tensors; expected"),
-    ("more fields than there are", one(U8, b"\1" + b"\xff" * 8), "general.architecture is missing; expected"),
+    ("more fields than there are", lone_field(U8, b"\1" + b"\xff" * 8), "general.architecture is missing; expected"),
     ("a name of 2^60", gguf(struct.pack("<Q", 1 << 60), 1), f"of metadata field 0: it has 115.*; {ENDS}"),
-    ("a name that is no text", one(U8, b"\1", b"\xff"), "the name of metadata field 0: it is not UTF-8"),
+    ("a name that is no text", lone_field(U8, b"\1", b"\xff"), "the name of metadata field 0: it is not UTF-8"),
     ("a field twice", gguf(field(b"a", U8, b"\1") * 2, 2), "metadata field 'a': it appears twice"),
-    ("a type of 99", one(99, b""), "metadata field 'a': its type is 99; expected 0 to 12"),
-    ("a text of 2^60", one(STRING, struct.pack("<Q", 1 << 60)), f"metadata field 'a': it has 115.*; {ENDS}"),
-    ("2^60 texts", one(ARRAY, struct.pack("<IQ", STRING, 1 << 60)), "an array of 115.* strings; expected"),
-    ("10^6 texts", one(ARRAY, struct.pack("<IQ", STRING, 10**6)), f"metadata field 'a': .*; {ENDS}"),
-    ("arrays of arrays", one(ARRAY, struct.pack("<IQ", ARRAY, 1) * 5000), "an array of type 9; expected"),
-    ("an array of nothing", one(ARRAY, struct.pack("<IQ", 77, 1)), "an array of type 77; expected numbers"),
-    ("an alignment of 0", one(U32, b"\0" * 4, b"general.alignment"), "alignment': it is 0; expected a power"),
-    ("an alignment as text", one(STRING, string(b"32"), b"general.alignment"), "it is '32'; expected a"),
+    ("a type of 99", lone_field(99, b""), "metadata field 'a': its type is 99; expected 0 to 12"),
+    ("a text of 2^60", lone_field(STRING, struct.pack("<Q", 1 << 60)), f"metadata field 'a': it has 115.*; {ENDS}"),
+    ("2^60 texts", lone_field(ARRAY, struct.pack("<IQ", STRING, 1 << 60)), "an array of 115.* strings; expected"),
+    ("10^6 texts", lone_field(ARRAY, struct.pack("<IQ", STRING, 10**6)), f"metadata field 'a': .*; {ENDS}"),
+    ("arrays of arrays", lone_field(ARRAY, struct.pack("<IQ", ARRAY, 1) * 5000), "an array of type 9; expected"),
+    ("an array of nothing", lone_field(ARRAY, struct.pack("<IQ", 77, 1)), "an array of type 77; expected numbers"),
+    ("an alignment of 0", lone_field(U32, b"\0" * 4, b"general.alignment"), "alignment': it is 0; expected a power"),
+    ("an alignment as text", lone_field(STRING, string(b"32"), b"general.alignment"), "it is '32'; expected a"),
     ("a tensor's name of 2^60", gguf(tensors=struct.pack("<Q", 1 << 60), n_tensors=1), "the name of tensor"),
     ("2^31 dimensions", gguf(tensors=string(b"t") + struct.pack("<I", 1 << 31), n_tensors=1), "2147483648"),
     ("no dimension", placed(info(shape=())), r"tensor 't': its shape is \[\]; expected rows"),

@@ -17,13 +17,13 @@ N_LAYERS = 4
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tiny.Tiny:
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tiny.Tiny:
     return tiny.build(tiny.Shape(n_layers=N_LAYERS), tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")
-def model(made: tiny.Tiny) -> _core.Model:
-    return made.load()
+def model(checkpoint: tiny.Tiny) -> _core.Model:
+    return checkpoint.load()
 
 
 @pytest.fixture
@@ -45,14 +45,14 @@ def test_types_cannot_be_changed_nor_sessions_made(model: _core.Model) -> None:
         _core.Session()
 
 
-def test_kinds_of_numbers(made: tiny.Tiny) -> None:
+def test_kinds_of_numbers(checkpoint: tiny.Tiny) -> None:
     with refused('kv is "q8"; it must be f32, f16 or bf16'):
-        made.load(kv="q8")
+        checkpoint.load(kv="q8")
     with refused('compute is "int3"; it must be f32, bf16 or int8'):
-        made.load(compute="int3")
+        checkpoint.load(compute="int3")
 
 
-def test_a_config(made: tiny.Tiny) -> None:
+def test_a_config(checkpoint: tiny.Tiny) -> None:
     frequencies = np.full(4, np.inf, np.float32)
     ropes = {"rope_scale": [1.0] * 5, "inv_freq": np.ones(5 * 4, np.float32)}
     for fields, words in (
@@ -96,9 +96,9 @@ def test_a_config(made: tiny.Tiny) -> None:
         ({"parallel": True, "pre_norms": False}, "parallel goes with"),
         ({"parallel": True, "post_norms": True}, "parallel goes with"),
     ):
-        assert fields.keys() <= made.config.keys()
+        assert fields.keys() <= checkpoint.config.keys()
         with refused(words):
-            replace(made, config=made.config | fields).load()
+            replace(checkpoint, config=checkpoint.config | fields).load()
 
 
 def changed(entry: Any, **values: Any) -> Any:
@@ -106,8 +106,8 @@ def changed(entry: Any, **values: Any) -> Any:
     return tuple({**dict(zip(names, entry, strict=True)), **values}.values())
 
 
-def test_a_table_of_tensors(made: tiny.Tiny) -> None:
-    first, *others = made.tensors
+def test_a_table_of_tensors(checkpoint: tiny.Tiny) -> None:
+    first, *others = checkpoint.tensors
     assert first[0] == "model.embed_tokens.weight"
     for tensors, words in (
         ([changed(first, shape=(1, 2, 3, 4, 5, 6, 7, 8, 9)), *others], "has more than"),
@@ -118,7 +118,7 @@ def test_a_table_of_tensors(made: tiny.Tiny) -> None:
         ([list(first)], "an entry is (name, dtype, shape, shard, offset, bytes)"),
     ):
         with refused(words):
-            replace(made, tensors=tensors).load()
+            replace(checkpoint, tensors=tensors).load()
 
 
 BY_MASS = (0, (0.9, 0.1, 0.5))
@@ -201,8 +201,8 @@ def test_ids(session: _core.Session) -> None:
         assert session.length == 0
 
 
-def test_what_a_session_is_asked_for(made: tiny.Tiny, session: _core.Session) -> None:
-    context, vocab = made.config["context"], made.config["vocab"]
+def test_what_a_session_is_asked_for(checkpoint: tiny.Tiny, session: _core.Session) -> None:
+    context, vocab = checkpoint.config["context"], checkpoint.config["vocab"]
 
     def refuses(*calls: tuple[Callable[[], object], str]) -> None:
         for call, words in calls:

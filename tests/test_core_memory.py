@@ -118,9 +118,9 @@ experts = dict(n_experts=3, experts_per_token=2, expert_ffn=24, expert_layers=(1
 kinds["experts"] = tiny.Shape(n_layers=6, **experts)
 biased = tiny.Shape(n_layers=2, hidden=64, ffn=64, qkv_bias=True, o_bias=True, qk_norm=True, post_norms=True)
 built = {name: tiny.build(shape, Path(sys.argv[1])) for name, shape in (kinds | {"biased": biased}).items()}
-made = built["plain"]
-made.load()  # what Python imports for it is not the core's
-first, second = made.ids(40), made.ids(200, seed=1)
+checkpoint = built["plain"]
+checkpoint.load()  # what Python imports for it is not the core's
+first, second = checkpoint.ids(40), checkpoint.ids(200, seed=1)
 stages = tiny.pruning([(0, 0.75), (1, 0.5), (3, 0.25)], sink=1, protect=[(3, 5)], smooth=3)
 heavy = tiny.pruning([(0, 0.3), (2, 0.2, True), (3, 0.1)], memory=0.8, layers=2, decode=[(1, 0.9), (3, 0.2)])
 
@@ -186,7 +186,7 @@ def state_of(session):
     parts = "keys", "values", "aux", "remembered", "logits"
     known = [session.state(part, layer) for part in parts for layer in range(6)]
     arrays = session.ids, session.kinds, session.depths, session.gone
-    return [None if one is None else one.tobytes() for one in [*arrays, *known]]
+    return [None if array is None else array.tobytes() for array in [*arrays, *known]]
 
 def check(pruning, before, call, least=20):
     gc.collect()
@@ -227,13 +227,13 @@ def check_forks(already_shared, fewest):
         return session, session.fork() if already_shared else None
 
     want = session_of(stages, first, second).forward([7], generated=True)
-    made = 0
+    n_forks = 0
     for (session, _), fork in each_failure(prepare, lambda prepared: prepared[0].fork()):
-        made += fork is not None
-        for one in filter(None, (fork, session)):
-            one.forward(second)
-            np.testing.assert_array_equal(one.forward([7], generated=True), want)
-    assert made == fewest, made
+        n_forks += fork is not None
+        for holder in filter(None, (fork, session)):
+            holder.forward(second)
+            np.testing.assert_array_equal(holder.forward([7], generated=True), want)
+    assert n_forks == fewest, n_forks
 
 for name in built:
     refused(lambda: built[name].load(threads=3), 10)

@@ -151,13 +151,13 @@ def test_workers_have_a_device_each(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with connected(of_many, {}) as client:
         workers = client.scheduler_info(n_workers=-1)["workers"]
         by_number = sorted(workers, key=lambda address: workers[address]["name"])
-        for given, taken in ((None, [*names, "cuda:0"]), ("auto", [*names, "cuda:0"]), ("cuda:1", ["cuda:1"] * 3)):
-            recipe = Recipe.of(here, tasks, scored_answer, replace(of_many, worker_device=given))
+        for wish, devices in ((None, [*names, "cuda:0"]), ("auto", [*names, "cuda:0"]), ("cuda:1", ["cuda:1"] * 3)):
+            recipe = Recipe.of(here, tasks, scored_answer, replace(of_many, worker_device=wish))
             found = [
                 client.submit(lambda it: model_there(it).device, recipe, workers=[address], pure=False)
                 for address in by_number
             ]
-            assert client.gather(found) == taken
+            assert client.gather(found) == devices
 
 
 @fakes_only
@@ -447,8 +447,8 @@ def test_a_session_is_forked_and_restored_to_the_bit(tmp_path: Path, dtype: str)
 def test_memory_is_planned_and_grows_buffer_by_buffer(
     runtime: Runtime, tmp_path: Path, rules: Any, weights: str
 ) -> None:
-    made = build(Shape(seed=48, n_layers=7, ffn=64), tmp_path)
-    model = made.load(weights=weights)
+    checkpoint = build(Shape(seed=48, n_layers=7, ffn=64), tmp_path)
+    model = checkpoint.load(weights=weights)
     model.session(None).reserve(400)  # makes the RoPE table, which the model keeps
     empty = runtime.bytes.value
     session = model.session(rules and pruning(rules))
