@@ -166,21 +166,21 @@ template <class T> class array
 };
 
 /* An op's input, allocated with its exact size so that ASan and compute-sanitizer detect reads beyond it. */
-template <class T> struct given : array<T> {
-    given(const side &device, std::vector<T> values, lazy_dtype type = LAZY_F32)
+template <class T> struct input : array<T> {
+    input(const side &device, std::vector<T> values, lazy_dtype type = LAZY_F32)
         : array<T>(device, std::move(values), type, 0, 0)
     {
     }
 };
 
 /* An op's output, which holds these values before. */
-template <class T> struct result : array<T> {
+template <class T> struct output : array<T> {
 #ifdef __SANITIZE_ADDRESS__ /* checks the bounds of allocations itself, for reads too */
     static constexpr size_t MARGIN = 0;
 #else
     static constexpr size_t MARGIN = 256; /* keeps the device's alignment */
 #endif
-    result(const side &device, std::vector<T> values, lazy_dtype type = LAZY_F32, size_t skip = 0)
+    output(const side &device, std::vector<T> values, lazy_dtype type = LAZY_F32, size_t skip = 0)
         : array<T>(device, std::move(values), type, MARGIN, skip)
     {
     }

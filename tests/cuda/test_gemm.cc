@@ -51,10 +51,10 @@ static void test_product(lazy_gemm *gemm, kind t, int n, int rows, int cols, boo
     size_t k = (size_t)cols, r = (size_t)rows, size = (size_t)n * r;
     auto operand = [&](size_t values) {
         floats all = exact ? sixteenths(values) : random_values(LAZY_F32, values);
-        return result<float>(gpu, all, t.in, t.skip);
+        return output<float>(gpu, all, t.in, t.skip);
     };
-    result x = operand((size_t)n * k), w = operand(r * k);
-    result y(gpu, t.accumulate ? sixteenths(size) : unwritten(size), t.out, t.skip);
+    output x = operand((size_t)n * k), w = operand(r * k);
+    output y(gpu, t.accumulate ? sixteenths(size) : unwritten(size), t.out, t.skip);
     bytes start = y.bits();
     lazy_error err = {};
     bool refused = true;
@@ -166,7 +166,7 @@ static lazy_gemm *open_gemm(const lazy_cublas *cublas)
 
 static const kind ADDED = { LAZY_BF16, LAZY_BF16, true, 0 };
 
-/* Runs a product, checks its result and the number of calls to cuBLASLt. */
+/* Runs a product, checks its output and the number of calls to cuBLASLt. */
 static void test_asked(lazy_gemm *gemm, const char *what, int n, int rows, int guesses, int products, kind t = ADDED,
                        bool must_refuse = false)
 {
@@ -226,7 +226,7 @@ static void test_choices()
     test_asked(gemm, "no algorithm at all", 3, 5, 4, 0, plain, true);
     max_alignment = UINT64_MAX;
     product_status = CUBLAS_STATUS_EXECUTION_FAILED;
-    result m(gpu, bytes(1024, 0));
+    output m(gpu, bytes(1024, 0));
     lazy_error err = {};
     bool refused = false;
     int code = run(gemm, queue_of(gpu), m.on_device(), m.on_device(), m.on_device(), 3, 6, 7, plain, &refused, &err);
@@ -249,8 +249,8 @@ static void test_workspace(lazy_gemm *gemm)
 {
     lazy_config config = *gpu.stream->config;
     side other = stream_of(gpu.backend, &config, 1, 1);
-    given<float> x(gpu, sixteenths(64)), w(gpu, sixteenths(3 * 64));
-    result<float> y(gpu, unwritten(3)), later(other, unwritten(3));
+    input<float> x(gpu, sixteenths(64)), w(gpu, sixteenths(3 * 64));
+    output<float> y(gpu, unwritten(3)), later(other, unwritten(3));
     y.read(); /* waits for the uploads */
     for (auto [queue, to] : { std::pair(queue_of(gpu), y.on_device()), { queue_of(other), later.on_device() } }) {
         bool refused = true;
@@ -271,15 +271,15 @@ static void test_workspace(lazy_gemm *gemm)
 static void test_threads(lazy_gemm *gemm)
 {
     enum { MOST = 70, ROWS = 26, COLS = 64 };
-    given<float> x(gpu, sixteenths(MOST * COLS)), w(gpu, sixteenths(ROWS * COLS));
+    input<float> x(gpu, sixteenths(MOST * COLS)), w(gpu, sixteenths(ROWS * COLS));
     side sides[2];
     floats results[2];
     for (side &s : sides) s = stream_of(gpu.backend, gpu.stream->config, 1, 1);
-    result<float>(gpu, unwritten(1)).read(); /* waits for the uploads */
+    output<float>(gpu, unwritten(1)).read(); /* waits for the uploads */
     auto work = [&](int which) {
         const side &s = sides[which];
         bool refused;
-        result<float> y(s, unwritten(MOST * ROWS));
+        output<float> y(s, unwritten(MOST * ROWS));
         for (int n = 1; n <= MOST; n++)
             did(s, "a product",
                 run(gemm, queue_of(s), y.on_device(), x.on_device(), w.on_device(), n, ROWS, COLS,

@@ -126,10 +126,10 @@ struct rig {
     bool is_gpu(const side &s) const { return s.backend == gpu.backend; }
     /* Random values of activations. */
     floats values(size_t n, float limit = 1) const { return random_values(type, n, limit); }
-    given<float> in(floats values) const { return { gpu, std::move(values), type }; }
-    result<float> out(floats values) const { return { gpu, std::move(values), type }; }
-    given<float> in_f32(floats values) const { return { gpu, std::move(values) }; }
-    result<float> out_f32(floats values) const { return { gpu, std::move(values) }; }
+    input<float> in(floats values) const { return { gpu, std::move(values), type }; }
+    output<float> out(floats values) const { return { gpu, std::move(values), type }; }
+    input<float> in_f32(floats values) const { return { gpu, std::move(values) }; }
+    output<float> out_f32(floats values) const { return { gpu, std::move(values) }; }
     /* Runs an op on both sides. */
     template <class F> void both(F op) const
     {
@@ -188,8 +188,8 @@ static void test_copies(const rig &r)
     for (int i = 0; i < 5; i++) {
         size_t n = (size_t)random_int(1, 1000), from = (size_t)random_int(0, 9), to = (size_t)random_int(0, 9);
         now("%s copies of %zu bytes from %zu to %zu", r.name(), n, from, to);
-        given source(r.gpu, random_bytes(from + n));
-        result copied(r.gpu, bytes(to + n + 5, 0xff));
+        input source(r.gpu, random_bytes(from + n));
+        output copied(r.gpu, bytes(to + n + 5, 0xff));
         r.both([&](const side &s) { DO(s, copy, copied.on(s, to), source.on(s, from), n); });
         same(copied, "bytes");
     }
@@ -200,7 +200,7 @@ static void test_copies(const rig &r)
 static void test_uploads(const rig &r)
 {
     now("%s uploads", r.name());
-    result uploaded(r.gpu, bytes(3 * lazy_staging::SLOTS * lazy_staging::SLOT_BYTES + 77, 0xff));
+    output uploaded(r.gpu, bytes(3 * lazy_staging::SLOTS * lazy_staging::SLOT_BYTES + 77, 0xff));
     uploaded.plain = random_bytes(uploaded.plain.size());
     for (size_t done = 0, n; done < uploaded.plain.size(); done += n) {
         n = std::min(uploaded.plain.size() - done, (size_t)random_int(1, 2 * (int)lazy_staging::SLOT_BYTES));
@@ -217,7 +217,7 @@ static void test_refusals(const rig &r)
 {
     now("%s refusals", r.name());
     const side &gpu = r.gpu;
-    result kept = r.out(r.values(100));
+    output kept = r.out(r.values(100));
 
     const size_t HUGE_BYTES = (size_t)1 << 50;
     void *memory = &memory;
@@ -289,7 +289,7 @@ class weights
     {
         for (lazy_dtype type : stored) add(r, type, n_parts, part_rows, cols, mixed);
         if (biased) {
-            bias = std::make_unique<given<float>>(s, random_values(LAZY_F32, (size_t)rows));
+            bias = std::make_unique<input<float>>(s, random_values(LAZY_F32, (size_t)rows));
             gpu[0].bias = bias->on_device();
             plain[0].bias = rounded[0].bias = bias->plain.data();
         }
@@ -307,7 +307,7 @@ class weights
     side s;
     std::deque<bytes> parts;
     std::deque<floats> values;
-    std::unique_ptr<given<float>> bias;
+    std::unique_ptr<input<float>> bias;
 
     void add(const rig &r, lazy_dtype stored, int n_parts, int part_rows, int cols, bool mixed)
     {
@@ -362,8 +362,8 @@ static void test_matmul(const rig &r, const product &p)
     size_t cols = (size_t)p.cols, rows = (size_t)w.rows, skipped = (size_t)p.skipped, n = (size_t)p.n + skipped;
     floats before = p.accumulate ? r.values(n * rows) : unwritten(n * rows);
     std::fill_n(before.begin(), skipped * rows, 0.0f);
-    given x = r.in(r.values(n * cols));
-    result y = r.out(before);
+    input x = r.in(r.values(n * cols));
+    output y = r.out(before);
     r.both([&](const side &s) {
         DO(s, matmul, y.on(s, skipped * rows), x.on(s, skipped * cols), p.n, w.on(s, p.n > 1), p.accumulate);
     });
@@ -375,8 +375,8 @@ static void test_logits(const rig &r, int n, int rows, int cols, bool mixed)
     now("%s logits n %d, rows %d, cols %d, cap %g%s", r.name(), n, rows, cols, r.config.logit_cap,
         mixed ? ", mixed" : "");
     weights w(r, { r.stored }, 1, rows, cols, mixed, false);
-    given x = r.in(r.values((size_t)(n * cols)));
-    result y = r.out_f32(unwritten((size_t)(n * rows)));
+    input x = r.in(r.values((size_t)(n * cols)));
+    output y = r.out_f32(unwritten((size_t)(n * rows)));
     r.both([&](const side &s) { DO(s, logits, y.on(s), x.on(s), n, w.on(s, n > 1)); });
     compare(y, precisions[LAZY_F32], TERM);
 }
@@ -387,8 +387,8 @@ static void test_gated(rig &r, int n, int ffn, int cols, bool mixed, bool gelu)
     now("%s gated n %d, ffn %d, cols %d%s%s", r.name(), n, ffn, cols, mixed ? ", mixed" : "", gelu ? ", GELU" : "");
     r.config.gelu = gelu;
     weights w(r, { r.stored }, mixed ? 3 : 1, mixed ? 2 * ffn / 3 - 1 : 2 * ffn, cols, mixed, n % 2);
-    given x = r.in(r.values((size_t)(n * cols)));
-    result y = r.out(unwritten((size_t)(n * ffn)));
+    input x = r.in(r.values((size_t)(n * cols)));
+    output y = r.out(unwritten((size_t)(n * ffn)));
     r.both([&](const side &s) { DO(s, gated, y.on(s), x.on(s), n, w.on(s, n > 1)); });
     compare(y, r.precision(), TERM);
 }
@@ -430,8 +430,8 @@ static void test_mix_experts(rig &r, int n, int n_experts, int k, int d, bool ac
     r.config.normed_experts = k % 2;
     expert_weights w(r, n_experts, d, r.config.expert_ffn);
     size_t size = (size_t)(n * d);
-    given x = r.in(r.values(size));
-    result y = r.out(accumulate ? r.values(size) : unwritten(size));
+    input x = r.in(r.values(size));
+    output y = r.out(accumulate ? r.values(size) : unwritten(size));
     lazy_experts experts;
     r.both([&](const side &s) { DO(s, mix_experts, y.on(s), x.on(s), n, w.on(s, &experts, n), accumulate); });
     compare(y, r.precision(), TERM);
@@ -445,8 +445,8 @@ static void test_spoilt_router(rig &r, int n, float value)
     expert_weights w(r, 3, 8, r.config.expert_ffn);
     floats states = r.values((size_t)(n * 8));
     states[3] = value;
-    given x = r.in(states);
-    result y = r.out(floats(states.size(), 0.0f));
+    input x = r.in(states);
+    output y = r.out(floats(states.size(), 0.0f));
     lazy_experts experts;
     DO(r.gpu, mix_experts, y.on_device(), x.on_device(), n, w.on(r.gpu, &experts, n), false);
     floats got = y.read();
@@ -489,8 +489,8 @@ static void test_embed(rig &r, int n, int cols, bool mixed, float scale)
     weights table(r, { r.stored }, mixed ? LAZY_MAX_PARTS : 1, 20, cols, mixed, false);
     ints wanted = random_ints(n, 0, table.rows - 1);
     wanted[0] = table.rows - 1;
-    given ids(r.gpu, wanted);
-    result x = r.out(unwritten((size_t)(n * cols)));
+    input ids(r.gpu, wanted);
+    output x = r.out(unwritten((size_t)(n * cols)));
     r.both([&](const side &s) {
         r.config.embedding_scale = r.is_gpu(s) ? scale : widened(r.type, narrowed(r.type, { scale }))[0];
         DO(s, embed, x.on(s), ids.on(s), n, table.on(s));
@@ -528,8 +528,8 @@ static void test_rmsnorm(rig &r, int n, int d, float limit, bool accumulate, boo
     now("%s rmsnorm n %d, d %d, of values up to %g%s%s", r.name(), n, d, limit, accumulate ? ", accumulated" : "",
         layer_norm ? ", less their mean" : "");
     size_t size = (size_t)(n * d);
-    given x = r.in(r.values(size, limit)), weight = r.in_f32(random_values(LAZY_F32, (size_t)d));
-    result y = r.out(accumulate ? r.values(size) : unwritten(size));
+    input x = r.in(r.values(size, limit)), weight = r.in_f32(random_values(LAZY_F32, (size_t)d));
+    output y = r.out(accumulate ? r.values(size) : unwritten(size));
     r.both([&](const side &s) { DO(s, rmsnorm, y.on(s), x.on(s), n, d, weight.on(s), 1e-5f, accumulate); });
     compare(y, r.precision());
     r.config.layer_norm = false;
@@ -541,9 +541,9 @@ static void test_checked_rmsnorm(const rig &r, int n, int d, float value, int no
     now("%s checked_rmsnorm n %d, d %d, %g, %d noted, layer %d", r.name(), n, d, value, noted, layer);
     floats values = r.values((size_t)(n * d));
     values[(size_t)random_int(0, n * d - 1)] = value;
-    given x = r.in(values), weight = r.in_f32(random_values(LAZY_F32, (size_t)d));
-    result y = r.out(unwritten(values.size())), unchecked = r.out(unwritten(values.size()));
-    result first_bad(r.gpu, ints{ noted });
+    input x = r.in(values), weight = r.in_f32(random_values(LAZY_F32, (size_t)d));
+    output y = r.out(unwritten(values.size())), unchecked = r.out(unwritten(values.size()));
+    output first_bad(r.gpu, ints{ noted });
     DO(r.gpu, checked_rmsnorm, y.on_device(), x.on_device(), n, d, weight.on_device(), 1e-5f, layer,
        first_bad.on_device());
     DO(r.gpu, rmsnorm, unchecked.on_device(), x.on_device(), n, d, weight.on_device(), 1e-5f, false);
@@ -568,11 +568,11 @@ static void test_rotate(rig &r, int n, bool q_normed, bool k_normed, float limit
     size_t d = (size_t)c.head_dim, width = (size_t)lazy_qkv_width(&c), q_width = (size_t)lazy_q_width(&c),
            kv_width = (size_t)lazy_kv_width(&c), angles = (size_t)length * d;
     bool all_heads = how == WIDE || how == LAYER_NORM;
-    given rows(r.gpu, random_positions(n, length));
-    given q_rope = r.in_f32(random_values(LAZY_F32, angles)), k_rope = r.in_f32(random_values(LAZY_F32, angles)),
+    input rows(r.gpu, random_positions(n, length));
+    input q_rope = r.in_f32(random_values(LAZY_F32, angles)), k_rope = r.in_f32(random_values(LAZY_F32, angles)),
           q_norm = r.in_f32(random_values(LAZY_F32, all_heads ? q_width : d)),
           k_norm = r.in_f32(random_values(LAZY_F32, all_heads ? kv_width : d));
-    result qkv = r.out(r.values((size_t)n * width, limit)), k = r.out(r.values(kv_width * (size_t)capacity)),
+    output qkv = r.out(r.values((size_t)n * width, limit)), k = r.out(r.values(kv_width * (size_t)capacity)),
            v = r.out(r.values(kv_width * (size_t)capacity));
     r.both([&](const side &s) {
         DO(s, rotate, qkv.on(s), rows.on(s), n, { k.on(s), v.on(s), capacity }, q_rope.on(s), k_rope.on(s),
@@ -590,15 +590,15 @@ static void test_surprisal(const rig &r, int n, int vocab)
 {
     now("%s surprisal n %d, vocab %d", r.name(), n, vocab);
     floats values = random_values(LAZY_F32, (size_t)(n * vocab), 30);
-    given ids(r.gpu, random_ints(n, 0, vocab - 1));
-    result logits = r.out_f32(values), surprisal = r.out_f32(unwritten((size_t)n));
+    input ids(r.gpu, random_ints(n, 0, vocab - 1));
+    output logits = r.out_f32(values), surprisal = r.out_f32(unwritten((size_t)n));
     r.both([&](const side &s) { DO(s, surprisal, surprisal.on(s), logits.on(s), n, vocab, ids.on(s)); });
     /* log(sum) of an f32 sum of at least 1: exact to a few 1e-7, however small the surprisal of a likely token is. */
     compare(surprisal, 1e-6, 1);
 
     for (float bad : { NAN, INFINITY }) {
         values[(size_t)random_int(0, vocab - 1)] = bad;
-        result damaged = r.out_f32(values), beside_nan = r.out_f32({ 0 });
+        output damaged = r.out_f32(values), beside_nan = r.out_f32({ 0 });
         DO(r.gpu, surprisal, beside_nan.on_device(), damaged.on_device(), 1, vocab, ids.on_device());
         check(!std::isfinite(beside_nan.read()[0]), "a number beside a logit of %g", bad);
     }
@@ -615,8 +615,8 @@ static void test_argmax(const rig &r, int vocab)
             for (float &logit : values) logit = -fabsf(logit);
         for (int bad = 0; bad < round - 8; bad++)
             values[(size_t)random_int(0, vocab - 1)] = bad == 0 ? -INFINITY : bad == 1 ? INFINITY : NAN;
-        given logits = r.in_f32(values);
-        result id(r.gpu, ints{ -7 });
+        input logits = r.in_f32(values);
+        output id(r.gpu, ints{ -7 });
         r.both([&](const side &s) { DO(s, argmax, id.on(s), logits.on(s), vocab); });
         same(id, "token");
     }
@@ -658,8 +658,8 @@ enum { MAX_ROWS = 130, MAX_TOKENS = 300 };
  * NaN; so does, if there is one, one value of the key `bad` in head bad_head. */
 struct scene {
     int n, m, length, capacity;
-    given<int32_t> in_play, rows;
-    given<float> qkv, k, v;
+    input<int32_t> in_play, rows;
+    input<float> qkv, k, v;
 
     scene(const rig &r, int of_length, const ints &positions, const ints &of_rows, int bad = -1, int bad_head = 0)
         : n((int)of_rows.size()), m((int)positions.size()), length(of_length), capacity(of_length + 3),
@@ -695,7 +695,7 @@ static floats attention_of(const rig &r, scene &t, int window, int processors)
     int own = cuda->processors;
     cuda->processors = processors;
     side s = stream_of(r.gpu.backend, &r.config, t.n, t.m); /* with scratch for that number of multiprocessors */
-    result<float> y(s, unwritten((size_t)(t.n * lazy_q_width(&r.config))), r.type);
+    output<float> y(s, unwritten((size_t)(t.n * lazy_q_width(&r.config))), r.type);
     const lazy_attending a = t.attending(s, window);
     DO(s, attention, y.on_device(), &a);
     floats got = y.read();
@@ -727,8 +727,8 @@ static void test_scores(const rig &r, const side &on, scene &t, int window, int 
     lazy_pooling pooling = random_int(0, 1) ? LAZY_POOLING_MAX : LAZY_POOLING_MEAN;
     now("%s scores %s, queries %d, pooling %d, new from %d", r.name(), text_of(r, t, window).c_str(), queries, pooling,
         first_asking);
-    result<float> first(on, unwritten((size_t)t.m)), again(on, unwritten((size_t)t.m));
-    auto score = [&](const side &s, result<float> &scores) {
+    output<float> first(on, unwritten((size_t)t.m)), again(on, unwritten((size_t)t.m));
+    auto score = [&](const side &s, output<float> &scores) {
         const lazy_attending a = t.attending(s, window);
         DO(s, scores, scores.on(s), &a, queries, pooling, first_asking);
     };
@@ -817,20 +817,20 @@ static void test_other_positions(const rig &r)
     const int N = 3, M = 40, LENGTH = 90, SETS = 3; /* the first by filter, then one that differs, then one by select */
     ints all, rows = { 30, 60, LENGTH - 1 };
     for (int i = 0; i < LENGTH; i++) all.push_back(i);
-    std::vector<std::unique_ptr<given<int32_t>>> depths;
-    std::vector<std::unique_ptr<given<float>>> scores;
+    std::vector<std::unique_ptr<input<int32_t>>> depths;
+    std::vector<std::unique_ptr<input<float>>> scores;
     for (int i = 0; i < SETS; i++) {
         ints chosen = random_positions(M - N, LENGTH), depth((size_t)LENGTH, 1);
         floats score((size_t)LENGTH, 0);
         for (const ints &some : { chosen, rows })
             for (int32_t position : some) depth[(size_t)position] = 7, score[(size_t)position] = 1;
-        depths.push_back(std::make_unique<given<int32_t>>(r.gpu, depth));
-        scores.push_back(std::make_unique<given<float>>(r.gpu, score));
+        depths.push_back(std::make_unique<input<int32_t>>(r.gpu, depth));
+        scores.push_back(std::make_unique<input<float>>(r.gpu, score));
     }
     scene t(r, LENGTH, all, rows);
-    given free(r.gpu, bytes((size_t)LENGTH, LAZY_PRUNABLE));
-    result in_play(r.gpu, ints((size_t)M, -1));
-    result y = r.out(unwritten((size_t)(N * lazy_q_width(&r.config))));
+    input free(r.gpu, bytes((size_t)LENGTH, LAZY_PRUNABLE));
+    output in_play(r.gpu, ints((size_t)M, -1));
+    output y = r.out(unwritten((size_t)(N * lazy_q_width(&r.config))));
     for (int i = 0; i < SETS; i++) {
         const ints &depth = depths[(size_t)i]->plain;
         int m = (int)std::count(depth.begin(), depth.end(), 7);
@@ -942,8 +942,8 @@ static void test_wgmma(lazy_dtype type)
 static void test_smooth(const rig &r, int m, int width)
 {
     now("%s smooth m %d, width %d", r.name(), m, width);
-    given scores = r.in_f32(random_values(LAZY_F32, (size_t)m));
-    result out = r.out_f32(unwritten((size_t)m));
+    input scores = r.in_f32(random_values(LAZY_F32, (size_t)m));
+    output out = r.out_f32(unwritten((size_t)m));
     r.both([&](const side &s) { DO(s, smooth, out.on(s), scores.on(s), m, width); });
     same(out, "means");
 }
@@ -951,9 +951,9 @@ static void test_smooth(const rig &r, int m, int width)
 static void test_average(const rig &r, int m, int n)
 {
     now("%s average of %d over m %d", r.name(), n, m);
-    result mean = r.out_f32(unwritten((size_t)m));
+    output mean = r.out_f32(unwritten((size_t)m));
     for (int i = 1; i <= n; i++) {
-        given scores = r.in_f32(random_values(LAZY_F32, (size_t)m));
+        input scores = r.in_f32(random_values(LAZY_F32, (size_t)m));
         r.both([&](const side &s) { DO(s, average, mean.on(s), scores.on(s), m, i); });
     }
     same(mean, "means");
@@ -1001,14 +1001,14 @@ static floats random_scores(int m, spread how)
 static void test_select(const rig &r, int m, flagging how, spread of_scores)
 {
     int length = m + random_int(0, m);
-    given in_play(r.gpu, random_positions(m, length));
-    given flags(r.gpu, random_flags(how, length));
-    given scores = r.in_f32(random_scores(m, of_scores));
+    input in_play(r.gpu, random_positions(m, length));
+    input flags(r.gpu, random_flags(how, length));
+    input scores = r.in_f32(random_scores(m, of_scores));
     int n_free = (int)std::count_if(in_play.plain.begin(), in_play.plain.end(),
                                     [&](int32_t position) { return flags.plain[(size_t)position] == LAZY_PRUNABLE; });
     for (int budget : { 0, std::min(1, n_free), random_int(0, n_free), std::max(0, n_free - 1), n_free }) {
         now("%s select m %d, flags %d, scores %d, %d of %d free", r.name(), m, how, of_scores, budget, n_free);
-        result kept(r.gpu, ints((size_t)(m - n_free + budget), -1));
+        output kept(r.gpu, ints((size_t)(m - n_free + budget), -1));
         launch_count counted;
         r.both([&](const side &s) { DO(s, select, kept.on(s), in_play.on(s), scores.on(s), m, flags.on(s), budget); });
         counted.expect(2, m / LAZY_TOKEN_BLOCK);
@@ -1032,13 +1032,13 @@ static void test_bad_scores(const rig &r, int m)
     int first = random_int(0, m - 1), layer = random_int(0, 90);
     scores[(size_t)first] = scores.back() = later.front() = NAN;
     now("%s NaN among the scores of %d after layer %d", r.name(), m, layer);
-    given positions(gpu, in_play);
-    given free(gpu, bytes((size_t)(2 * m), LAZY_PRUNABLE));
-    given bad = r.in_f32(scores), also_bad = r.in_f32(later);
-    result kept(gpu, ints((size_t)m, -1));
+    input positions(gpu, in_play);
+    input free(gpu, bytes((size_t)(2 * m), LAZY_PRUNABLE));
+    input bad = r.in_f32(scores), also_bad = r.in_f32(later);
+    output kept(gpu, ints((size_t)m, -1));
     std::string words = "after layer " + std::to_string(layer) + ": the score of the token at position " +
                         std::to_string(in_play[(size_t)first]) + " is not a number";
-    for (const given<float> *chosen_by : { &bad, &also_bad }) {
+    for (const input<float> *chosen_by : { &bad, &also_bad }) {
         gpu.stream->layers_done = layer + 1 + (chosen_by == &also_bad);
         DO(gpu, select, kept.on_device(), positions.on_device(), chosen_by->on_device(), m, free.on_device(), m / 2);
     }
@@ -1064,10 +1064,10 @@ static void test_pooling(const rig &r, int m, flagging how)
         for (float &value : values) value = fabsf(value);
         return values;
     };
-    given in_play(r.gpu, random_positions(m, length)), depth(r.gpu, random_ints(length, 2, 4));
-    given flags(r.gpu, random_flags(how, length));
-    given raw = r.in_f32(sizes(3 * (size_t)m));
-    result shares = r.out_f32(unwritten(3 * (size_t)capacity)), largest = r.out_f32(unwritten((size_t)m)),
+    input in_play(r.gpu, random_positions(m, length)), depth(r.gpu, random_ints(length, 2, 4));
+    input flags(r.gpu, random_flags(how, length));
+    input raw = r.in_f32(sizes(3 * (size_t)m));
+    output shares = r.out_f32(unwritten(3 * (size_t)capacity)), largest = r.out_f32(unwritten((size_t)m)),
            remembered = r.out_f32(sizes((size_t)capacity));
     launch_count counted;
     r.both([&](const side &s) {
@@ -1108,15 +1108,15 @@ static void test_depths(const rig &r, int n)
     int length = n + random_int(0, n), value = random_int(0, 9), low = random_int(0, 5), high = random_int(low, 9),
         n_positions = random_int(1, length), n_found[2] = { -1, -2 };
     now("%s mark and filter n %d of %d, depths %d to %d", r.name(), n, length, low, high);
-    given rows(r.gpu, random_positions(n, length)), positions(r.gpu, random_positions(n_positions, length));
-    result depths(r.gpu, random_ints(length, 0, 9));
+    input rows(r.gpu, random_positions(n, length)), positions(r.gpu, random_positions(n_positions, length));
+    output depths(r.gpu, random_ints(length, 0, 9));
     r.both([&](const side &s) { DO(s, mark, depths.on(s), rows.on(s), n, value); });
     same(depths, "depths");
 
     size_t room = (size_t)std::count_if(positions.plain.begin(), positions.plain.end(), [&](int32_t position) {
         return depths.plain[(size_t)position] >= low && depths.plain[(size_t)position] <= high;
     });
-    result found(r.gpu, ints(room, -1)), again(r.gpu, ints(room, -1));
+    output found(r.gpu, ints(room, -1)), again(r.gpu, ints(room, -1));
     launch_count counted;
     r.both([&](const side &s) {
         DO(s, filter, found.on(s), &n_found[r.is_gpu(s)], positions.on(s), n_positions, depths.on(s), low, high);
@@ -1147,10 +1147,10 @@ static void test_regroup(const rig &r, int n, int n_new, int length, int d, bool
          kept = with_aux ? random_positions(n_new, length + 1) : random_rows(n_new, old);
     if (with_aux) /* the last row may be evicted, kept or new */
         kept.back() = random_int(n_new > 1 ? kept[(size_t)n_new - 2] + 1 : 0, length);
-    given rows(r.gpu, old), new_rows(r.gpu, kept);
-    given x = r.in(r.values((size_t)(n * d)));
-    result y = r.out(unwritten((size_t)(n_new * d))), aux = r.out(r.values((size_t)((length + 1) * d)));
-    result n_revived(r.gpu, ints{ 3 });
+    input rows(r.gpu, old), new_rows(r.gpu, kept);
+    input x = r.in(r.values((size_t)(n * d)));
+    output y = r.out(unwritten((size_t)(n_new * d))), aux = r.out(r.values((size_t)((length + 1) * d)));
+    output n_revived(r.gpu, ints{ 3 });
     r.both([&](const side &s) {
         DO(s, regroup, y.on(s), new_rows.on(s), n_new, x.on(s), rows.on(s), n, with_aux ? aux.on(s) : address{}, d,
            n_revived.on(s));
@@ -1179,7 +1179,7 @@ static void test_read(const rig &r)
 {
     now("%s read", r.name());
     for (size_t size : { (size_t)1, (size_t)16, (size_t)4099, (size_t)100000 }) {
-        given memory(r.gpu, bytes(size));
+        input memory(r.gpu, bytes(size));
         did(r.gpu, "read", lazy_cuda_read(r.gpu.stream, memory.on_device(), size, &r.gpu.err));
     }
 }
