@@ -61,12 +61,9 @@ float *random_floats(size_t n)
 int32_t *random_positions(int n, int length)
 {
     int32_t *positions = room((size_t)n * sizeof *positions);
-    int left = n - 1, out = 0;
+    int n_chosen = 0;
     for (int i = 0; i < length - 1; i++)
-        if (random_int(1, length - 1 - i) <= left) {
-            positions[out++] = i;
-            left--;
-        }
+        if (random_int(1, length - 1 - i) < n - n_chosen) positions[n_chosen++] = i;
     positions[n - 1] = length - 1;
     return positions;
 }
