@@ -6,8 +6,8 @@ from lazyllm.errors import CheckpointError as CheckpointError
 from lazyllm.errors import DeviceError as DeviceError
 from lazyllm.generation import Generation as Generation
 from lazyllm.generation import Trace as Trace
-from lazyllm.in_memory import from_transformers as from_transformers
 from lazyllm.llm import LLM as LLM
+from lazyllm.llm import from_transformers as from_transformers
 from lazyllm.llm import load as load
 from lazyllm.machine.info import info as info
 from lazyllm.method import Method as Method

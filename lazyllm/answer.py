@@ -239,8 +239,7 @@ class Answer:
         """Tokens that were read before count as if this prompt's pass had computed them."""
         n_given = len(self._encoded.ids)
         n_context, n_new = self._begins + n_given, n_given + (self._n_read_before if self._begins else 0)
-        n_read = self._begins + len(self._prompt_ids)
-        prefill = next(item for item in self._passes if item.length == n_read)
+        prefill = next(item for item in self._passes if item.length == self._begins + len(self._prompt_ids))
         if len(self._prompt_ids) == n_given and not prefill.dropped:
             return 1.0
         counts = prefill.counts.copy()
@@ -252,8 +251,7 @@ class Answer:
 
     def _unpruned(self) -> str:
         shortened = len(self._prompt_ids) < self._encoded.n_given
-        dropped = any(item.dropped for item in self._passes)
-        if self._pruning == DENSE or shortened or dropped:
+        if self._pruning == DENSE or shortened or any(item.dropped for item in self._passes):
             return ""
         return self._pruning.why_unpruned(self._core.n_prompt, self._core.length)
 

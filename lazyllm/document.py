@@ -37,8 +37,7 @@ class Document:
         self.llm, self.pruning = llm, session.setting
         self.text, self._in_chat, self._session = text, chat, session
         if not session.length:
-            request = Request(chat=chat)
-            first, second = (session.encode(self._prompt(question), request).ids for question in QUESTIONS)
+            first, second = (session.encode(self._prompt(question), Request(chat=chat)).ids for question in QUESTIONS)
             session.read(first[: shared(first, second)], progress)
             session.document = {"text": text, "chat": chat}
         self._prefixes = PrefixCache.of(session)
@@ -70,8 +69,7 @@ class Document:
     def stream(self, question: str, **options: Unpack[Options]) -> Stream:
         """Like `ask` for one question: an iterator over the text, which sets `generation` at its end."""
         options["chat"] = self._in_chat
-        prompt = self._prompt(question)
-        return self.llm.stream(prompt, self.pruning, prefix=self._prefixes, **options)
+        return self.llm.stream(self._prompt(question), self.pruning, prefix=self._prefixes, **options)
 
     def chat(self) -> DocumentChat:
         """A chat about the text: each question continues the turns before it."""

@@ -1,12 +1,15 @@
-"""LLM: a loaded model that answers prompts; and `load`."""
+"""LLM: a loaded model that answers prompts; `load` and `from_transformers` make one."""
 
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Unpack, overload
 
 from lazyllm import _core
@@ -80,6 +83,31 @@ def load(
     if changed := checkpoint.changed():
         raise OSError(f"{changed} was changed while it was loaded; load it again")
     return LLM(checkpoint, core, compute, weights, kv)
+
+
+def from_transformers(model: Any, tokenizer: Any = None, **options: Any) -> LLM:
+    """The LLM of a model of transformers that is in memory, such as a fine-tuned or a merged one.
+
+    `save_pretrained` writes both to a temporary folder (TMPDIR says where), which is there as long as the LLM:
+    what happens to `model` later changes nothing here. Without a tokenizer, prompts are token ids. The options
+    are `device`, `threads`, `compute`, `weights` and `kv` of `load`.
+    """
+    if not hasattr(model, "save_pretrained") or not hasattr(model, "config"):
+        raise TypeError(
+            f"model must be a model of transformers such as AutoModelForCausalLM.from_pretrained(…), not {model!r:.80}"
+        )
+    if hasattr(model, "merge_and_unload"):
+        raise TypeError("model has adapters of PEFT; give the model that model.merge_and_unload() returns")
+    with ExitStack() as stack:
+        folder = stack.enter_context(TemporaryDirectory(prefix="lazyllm-"))
+        for part in (model, tokenizer):
+            if part is not None:
+                part.save_pretrained(folder)
+        checkpoint = Checkpoint(Path(folder))
+        weakref.finalize(checkpoint, stack.pop_all().close)
+    name = Path(model.config.name_or_path).name
+    checkpoint.config = replace(checkpoint.config, name=name or checkpoint.config.architecture)
+    return load(checkpoint, **options)
 
 
 def checked_llm(llm: object) -> LLM:

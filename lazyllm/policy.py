@@ -21,7 +21,7 @@ from lazyllm.method import source_digest
 from lazyllm.pruning import PAPER, Pruning, Scheduled, StagesInput
 from lazyllm.support import checked
 
-Memo = dict[str, dict[int, Any]]  # values by layer, for all calls of one pass
+Memo = dict[int, tuple[Any, np.ndarray]]  # what `observe` returned in this pass, and the positions in play, by layer
 
 
 class View:
@@ -34,7 +34,7 @@ class View:
     def __init__(self, policy: Policy, core: _core.Session, facts: Mapping[str, Any], memo: Memo) -> None:
         self._core: _core.Session | None = core
         self._policy = policy
-        self._facts = facts
+        self._facts, self._memo = facts, memo
         self._copied: dict[tuple[str, int], np.ndarray] = {}
         self.layer: int = facts["layer"]
         self.window: int | None = facts["window"] or None
@@ -43,9 +43,8 @@ class View:
         """True in a pass over prompt tokens, False in a decode step."""
         self.n_keep: int | None = None if facts["observes"] else facts["n_keep"]
         """The number of prompt tokens that the stage keeps; None in `observe`."""
-        self.observed: Mapping[int, Any] = MappingProxyType(memo["observed"])
+        self.observed: Mapping[int, Any] = MappingProxyType({layer: value for layer, (value, _) in memo.items()})
         """By layer: what `observe` returned in this pass."""
-        self._observed_positions: Mapping[int, np.ndarray] = memo["observed positions"]
 
     def __repr__(self) -> str:
         return f"<View of layer {self.layer}: {self._facts['n_in_play']} tokens in play>"
@@ -85,7 +84,7 @@ class View:
         """
         if layer not in self.observed:
             raise ValueError(f"layer {layer} was not observed in this pass, only {[*self.observed]}")
-        rows, positions = np.asarray(self.observed[layer]), self._observed_positions[layer]
+        rows, positions = map(np.asarray, self._memo[layer])
         if rows.shape[-1:] != positions.shape:
             raise ValueError(f"observe gave {rows.shape} after layer {layer}; expected (…, {positions.size})")
         return rows[..., np.searchsorted(positions, self.positions)]
@@ -226,13 +225,10 @@ class Policy(Scheduled):
 
     def core(self) -> dict[str, Any]:
         def call(core: _core.Session, facts: Mapping[str, Any], memo: Memo) -> tuple[Any, ...] | None:
-            if not memo:  # the first call of a pass
-                memo.update({"observed": {}, "observed positions": {}})
             view = View(self, core, facts, memo)
             try:
                 if facts["observes"]:
-                    memo["observed positions"][view.layer] = view.positions
-                    memo["observed"][view.layer] = self.observe(view)
+                    memo[view.layer] = self.observe(view), view.positions
                     return None
                 return self._answer(view, self.score(view))
             finally:

@@ -268,8 +268,7 @@ class Pruning(Scheduled):
             return {str(layer): plain_rule(rule) for layer, rule in stages}
 
         decode = self.decode if isinstance(self.decode, str) else plain(self.decode)
-        values = {"stages": plain(self.stages), "decode": decode, "scoring": asdict(self.scoring)}
-        return {**super()._plain(), **values}
+        return super()._plain() | {"stages": plain(self.stages), "decode": decode, "scoring": asdict(self.scoring)}
 
     def to_json(self) -> str:
         """All fields as one JSON object; `from_json` gives an equal Pruning back."""

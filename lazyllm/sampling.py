@@ -80,5 +80,4 @@ GREEDY = SamplingParams()
 def log_softmax(logits: np.ndarray) -> np.ndarray:
     """Over the last axis, in double precision."""
     shifted = np.asarray(logits, np.float64) - np.max(logits, axis=-1, keepdims=True)
-    normed: np.ndarray = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    return normed
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))

@@ -216,8 +216,7 @@ class Session:
                 if message["role"] == "user":
                     message["content"] = self.setting.compress(self.llm, message["content"])
             ids = self._ids(messages if chat else messages[0]["content"], chat, request)
-        seconds = compressing - started, time.perf_counter() - compressing
-        return EncodedPrompt(prompt, ids, n_given, chat, *seconds)
+        return EncodedPrompt(prompt, ids, n_given, chat, compressing - started, time.perf_counter() - compressing)
 
     def _ids(self, prompt: Prompt, chat: bool, request: Request) -> list[int]:
         ids: Any = self._rendered(as_messages(prompt), request) if chat else prompt

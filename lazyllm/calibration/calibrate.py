@@ -63,8 +63,7 @@ def calibrate(
     settings = {method.label: method for method in (DENSE, *candidates(speedup, model.config, n_prompt))}
     conditions = {"measure": "calibration", "forced tokens": TOKENS}
     folder = file and file.with_suffix(FOLDER_SUFFIX)
-    measure = measure_of("both", TOKENS)
-    rows, manifest = run_items(model, settings, tasks, folder, options, measure, conditions)
+    rows, manifest = run_items(model, settings, tasks, folder, options, measure_of("both", TOKENS), conditions)
     keys = {trial.key for trial in planned(settings, tasks)}
     summary = Summary([row for row in rows if Key.of(row) in keys], category=str)
     for row in summary.failed:

@@ -140,8 +140,7 @@ class Checkpoint:
         least = max(tensor.n_bytes // max(math.prod(tensor.shape[:-1]), 1), 1) * together
         step = max(CHUNK_BYTES // least, 1) * least
         for begin in range(0, tensor.n_bytes, step):
-            n_bytes = min(step, tensor.n_bytes - begin)
-            yield self.shard_files[tensor.shard].read(tensor.offset + begin, n_bytes)
+            yield self.shard_files[tensor.shard].read(tensor.offset + begin, min(step, tensor.n_bytes - begin))
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:

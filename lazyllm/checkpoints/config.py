@@ -228,11 +228,9 @@ def read_layers(fields: Fields, family: Family, n_layers: int) -> tuple[tuple[in
     turns = read_turns(fields, n_layers) if family.no_rope == "listed" else [True] * n_layers
     sliding = read_sliding(fields, family, turns)
     needed = family.local_theta or family.no_rope == "full"
-    if any(sliding) and (needed or fields.get("sliding_window") is not None):
-        window = fields.whole("sliding_window", MAX_CONTEXT)
-        windows = tuple(window if slides else 0 for slides in sliding)
-    else:
-        windows = (0,) * n_layers
+    has_window = any(sliding) and (needed or fields.get("sliding_window") is not None)
+    window = fields.whole("sliding_window", MAX_CONTEXT) if has_window else 0
+    windows = tuple(window if slides else 0 for slides in sliding)
     mixed = family.no_rope == "full_if_mixed" and fields.get("sliding_window") is not None
     if family.no_rope == "full" or mixed:
         turns = [window > 0 for window in windows]

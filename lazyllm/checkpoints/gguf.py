@@ -75,8 +75,7 @@ def hugging_face_values(checkpoint: GgufCheckpoint, tensor: Tensor) -> Iterator[
     heads = {"q_proj": config.n_heads, "k_proj": config.n_kv_heads}.get(projection, 0)
     paired = checkpoint.is_paired and heads
     if paired and tensor.shape[0] != heads * config.head_dim:
-        problem = f"has {tensor.shape[0]} rows; expected {heads} x {config.head_dim}"
-        checkpoint.refuse_tensor(tensor.name, problem)
+        checkpoint.refuse_tensor(tensor.name, f"has {tensor.shape[0]} rows; expected {heads} x {config.head_dim}")
     for chunk in checkpoint.chunks(tensor, config.head_dim if paired else 1):
         values = _core.widen(chunk, tensor.dtype)
         if paired:

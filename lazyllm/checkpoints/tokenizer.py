@@ -107,8 +107,7 @@ class Tokenizer:
         self, messages: Chat, add_generation_prompt: bool = True, tools: Chat = (), **variables: Any
     ) -> list[int]:
         """The token ids of `chat_text`."""
-        text = self.chat_text(messages, add_generation_prompt, tools, **variables)
-        return self.encode(text, add_special=False)
+        return self.encode(self.chat_text(messages, add_generation_prompt, tools, **variables), add_special=False)
 
 
 class TextStream:

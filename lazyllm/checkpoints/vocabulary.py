@@ -77,8 +77,7 @@ def decoding(path: Path, decoder: Any) -> tuple[bool, bool]:
             return True, False
         text, whole = decoder and decoder.decode(["▁a", "▁▁b_", "##c</w>▁"]), " a  b_##c</w> "
     if text not in (whole, whole[1:]):
-        name = type(decoder).__name__
-        raise CheckpointError(f"{path}: decoder {name} is neither ByteLevel nor SentencePiece's")
+        raise CheckpointError(f"{path}: decoder {type(decoder).__name__} is neither ByteLevel nor SentencePiece's")
     return False, text != whole
 
 

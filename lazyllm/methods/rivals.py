@@ -34,8 +34,7 @@ class RandomDrop(Scheduled):
     schedule = DENSE
 
     def __post_init__(self) -> None:
-        seed = checked.whole(self.seed, "seed", 0, checked.SEED_LIMIT)
-        self._set(keep=checked.keep(self.keep, "keep"), seed=seed)
+        self._set(keep=checked.keep(self.keep, "keep"), seed=checked.whole(self.seed, "seed", 0, checked.SEED_LIMIT))
 
     def positions(self, n_prompt: int, turn: int = 0) -> np.ndarray:
         """Indices of the prompt's tokens that stay, ascending."""
@@ -67,8 +66,7 @@ class OneStage(Scheduled):
     keep: float
 
     def __post_init__(self) -> None:
-        layer = checked.whole(self.layer, "layer", 0, LAYER_LIMIT)
-        self._set(layer=layer, keep=checked.keep(self.keep, "keep"))
+        self._set(layer=checked.whole(self.layer, "layer", 0, LAYER_LIMIT), keep=checked.keep(self.keep, "keep"))
 
     def check(self, config: ModelConfig) -> None:
         Pruning({self.layer: self.keep}).check(config)

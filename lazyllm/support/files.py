@@ -54,8 +54,7 @@ class OpenedFile:
             raise OSError(f"{self.path} was written to while it was in use; load the model again")
 
 
-KnownDigests = dict[tuple[tuple[Path, FileState], ...], str]
-known_digests: KnownDigests = {}
+known_digests: dict[tuple[tuple[Path, FileState], ...], str] = {}
 """The digests that were taken in this process, by the paths and states of the files."""
 
 

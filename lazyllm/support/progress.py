@@ -45,6 +45,5 @@ def prefill_watch(n_tokens: int, n_layers: int, progress: bool) -> Iterator[Watc
     if (own := _own_watch.get()) or n_tokens < LONG_PROMPT or not shown(progress):
         yield own
         return
-    what = f"prefill of {n_tokens} tokens"
-    with bar(n_layers, what, "layer", progress, leave=False, delay=DELAY_SECONDS) as line:
+    with bar(n_layers, f"prefill of {n_tokens} tokens", "layer", progress, leave=False, delay=DELAY_SECONDS) as line:
         yield lambda layers_done, n_layers: line.update(layers_done - line.n)

@@ -27,8 +27,7 @@ def takes(kind: type, *left_out: str, chosen: Collection[str] = ()) -> Callable[
             elif default is MISSING:
                 default = Parameter.empty
             if field.name not in left_out:
-                option = Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=kind_of)
-                parameters.append(option)
+                parameters.append(Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=kind_of))
         shown = signature(function).replace(parameters=parameters)
         names = [name for name in shown.parameters if name != "self"]
 
