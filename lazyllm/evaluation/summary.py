@@ -135,17 +135,6 @@ class Summary:
         rows = self.of(setting, datasets).values()
         return np.array([row[field] for row in rows if field in row], float)
 
-    def average(self, setting: str, field: str, datasets: Sequence[str] | None = None) -> float:
-        return mean(self.values(setting, field, datasets))
-
-    def pooled(self, setting: str, field: str, high: float = inf) -> Interval:
-        """Mean of a field, whose values are from 0 to `high`, over all items, with its interval."""
-        return interval([[self.values(setting, field)]], 0, high)
-
-    def count(self, setting: str, field: str) -> int:
-        """Number of items with a true `field`."""
-        return int(self.values(setting, field).sum())
-
 
 def item_of(row: Row) -> Item:
     return row["dataset"], row["item"]

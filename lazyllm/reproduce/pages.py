@@ -10,7 +10,7 @@ import numpy as np
 
 from lazyllm.evaluation.longbench.datasets import CATEGORIES
 from lazyllm.evaluation.report import cell
-from lazyllm.evaluation.summary import DENSE_LABEL, NO_SPEED, Row, Summary, token_use_by_setting
+from lazyllm.evaluation.summary import DENSE_LABEL, NO_SPEED, Row, Summary, mean, token_use_by_setting
 from lazyllm.pictures.figure import panel_grid, save, series
 from lazyllm.pictures.panels import plot_token_use
 from lazyllm.reproduce.paper import BASELINE, Published
@@ -75,7 +75,7 @@ class Comparison:
         is_part = self.published and n_run < n_all
 
         def share(field: str) -> str:
-            return f"{np.mean([summary.average(label, field, datasets) for label in labels]):.2%}"
+            return f"{np.mean([mean(summary.values(label, field, datasets)) for label in labels]):.2%}"
 
         row = {
             "category": f"{place} ({n_run} of {n_all} data sets)" if is_part else place,

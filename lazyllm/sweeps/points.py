@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 
 from lazyllm.evaluation.report import cell
-from lazyllm.evaluation.summary import DENSE_LABEL, Interval, Speed, Summary, mean
+from lazyllm.evaluation.summary import DENSE_LABEL, Interval, Speed, Summary, interval, mean
 from lazyllm.method import Method
 from lazyllm.pictures.quality import COUNTED_AXIS, KL_AXIS, MEASURED_AXIS, SCORE_AXIS, Dot, plot_scores
 from lazyllm.support.optional import package
@@ -83,17 +83,17 @@ def points(summary: Summary, methods: Mapping[str, Method]) -> Iterator[Point]:
             pruning=method,
             prompts=len(summary.of(setting)),
             failed=sum(row["setting"] == setting for row in summary.failed),
-            changed_nothing=summary.count(setting, "changed_nothing"),
+            changed_nothing=int(summary.values(setting, "changed_nothing").sum()),
             score=summary.mean(setting),
-            kl=summary.pooled(setting, "kl"),
+            kl=interval([[kl]], 0),
             kl_median=float(np.median(kl)) if len(kl) else nan,
-            agreement=summary.pooled(setting, "agreement", 1.0),
+            agreement=interval([[summary.values(setting, "agreement")]], 0, 1),
             ttft=mean([row["timing"]["ttft"] for row in summary.timed(setting)]),
             ttft_speedup=speed.of_sums,
             ttft_speedup_median=speed.median,
             counted_speedup=float(operations[0] / operations[1]) if operations.all() else nan,
-            computed=summary.average(setting, "computed"),
-            reached_top=summary.average(setting, "reached_top"),
+            computed=mean(summary.values(setting, "computed")),
+            reached_top=mean(summary.values(setting, "reached_top")),
         )
 
 
