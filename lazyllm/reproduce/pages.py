@@ -10,9 +10,8 @@ import numpy as np
 
 from lazyllm.evaluation.longbench.datasets import CATEGORIES
 from lazyllm.evaluation.report import cell
-from lazyllm.evaluation.summary import DENSE_LABEL, NO_SPEED, Row, Summary, mean, token_use_by_setting
+from lazyllm.evaluation.summary import DENSE_LABEL, NO_SPEED, Row, Summary, mean
 from lazyllm.pictures.figure import panel_grid, save, series
-from lazyllm.pictures.panels import plot_token_use
 from lazyllm.reproduce.paper import BASELINE, Published
 from lazyllm.support.tables import Table
 
@@ -154,11 +153,3 @@ def plot_lines(comparison: Comparison, target: str, model: str, file: Path) -> P
     figure.legend(handles, labels, loc="outside lower center", ncols=COLUMNS - 1)
     figure.suptitle(f"{title}, {model}")
     return save(figure, file)
-
-
-def token_use(summary: Summary, file: Path) -> Path:
-    """Figure 7: the share of the prompt that each layer has computed, by new token."""
-    panels = token_use_by_setting(summary.rows)
-    if not panels:
-        raise ValueError("Figure 7 needs a method that prunes layers, and items that are long enough for it")
-    return plot_token_use(panels, file)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan, nan
 from pathlib import Path
@@ -58,11 +58,6 @@ class Point:
         return Frame([self]).table.text()
 
     @property
-    def measure(self) -> str:
-        """The field that is the quality: score or kl."""
-        return "kl" if isnan(self.score.value) else "score"
-
-    @property
     def quality(self) -> float:
         """Quality on the Pareto front, larger is better: the score, or minus the divergence."""
         return -self.kl.value if isnan(self.score.value) else self.score.value
@@ -113,13 +108,12 @@ def front(points: Sequence[Point], speedup: str = "ttft_speedup") -> list[Point]
 
 def plot_points(points: Sequence[Point], title: str, file: Path, speedup: str = "ttft_speedup") -> Path:
     """Draws quality against a speedup with the Pareto front; needs matplotlib."""
-    quality = next((point.measure for point in points if point.measure != "kl"), "kl")
-
-    def dots(points: Iterable[Point]) -> list[Dot]:
-        return [Dot(point.setting, getattr(point, speedup), *getattr(point, quality)) for point in points]
-
-    on_front, axes = dots(front(points, speedup)), (SPEEDUP_AXES[speedup], QUALITY_AXES[quality])
-    return plot_scores(dots(points), DENSE_LABEL, file, title, axes, on_front)
+    quality = "kl" if all(isnan(point.score.value) for point in points) else "score"
+    dots, on_front = (
+        [Dot(point.setting, getattr(point, speedup), *getattr(point, quality)) for point in part]
+        for part in (points, front(points, speedup))
+    )
+    return plot_scores(dots, DENSE_LABEL, file, title, (SPEEDUP_AXES[speedup], QUALITY_AXES[quality]), on_front)
 
 
 # ---- tables ----------------------------------------------------------------------------------------
