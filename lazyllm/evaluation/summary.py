@@ -145,16 +145,6 @@ def failure(row: Row) -> str:
     return f"{row['dataset']} {row['item']}, {row['setting']}: {row['error']}"
 
 
-def common(rows: Sequence[Row]) -> list[Row]:
-    """The rows of the items that have a result under every setting that has any."""
-    good = [row for row in rows if "error" not in row]
-    items: dict[str, set[Item]] = {}
-    for row in good:
-        items.setdefault(row["setting"], set()).add(item_of(row))
-    shared = set.intersection(*items.values()) if items else set()
-    return [row for row in good if item_of(row) in shared]
-
-
 # ---- how much of the prompt each layer has computed, by new token -------------------------------
 
 
