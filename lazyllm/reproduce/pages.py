@@ -57,9 +57,6 @@ class Comparison:
         """Each category with its data sets; None with all of them."""
         return [*self.summary.categories.items(), (None, self.summary.datasets)]
 
-    def scores(self, labels: Sequence[str], category: str | None) -> list[float]:
-        return [self.summary.mean(label, category).value for label in labels]
-
     def speedups(self, labels: Sequence[str], timing: str, datasets: Sequence[str]) -> list[float]:
         """The speedups of the settings that have one."""
         speeds = (self.summary.speed(label, timing, datasets) for label in labels)
@@ -72,6 +69,7 @@ class Comparison:
         place, summary, (first, *others) = category or ALL, self.summary, labels
         n_run, n_all = len(datasets), len(CATEGORIES.get(place, ()))
         is_part = self.published and n_run < n_all
+        scores = [summary.mean(label, category) for label in labels]
 
         def share(field: str) -> str:
             return f"{np.mean([mean(summary.values(label, field, datasets)) for label in labels]):.2%}"
@@ -80,7 +78,7 @@ class Comparison:
             "category": f"{place} ({n_run} of {n_all} data sets)" if is_part else place,
             "counted speedup": counted,
             "method": method,
-            SCORE: spread(self.scores(labels, category)) if others else cell(summary.mean(first, category)),
+            SCORE: spread([score.value for score in scores]) if others else cell(scores[0]),
             DIFFERENCE: "" if others or not counted else cell(summary.difference(first, category), "+.2f"),
             FIRST: spread(self.speedups(labels, "ttft", datasets), "x"),
             WHOLE: spread(self.speedups(labels, "seconds", datasets), "x"),
@@ -142,8 +140,8 @@ def plot_lines(comparison: Comparison, target: str, model: str, file: Path) -> P
         for (place, method), labels in comparison.settings.items():
             values = [float(place)] if place.isdecimal() else comparison.speedups(labels, "ttft", datasets)
             if values:
-                point = float(np.mean(values)), float(np.mean(comparison.scores(labels, category)))
-                lines.setdefault(method, []).append(point)
+                scores = [comparison.summary.mean(label, category).value for label in labels]
+                lines.setdefault(method, []).append((float(np.mean(values)), float(np.mean(scores))))
         for number, (method, points) in enumerate(lines.items()):
             look = {**series(number), "markersize": 3 + len(lines) - number}
             axes.plot(*zip(*sorted(points), strict=True), **look, label=method)
