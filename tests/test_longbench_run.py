@@ -95,7 +95,7 @@ def test_settings_that_change_nothing_are_marked(llm: lazyllm.LLM, data: Path, t
     assert all(row["new_tokens"] > 1 for row in made.rows)
     marked = {row["setting"]: row["changed_nothing"] for row in made.rows}
     assert marked == {setting.label if setting else "dense": nothing for setting, nothing in settings.items()}
-    assert sum(made.summary.count(setting, "changed_nothing") for setting in made.summary.settings) == 5
+    assert sum(made.summary.values(setting, "changed_nothing").sum() for setting in made.summary.settings) == 5
     late = lazyllm.Pruning({1: 0.5}, min_tokens=made.rows[0]["prompt_tokens"] + 2)  # the answer grows to that
     grown = run(llm, data, tmp_path, pruning=late, datasets=["lcc"], limit=1, max_length=400).rows[-1]
     assert list(grown["used"]) == ["0"]

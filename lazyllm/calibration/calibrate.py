@@ -98,7 +98,7 @@ def measurements(summary: Summary, label: str) -> dict[str, Interval]:
     if label == DENSE_LABEL:
         return found
     difference = interval([[needles - dense]], -100, 100)
-    return {**found, "needles_to_dense": difference, "kl": summary.pooled(label, "kl")}
+    return {**found, "needles_to_dense": difference, "kl": interval([[summary.values(label, "kl")]], 0)}
 
 
 def rank(measured: Mapping[str, Any]) -> tuple[float, float]:

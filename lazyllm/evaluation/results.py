@@ -124,17 +124,16 @@ def opened_run(
         if rows:
             manifest = joined(read_manifest(path), manifest, str(path), "this one")
         check_contents(rows, str(path), dict(digests or {}), "that is given now")
-        folder = RunFolder(path, manifest, rows)
-        folder.replace([row for row in rows if "error" not in row or Key.of(row) not in planned])
-        yield folder
+        yield RunFolder(path, manifest, [row for row in rows if "error" not in row or Key.of(row) not in planned])
 
 
 class RunFolder:
     """The results in a folder: a manifest, and the rows of earlier runs and of this one."""
 
     def __init__(self, path: Path, manifest: Manifest, rows: list[dict[str, Any]]) -> None:
-        self.path, self.items, self.rows = path, path / ITEMS, rows
+        self.path, self.items = path, path / ITEMS
         self._write(manifest)
+        self.replace(rows)
 
     def append(self, row: Row, environment: Mapping[str, Any]) -> dict[str, Any]:
         """Appends a row that was timed in an environment, and waits until it is on disk."""

@@ -135,17 +135,6 @@ class Summary:
         rows = self.of(setting, datasets).values()
         return np.array([row[field] for row in rows if field in row], float)
 
-    def average(self, setting: str, field: str, datasets: Sequence[str] | None = None) -> float:
-        return mean(self.values(setting, field, datasets))
-
-    def pooled(self, setting: str, field: str, high: float = inf) -> Interval:
-        """Mean of a field, whose values are from 0 to `high`, over all items, with its interval."""
-        return interval([[self.values(setting, field)]], 0, high)
-
-    def count(self, setting: str, field: str) -> int:
-        """Number of items with a true `field`."""
-        return int(self.values(setting, field).sum())
-
 
 def item_of(row: Row) -> Item:
     return row["dataset"], row["item"]
@@ -154,16 +143,6 @@ def item_of(row: Row) -> Item:
 def failure(row: Row) -> str:
     """Which item failed, under which setting, and why."""
     return f"{row['dataset']} {row['item']}, {row['setting']}: {row['error']}"
-
-
-def common(rows: Sequence[Row]) -> list[Row]:
-    """The rows of the items that have a result under every setting that has any."""
-    good = [row for row in rows if "error" not in row]
-    items: dict[str, set[Item]] = {}
-    for row in good:
-        items.setdefault(row["setting"], set()).add(item_of(row))
-    shared = set.intersection(*items.values()) if items else set()
-    return [row for row in good if item_of(row) in shared]
 
 
 # ---- how much of the prompt each layer has computed, by new token -------------------------------

@@ -75,8 +75,7 @@ def plot_needle_map(panels: Mapping[str, Cells], file: Path) -> Path:
 
     width, height = max(3.0, 0.5 + CELL_WIDTH * len(lengths)), max(2.5, 1.3 + CELL_HEIGHT * len(depths))
     titled = {f"{name}\nmean {np.mean([*cells.values()]):.1f}": cells for name, cells in panels.items()}
-    y_label = "depth of the needle, percent"
-    figure, all_axes = draw_panels(titled, draw, len(panels), width, height, y_label)
+    figure, all_axes = draw_panels(titled, draw, len(panels), width, height, "depth of the needle, percent")
     mesh = all_axes[0].collections[0]
     figure.colorbar(mesh, ax=all_axes, pad=0.015, ticks=range(0, 101, 20), label="answers found, percent")
     return save(figure, file)
@@ -116,6 +115,5 @@ def plot_turns(panels: Mapping[str, Lines], baseline: str, file: Path) -> Path:
 
     figure, all_axes = draw_panels(panels, draw, 2, 4.5, 4, "score")
     shown = {str(line.get_label()): line for axes in all_axes for line in axes.get_lines()}
-    handles = [*shown.values()]
-    figure.legend(handles, [*shown], loc="outside lower center", ncols=2, fontsize="small", frameon=False)
+    figure.legend([*shown.values()], [*shown], loc="outside lower center", ncols=2, fontsize="small", frameon=False)
     return save(figure, file)

@@ -10,9 +10,8 @@ import numpy as np
 
 from lazyllm.evaluation.longbench.datasets import CATEGORIES
 from lazyllm.evaluation.report import cell
-from lazyllm.evaluation.summary import DENSE_LABEL, NO_SPEED, Row, Summary, token_use_by_setting
+from lazyllm.evaluation.summary import DENSE_LABEL, NO_SPEED, Row, Summary, mean
 from lazyllm.pictures.figure import panel_grid, save, series
-from lazyllm.pictures.panels import plot_token_use
 from lazyllm.reproduce.paper import BASELINE, Published
 from lazyllm.support.tables import Table
 
@@ -58,9 +57,6 @@ class Comparison:
         """Each category with its data sets; None with all of them."""
         return [*self.summary.categories.items(), (None, self.summary.datasets)]
 
-    def scores(self, labels: Sequence[str], category: str | None) -> list[float]:
-        return [self.summary.mean(label, category).value for label in labels]
-
     def speedups(self, labels: Sequence[str], timing: str, datasets: Sequence[str]) -> list[float]:
         """The speedups of the settings that have one."""
         speeds = (self.summary.speed(label, timing, datasets) for label in labels)
@@ -73,15 +69,16 @@ class Comparison:
         place, summary, (first, *others) = category or ALL, self.summary, labels
         n_run, n_all = len(datasets), len(CATEGORIES.get(place, ()))
         is_part = self.published and n_run < n_all
+        scores = [summary.mean(label, category) for label in labels]
 
         def share(field: str) -> str:
-            return f"{np.mean([summary.average(label, field, datasets) for label in labels]):.2%}"
+            return f"{np.mean([mean(summary.values(label, field, datasets)) for label in labels]):.2%}"
 
         row = {
             "category": f"{place} ({n_run} of {n_all} data sets)" if is_part else place,
             "counted speedup": counted,
             "method": method,
-            SCORE: spread(self.scores(labels, category)) if others else cell(summary.mean(first, category)),
+            SCORE: spread([score.value for score in scores]) if others else cell(scores[0]),
             DIFFERENCE: "" if others or not counted else cell(summary.difference(first, category), "+.2f"),
             FIRST: spread(self.speedups(labels, "ttft", datasets), "x"),
             WHOLE: spread(self.speedups(labels, "seconds", datasets), "x"),
@@ -143,8 +140,8 @@ def plot_lines(comparison: Comparison, target: str, model: str, file: Path) -> P
         for (place, method), labels in comparison.settings.items():
             values = [float(place)] if place.isdecimal() else comparison.speedups(labels, "ttft", datasets)
             if values:
-                point = float(np.mean(values)), float(np.mean(comparison.scores(labels, category)))
-                lines.setdefault(method, []).append(point)
+                scores = [comparison.summary.mean(label, category).value for label in labels]
+                lines.setdefault(method, []).append((float(np.mean(values)), float(np.mean(scores))))
         for number, (method, points) in enumerate(lines.items()):
             look = {**series(number), "markersize": 3 + len(lines) - number}
             axes.plot(*zip(*sorted(points), strict=True), **look, label=method)
@@ -154,11 +151,3 @@ def plot_lines(comparison: Comparison, target: str, model: str, file: Path) -> P
     figure.legend(handles, labels, loc="outside lower center", ncols=COLUMNS - 1)
     figure.suptitle(f"{title}, {model}")
     return save(figure, file)
-
-
-def token_use(summary: Summary, file: Path) -> Path:
-    """Figure 7: the share of the prompt that each layer has computed, by new token."""
-    panels = token_use_by_setting(summary.rows)
-    if not panels:
-        raise ValueError("Figure 7 needs a method that prunes layers, and items that are long enough for it")
-    return plot_token_use(panels, file)

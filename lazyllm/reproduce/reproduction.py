@@ -10,11 +10,13 @@ from lazyllm.evaluation.options import OF_PRESET, DataOptions, documented
 from lazyllm.evaluation.report import Run, warmth
 from lazyllm.evaluation.results import ITEMS
 from lazyllm.evaluation.run import completed_run, tasks_of
+from lazyllm.evaluation.summary import token_use_by_setting
 from lazyllm.llm import LLM, checked_llm
 from lazyllm.method import Method
 from lazyllm.pictures.figure import new_figure
+from lazyllm.pictures.panels import plot_token_use
 from lazyllm.pruning import DENSE, Pruning
-from lazyllm.reproduce.pages import LAYOUTS, LINES, Comparison, plot_lines, token_use
+from lazyllm.reproduce.pages import LAYOUTS, LINES, Comparison, plot_lines
 from lazyllm.reproduce.paper import METHODS, SETUPS, preset_of, rivals
 from lazyllm.support import checked
 from lazyllm.support.files import user_path, write_whole
@@ -95,7 +97,9 @@ def reproduce(
         if target in LINES:
             files.append(plot_lines(comparison, target, model, folder / f"{target}.png"))
         if target == FIGURE_7:
-            files.append(token_use(run.summary, folder / f"{target}.png"))
+            if not (panels := token_use_by_setting(run.summary.rows)):
+                raise ValueError("Figure 7 needs a method that prunes layers, and items that are long enough for it")
+            files.append(plot_token_use(panels, folder / f"{target}.png"))
         if target in LAYOUTS:
             table = comparison.table(target)
             counted = f"{speedup:g}x by counted work for {n_prompt} prompt tokens"

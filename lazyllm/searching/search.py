@@ -14,7 +14,7 @@ from lazyllm.calibration.prompts import CalibrationTasks
 from lazyllm.evaluation.measures import TOKENS, Divergence
 from lazyllm.evaluation.options import RunOptions
 from lazyllm.evaluation.run import run_items
-from lazyllm.evaluation.summary import DENSE_LABEL, Row, Summary, failure
+from lazyllm.evaluation.summary import DENSE_LABEL, Row, Summary, failure, mean
 from lazyllm.llm import LLM, load
 from lazyllm.methods.preset import Preset
 from lazyllm.prompt import Prompt
@@ -97,7 +97,7 @@ def search(
                 raise RuntimeError(failure(row))
             for label, trial in batch.items():
                 # by its logarithm, halving a small divergence counts as much as halving a large one
-                loss = log10(max(summary.average(label, "kl"), LEAST_KL))
+                loss = log10(max(mean(summary.values(label, "kl")), LEAST_KL))
                 study.tell(trial, [loss, speedups[label]])
     found = Search(rows, manifest, folder, settings_in(manifest, {}))
     found.study = study

@@ -115,15 +115,13 @@ class Shadow:
             self.figures.observe(given, len(ids), **comparison)
             if change := self.guard.observe(given, comparison["divergence_nats"]):
                 log.warning("the speedup is now %(to)g, after %(from)g: %(reason)s", change)
-            text = {"prompt": self.llm.tokenizer.decode(ids)} if self.options.log_text else {}
-            line = {"setting": given.label, "prompt_tokens": len(ids), **comparison, **text}
-            self._write(line | ({"guard": change} if change else {}))
+            if self.options.log:
+                line = {"time": time.time(), "setting": given.label, "prompt_tokens": len(ids), **comparison}
+                line |= {"prompt": self.llm.tokenizer.decode(ids)} if self.options.log_text else {}
+                line |= {"guard": change} if change else {}
+                with user_path(self.options.log).open("a", encoding="utf-8") as out:
+                    out.write(json.dumps(line) + "\n")
         except Exception:
             log.exception("a comparison with dense failed")
         finally:
             self._places.release()
-
-    def _write(self, line: dict[str, Any]) -> None:
-        if self.options.log:
-            with user_path(self.options.log).open("a", encoding="utf-8") as out:
-                out.write(json.dumps({"time": time.time(), **line}) + "\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan, nan
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 
 from lazyllm.evaluation.report import cell
-from lazyllm.evaluation.summary import DENSE_LABEL, Interval, Speed, Summary, mean
+from lazyllm.evaluation.summary import DENSE_LABEL, Interval, Speed, Summary, interval, mean
 from lazyllm.method import Method
 from lazyllm.pictures.quality import COUNTED_AXIS, KL_AXIS, MEASURED_AXIS, SCORE_AXIS, Dot, plot_scores
 from lazyllm.support.optional import package
@@ -58,11 +58,6 @@ class Point:
         return Frame([self]).table.text()
 
     @property
-    def measure(self) -> str:
-        """The field that is the quality: score or kl."""
-        return "kl" if isnan(self.score.value) else "score"
-
-    @property
     def quality(self) -> float:
         """Quality on the Pareto front, larger is better: the score, or minus the divergence."""
         return -self.kl.value if isnan(self.score.value) else self.score.value
@@ -83,17 +78,17 @@ def points(summary: Summary, methods: Mapping[str, Method]) -> Iterator[Point]:
             pruning=method,
             prompts=len(summary.of(setting)),
             failed=sum(row["setting"] == setting for row in summary.failed),
-            changed_nothing=summary.count(setting, "changed_nothing"),
+            changed_nothing=int(summary.values(setting, "changed_nothing").sum()),
             score=summary.mean(setting),
-            kl=summary.pooled(setting, "kl"),
+            kl=interval([[kl]], 0),
             kl_median=float(np.median(kl)) if len(kl) else nan,
-            agreement=summary.pooled(setting, "agreement", 1.0),
+            agreement=interval([[summary.values(setting, "agreement")]], 0, 1),
             ttft=mean([row["timing"]["ttft"] for row in summary.timed(setting)]),
             ttft_speedup=speed.of_sums,
             ttft_speedup_median=speed.median,
             counted_speedup=float(operations[0] / operations[1]) if operations.all() else nan,
-            computed=summary.average(setting, "computed"),
-            reached_top=summary.average(setting, "reached_top"),
+            computed=mean(summary.values(setting, "computed")),
+            reached_top=mean(summary.values(setting, "reached_top")),
         )
 
 
@@ -113,13 +108,12 @@ def front(points: Sequence[Point], speedup: str = "ttft_speedup") -> list[Point]
 
 def plot_points(points: Sequence[Point], title: str, file: Path, speedup: str = "ttft_speedup") -> Path:
     """Draws quality against a speedup with the Pareto front; needs matplotlib."""
-    quality = next((point.measure for point in points if point.measure != "kl"), "kl")
-
-    def dots(points: Iterable[Point]) -> list[Dot]:
-        return [Dot(point.setting, getattr(point, speedup), *getattr(point, quality)) for point in points]
-
-    on_front, axes = dots(front(points, speedup)), (SPEEDUP_AXES[speedup], QUALITY_AXES[quality])
-    return plot_scores(dots(points), DENSE_LABEL, file, title, axes, on_front)
+    quality = "kl" if all(isnan(point.score.value) for point in points) else "score"
+    dots, on_front = (
+        [Dot(point.setting, getattr(point, speedup), *getattr(point, quality)) for point in part]
+        for part in (points, front(points, speedup))
+    )
+    return plot_scores(dots, DENSE_LABEL, file, title, (SPEEDUP_AXES[speedup], QUALITY_AXES[quality]), on_front)
 
 
 # ---- tables ----------------------------------------------------------------------------------------

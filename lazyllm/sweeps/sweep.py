@@ -14,7 +14,7 @@ from lazyllm.evaluation.options import DataOptions, documented
 from lazyllm.evaluation.report import Results, category_of, cell
 from lazyllm.evaluation.results import SCORE, read_manifest, read_rows
 from lazyllm.evaluation.run import Settings, checked_settings, has_names, run_items, tasks_of
-from lazyllm.evaluation.summary import DENSE_LABEL, Row, Summary, common, mean
+from lazyllm.evaluation.summary import DENSE_LABEL, Row, Summary, item_of, mean
 from lazyllm.evaluation.tasks import Tasks
 from lazyllm.evaluation.trial import Measure, Trial, scored_answer
 from lazyllm.llm import LLM, load
@@ -66,7 +66,9 @@ class Measured(Frame, Results):
     def compared(self) -> Frame:
         """The settings on the prompts that all of them have: those of `pareto`, `best` and `plot`. In a sweep
         that has grown unevenly, its own table has means over different prompts."""
-        return Frame(self._points_of(common(self.rows)))
+        results = [found for setting in self.summary.settings if (found := self.summary.of(setting))]
+        shared = (row for row in self.rows if all(item_of(row) in found for found in results))
+        return Frame(self._points_of([row for row in shared if "error" not in row]))
 
     def pareto(self) -> Frame:
         """The Pareto front in quality and speedup, slowest setting first: measured speedup in a sweep,
