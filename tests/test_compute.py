@@ -16,7 +16,6 @@ from lazyllm import _core
 from lazyllm.machine.device import chosen_compute
 
 SHAPE = tiny.Shape(seed=7, hidden=70, head_dim=18, ffn=90, qkv_bias=True, dtype="BF16")
-STAGES = tiny.pruning([(1, 0.5)], queries=3, decode=[(0, 0.8)])
 CLOSE = {"bf16": tolerances.HALF_LOGITS["BF16"], "int8": tolerances.INT8_LOGITS}
 
 pytestmark = pytest.mark.skipif(tiny.DEVICE != "cpu", reason="the arithmetic of the CPU")

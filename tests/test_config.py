@@ -28,7 +28,6 @@ HYBRID = {"layer_types": ["attention"] * 3, "num_local_experts": 0, "position_em
 WINDOWED = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 0}
 PLAIN = {"qkv_bias": False, "o_bias": False, "qk_norm": False}
 OLD = dict.fromkeys(["rope_theta", "max_position_embeddings", "rms_norm_eps", "hidden_act"])
-WIDE = {"sliding_window": 300}
 MIXED = ["full_attention", "sliding_attention", "full_attention"]
 QWEN = {"sliding_window": 64, "use_sliding_window": True}
 
