@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from comparison import drive, per_layer
-from folders import model_folder
+from folders import IDS, model_folder
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from reference import Reference, log_softmax
@@ -37,7 +37,6 @@ from lazyllm.methods.compression import kept, self_information, unit_ends
 
 EXAMPLES = settings().max_examples
 SURPRISAL = 1e-5  # tolerance, relative to the largest value
-IDS = list(range(40, 90))
 TEXT = "The sea was calm. Nobody saw the boat! Was it there? The harbour slept."
 
 
