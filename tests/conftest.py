@@ -108,6 +108,11 @@ def no_pictures() -> Iterator[Callable[[], None]]:
         yield patched.undo
 
 
+@pytest.fixture
+def no_bars(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAZYLLM_PROGRESS", "0")
+
+
 class Alarm(Protocol):
     def __call__(self, handle: Callable[[], object], delay: float, interval: float = 0) -> None: ...
 

@@ -10,8 +10,12 @@ from families import family_config
 from tiny import Shape, build
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from lazyllm import Pruning
+
 BOS, EOS, TURN = "<s>", "</s>", "<turn>"
 SHAPE = Shape(vocab=300, context=600, n_layers=6, seed=3)
+IDS = list(range(40, 90))  # a prompt
+STAGES = Pruning({1: 0.6, 3: 0.3})
 PROMPTS = {
     "qasper": "Read. {context} Question: {input} Answer:",
     "trec": "{context} {input}",

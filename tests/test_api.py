@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 from children import python
-from folders import SHAPE, model_folder
+from folders import IDS, SHAPE, STAGES, model_folder
 
 import lazyllm
-from lazyllm import LLM, Pruning, SamplingParams, _core
+from lazyllm import LLM, SamplingParams, _core
 from lazyllm.checkpoints.gguf import convert
 from lazyllm.checkpoints.pypi_models import default_cache
 from lazyllm.commands.options import out_file, out_folder, read_prompt
@@ -27,12 +27,10 @@ from lazyllm.machine import info as environment
 from lazyllm.machine import memory
 from lazyllm.support import progress
 
-STAGES = Pruning({1: 0.6, 3: 0.3})
 ONE_ITEM: Any = {
     **{"datasets": ["niah_single_1"], "limit": 1, "max_length": 600, "max_new_tokens": 2},
     **{"warm_ups": 0, "progress": False},
 }
-IDS = list(range(40, 90))
 
 
 @dataclass(frozen=True)

@@ -305,11 +305,10 @@ def test_wrong_use_is_one_line(tmp_path: Path, capsys: Captured) -> None:
 
 # ---- on a CUDA device ------------------------------------------------------------------------------
 
-cuda_only = pytest.mark.skipif(DEVICE == "cpu", reason="LAZYLLM_TEST_DEVICE is not cuda")
 TINY = ModelShape("tiny", 4, 64, 2, 1, 64, 96)
 
 
-@cuda_only
+@pytest.mark.skipif(DEVICE == "cpu", reason="LAZYLLM_TEST_DEVICE is not cuda")
 def test_suites_on_cuda(folder: Path, tmp_path: Path, small_ceilings: None) -> None:
     """The suites of ops and shapes are steps of gpu_check.py."""
     suites = ["prefill", "pruned", "decode", "scaling", "memory"]

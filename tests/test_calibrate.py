@@ -252,9 +252,7 @@ def test_a_preset_shows_no_bar_where_none_is_wanted(
 
 
 def test_another_model_warns_by_name(llm: LLM, calibrated: tuple[Preset, Path], tmp_path: Path, folder: Path) -> None:
-    (tmp_path / "other").mkdir()
-    other_folder = model_folder(tmp_path / "other", replace(MODEL, seed=9))
-    other = lazyllm.load(other_folder, device="cpu", threads=1)
+    other = lazyllm.load(model_folder(tmp_path / "other", replace(MODEL, seed=9)), device="cpu", threads=1)
     preset, _ = calibrated
     with pytest.warns(UserWarning, match=f"was made for {preset.model}, not for other;"):
         other.session(preset)

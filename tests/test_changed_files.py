@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from folders import model_folder
+from folders import IDS, model_folder
 from tiny import Shape
 
 import lazyllm
@@ -19,7 +19,6 @@ from lazyllm import CheckpointError
 from lazyllm import llm as llm_module
 from lazyllm.checkpoints.checkpoint import Checkpoint
 
-IDS = list(range(40, 90))
 WEIGHTS = "model.safetensors"
 CHANGED = rf"{WEIGHTS} was changed or could not be read while it was in use; load the model again"
 SHAPE = Shape(vocab=300, n_layers=4, hidden=128, n_heads=4, n_kv_heads=4, head_dim=32, ffn=256)  # many pages

@@ -168,17 +168,12 @@ def test_text_that_is_not_utf8_is_refused(
         assert f"lazyllm: {words}" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.usefixtures("no_pictures", "no_bars")
 @pytest.mark.parametrize(
     "call", ["niah --lengths 600 --depths 0,100", "longbench --max-length 600 --datasets niah_single_1 --limit 1"]
 )
-def test_tables_on_the_terminal_are_aligned_text(
-    call: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LAZYLLM_PROGRESS", "0")
-    model, out = tmp_path / "model", tmp_path / "out"
-    model.mkdir()
-    model_folder(model, replace(SHAPE, context=4000))
+def test_tables_on_the_terminal_are_aligned_text(call: str, tmp_path: Path, capsys: Captured) -> None:
+    model, out = model_folder(tmp_path / "model", replace(SHAPE, context=4000)), tmp_path / "out"
     rest = ["--pruning", "dense", "--pruning", '{"1": 0.5}', "--warm-ups", "0", "--threads", "1"]
     assert cli.main([*call.split(), "--model", str(model), "--out", str(out), "--device", "cpu", *rest]) == 0
     printed = capsys.readouterr()

@@ -16,7 +16,6 @@ from lazyllm import _core
 from lazyllm.machine.device import chosen_compute
 
 SHAPE = tiny.Shape(seed=7, hidden=70, head_dim=18, ffn=90, qkv_bias=True, dtype="BF16")
-STAGES = tiny.pruning([(1, 0.5)], queries=3, decode=[(0, 0.8)])
 CLOSE = {"bf16": tolerances.HALF_LOGITS["BF16"], "int8": tolerances.INT8_LOGITS}
 
 pytestmark = pytest.mark.skipif(tiny.DEVICE != "cpu", reason="the arithmetic of the CPU")
@@ -74,8 +73,8 @@ def test_load_takes_compute(
 @pytest.mark.skipif(not _core.features()["int8"], reason="this processor has no AVX512-VNNI")
 def test_int8_rounds_weights_once_where_they_are_whole_blocks(tmp_path: Path) -> None:
     for hidden, weights in ((32, "q8"), (40, "auto")):
-        (folder := tmp_path / weights).mkdir()
-        model_folder(folder, replace(WHOLE, hidden=hidden, n_heads=4, head_dim=hidden // 4, ffn=64))
+        shape = replace(WHOLE, hidden=hidden, n_heads=4, head_dim=hidden // 4, ffn=64)
+        folder = model_folder(tmp_path / weights, shape)
         assert lazyllm.load(folder, threads=1, compute="int8").weights == weights
         assert lazyllm.load(folder, threads=1, compute="f32").weights == "auto"
 

@@ -28,7 +28,6 @@ HYBRID = {"layer_types": ["attention"] * 3, "num_local_experts": 0, "position_em
 WINDOWED = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 0}
 PLAIN = {"qkv_bias": False, "o_bias": False, "qk_norm": False}
 OLD = dict.fromkeys(["rope_theta", "max_position_embeddings", "rms_norm_eps", "hidden_act"])
-WIDE = {"sliding_window": 300}
 MIXED = ["full_attention", "sliding_attention", "full_attention"]
 QWEN = {"sliding_window": 64, "use_sliding_window": True}
 
@@ -40,7 +39,6 @@ QWEN = {"sliding_window": 64, "use_sliding_window": True}
         ("Llama", OLD, {"context": 2048, "norm_eps": 1e-6, "inv_freq": read().inv_freq}),
         ("Qwen2", {"architectures": None}, PLAIN | {"qkv_bias": True}),
         ("Qwen3", {}, PLAIN | {"qk_norm": True, "head_dim": 128}),
-        ("Mistral", {"sliding_window": 128}, PLAIN),
         ("Phi3", {}, PLAIN | {"windows": (0, 0, 0), "rotary_dim": 8, "short_context": 128, "norm_eps": 1e-5}),
         ("SmolLM3", {"num_hidden_layers": 5}, {"layer_rope": (0, 0, 0, 1, 0), "tied": False}),
         ("SmolLM3", {"tie_word_embeddings": None}, {"tied": True}),
@@ -61,7 +59,7 @@ QWEN = {"sliding_window": 64, "use_sliding_window": True}
         ("Glm", {}, {"qkv_bias": True, "o_bias": False, "rotary_dim": 64, "post_norms": False}),
         ("Qwen3Moe", {}, {"n_experts": 6, "experts_per_token": 3, "expert_ffn": 24, "normed_experts": False}),
         ("Mistral", {"sliding_window": 127}, {"windows": (127, 127, 127)}),
-        ("Mistral", {"sliding_window": 128}, {"windows": (0, 0, 0)}),  # it reaches the whole context
+        ("Mistral", {"sliding_window": 128}, PLAIN | {"windows": (0, 0, 0)}),  # it reaches the whole context
         ("Qwen2", QWEN | {"max_window_layers": 3}, {"windows": (0, 0, 0)}),
         ("Qwen3", QWEN | {"layer_types": MIXED}, {"windows": (0, 64, 0)}),
         ("Llama", {"sliding_window": 64}, {"windows": (0, 0, 0)}),

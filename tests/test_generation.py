@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from folders import SHAPE, model_folder
+from folders import IDS, SHAPE, STAGES, model_folder
 from hypothesis import given
 from hypothesis import strategies as st
 from test_pruning import flops_token_by_token
@@ -16,10 +16,6 @@ import lazyllm
 from lazyllm import LLM, Drop, Mass, Pruning, SamplingParams, Scoring, _core
 from lazyllm.answer import shown
 from lazyllm.generation import Request
-
-STAGES = Pruning({1: 0.6, 3: 0.3})
-IDS = list(range(40, 90))
-
 
 # ---- where an answer ends --------------------------------------------------------------------------
 

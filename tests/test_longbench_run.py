@@ -69,6 +69,9 @@ def test_every_item_has_a_line_for_every_setting(
     frame.to_parquet(tmp_path / "rows.parquet")
     text = (tmp_path / "report.md").read_text()
     assert "paired difference to dense" in text
+    assert repr(made) == f"<Run {tmp_path}: {made.heading}>"
+    table = made.text().split("\n\n")[2].splitlines()
+    assert len({len(line) for line in table}) == 1
     for name in ("scores.csv", "speed.csv", "scores.png"):
         assert (tmp_path / name).stat().st_size > 100
     before = (tmp_path / ITEMS).read_bytes()
@@ -407,10 +410,3 @@ def test_killed_at_random_moments_and_resumed_it_ends_like_an_undisturbed_run(ll
 def size(folder: Path) -> int:
     path = folder / ITEMS
     return path.stat().st_size if path.exists() else 0
-
-
-def test_a_run_prints_as_aligned_text(finished: Path) -> None:
-    made = longbench.Run(finished)
-    assert repr(made) == f"<Run {finished}: {made.heading}>"
-    table = made.text().split("\n\n")[2].splitlines()
-    assert len({len(line) for line in table}) == 1

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from folders import IDS
 
 import lazyllm
 from lazyllm import LLM, Drop, Method, parse_method
 from lazyllm.methods.parsing import as_method
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
-IDS = list(range(40, 90))
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT.joinpath("docs", "policies.md").read_text()
 TAIL = PAGE.split("```python\n")[2].split("```")[0].replace("{9: 0.5}", "{2: 0.5}")

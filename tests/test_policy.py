@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from comparison import drive
+from folders import IDS
 from reference import Reference
 from tiny import DEVICE, DTYPES, Build, Shape, Tiny
 from tolerances import HALF_LOGITS, NEAR_TIE, SCORES, error
@@ -24,7 +25,6 @@ from lazyllm import LLM, Drop, Mass, Policy, Pruning, Scoring
 from lazyllm.methods.parsing import as_method
 from lazyllm.pruning import DENSE
 
-IDS = list(range(40, 90))
 ARRAYS = ("attention", "queries", "keys", "values", "hidden")
 CONVERSATION = [(30, False), (1, True), (1, True), (7, False), (2, True), (1, True), (1, False), (1, True)]
 

@@ -81,13 +81,18 @@ def test_options_refused() -> None:
             Pruning({3: 0.5}, **options)
 
 
-def test_rules_refused() -> None:
+def test_rules_and_json_refused() -> None:
     for make, kind, words in (
         (lambda: Mass(0.0), ValueError, "mass must be above 0"),
         (lambda: Mass(0.9, 0.6, 0.5), ValueError, "keep_min must be from 0 to keep_max=0.5, not 0.6"),
         (lambda: Mass(0.9, 0.0, 0.0), ValueError, "Mass keep_max must be above 0"),
         (lambda: Drop(0.0), ValueError, "Drop keep must be above 0 and at most 1, not 0"),
         (lambda: Drop(Mass(0.9)), TypeError, "Drop takes a keep, not Mass(0.9), by which each decode step"),
+        (lambda: Pruning.from_json("{10: 0.7}"), ValueError, "pruning is not JSON"),
+        (lambda: Pruning.from_json('{"10": 0.7, "10": 0.5}'), ValueError, "'10' appears twice"),
+        (lambda: Pruning.from_json('{"10": NaN}'), ValueError, "must be finite, not nan"),
+        (lambda: Pruning.from_json('{"stages": {}, "sinks": 4}'), ValueError, "no field 'sinks'; its fields are st"),
+        (lambda: Pruning.from_json("0.5"), TypeError, "must be a JSON object"),
     ):
         with pytest.raises(kind, match=re.escape(words)):
             make()
@@ -174,18 +179,6 @@ def test_json_of_stages_alone() -> None:
     assert Pruning.from_json('{"7": {"drop": 0.4}, "15": 0.3}') == Pruning({7: Drop(0.4), 15: 0.3})
     assert Pruning.from_json("[[10, 0.7]]") == Pruning({10: 0.7})
     assert Pruning.from_json("{}") == Pruning.from_json("null") == Pruning()
-
-
-def test_json_refused() -> None:
-    for text, kind, words in (
-        ("{10: 0.7}", ValueError, "pruning is not JSON"),
-        ('{"10": 0.7, "10": 0.5}', ValueError, "'10' appears twice"),
-        ('{"10": NaN}', ValueError, "must be finite, not nan"),
-        ('{"stages": {"10": 0.7}, "sinks": 4}', ValueError, "no field 'sinks'; its fields are stages"),
-        ("0.5", TypeError, "must be a JSON object"),
-    ):
-        with pytest.raises(kind, match=re.escape(words)):
-            Pruning.from_json(text)
 
 
 # ---- counted work ----------------------------------------------------------------------------------

@@ -207,9 +207,8 @@ def test_what_does_not_exist_is_refused_before_work(llm: lazyllm.LLM, data: Path
 
 
 def test_the_command_runs_the_chosen_methods_and_prints_its_tables(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], no_bars: None
 ) -> None:
-    monkeypatch.setenv("LAZYLLM_PROGRESS", "0")
     asked = "table1 table2 --methods lazyllm,gemfilter --datasets niah_single_1 --limit 1 "
     asked += "--max-length 560 --max-new-tokens 2 --speedup 1.3"
     folder = ["--model", str(model), "--out", str(tmp_path), "--device", "cpu", "--warm-ups", "0"]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from comparison import drive
+from folders import IDS
 from reference import CLAARule, ExpectedAttentionRule, FastKVRule, GemFilterRule, Reference
 from test_pruning import SMALL, flops_token_by_token
 from tiny import DTYPES, Build, Shape, Tiny, build, pruning, random_weights
@@ -29,7 +30,6 @@ from lazyllm import (
 from lazyllm.methods.rivals import Aggregation, Chosen, FirstPass
 from lazyllm.scoring import Scoring
 
-IDS = list(range(40, 90))
 LONG = [4 + 7 * i % 90 for i in range(120)]
 SHAPES = [
     Shape(seed=1, n_layers=6),

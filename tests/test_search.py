@@ -286,14 +286,9 @@ def test_the_preset_is_a_setting_with_evidence(finished: Search, llm: LLM) -> No
 
 
 def test_the_command(
-    folder: Path,
-    prompts: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    folder: Path, prompts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], no_bars: None
 ) -> None:
     """With two workers, as one process would."""
-    monkeypatch.setenv("LAZYLLM_PROGRESS", "0")
     files = []
     for number, text in enumerate(prompts):
         (tmp_path / f"{number}.txt").write_text(text)

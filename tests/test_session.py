@@ -13,15 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from folders import SHAPE, model_folder
+from folders import IDS, SHAPE, STAGES, model_folder
 
 import lazyllm
 from lazyllm import LLM, Pruning, Session
 from lazyllm.generation import Request
 from lazyllm.machine import memory
-
-STAGES = Pruning({1: 0.6, 3: 0.3})
-IDS = list(range(40, 90))
 
 
 def test_forward_gives_logits(llm: LLM) -> None:

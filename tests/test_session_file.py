@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from folders import model_folder
+from folders import IDS, STAGES, model_folder
 from safetensors import safe_open
 from tiny import Shape
 from toys import Paper
@@ -22,8 +22,6 @@ import lazyllm
 from lazyllm import LLM, Drop, Method, Pruning, Scoring
 from lazyllm.support.files import whole_file
 
-IDS = list(range(40, 90))
-STAGES = Pruning({1: 0.6, 3: 0.3})
 SETTINGS = {
     "dense": None,
     "stages": STAGES,

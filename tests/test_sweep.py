@@ -356,10 +356,8 @@ def test_a_picture_of_any_points(tmp_path: Path) -> None:
         file.unlink()
 
 
-def test_the_command_prints_the_table(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LAZYLLM_PROGRESS", "0")
+@pytest.mark.usefixtures("no_bars")
+def test_the_command_prints_the_table(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     call = ["sweep", "--model", str(folder), "--out", str(tmp_path / "out"), "--threads", "1"]
     call += ["--wrapper", "none", "--datasets", "niah_single_1", "--limit", "1", "--max-length", "560"]
     call += ["--tokens", "3"]

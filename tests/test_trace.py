@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from folders import SHAPE
+from folders import SHAPE, STAGES
 
 from lazyllm import LLM, Generation, Pruning, Trace
 from lazyllm.pictures.heat_map import SHADES, STYLE
 
-STAGES = Pruning({1: 0.6, 3: 0.3})
 TEXT = "The <b>sea</b> & the wind, the wind & the sea: né 😀.\nAnd a second line of it."
 
 

@@ -21,7 +21,6 @@ pytestmark = pytest.mark.usefixtures("no_pictures")
 QUIET: dict[str, Any] = {"warm_ups": 0, "progress": False, "wrapper": "none"}
 MODEL = replace(SHAPE, context=2000)  # room for all turns
 PRUNED = {1: 0.5, 2: 0.4}
-LABEL = "{1: 0.5, 2: 0.4}"
 
 
 def test_scores_of_a_quote() -> None:

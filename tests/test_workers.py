@@ -87,9 +87,8 @@ def test_a_killed_worker_loses_and_doubles_nothing(llm: lazyllm.LLM, cluster: An
 
 
 def test_the_command_runs_on_workers_of_its_own_and_grows(
-    llm: lazyllm.LLM, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    llm: lazyllm.LLM, folder: Path, tmp_path: Path, no_bars: None
 ) -> None:
-    monkeypatch.setenv("LAZYLLM_PROGRESS", "0")
     call = ["ruler", "--model", str(folder), "--device", "cpu", "--wrapper", "none", "--warm-ups", "1"]
     call += ["--tasks", "niah_single_1", "--lengths", "560", "--pruning", "dense", "--pruning", '{"1": 0.5}']
     out = tmp_path / "run"
