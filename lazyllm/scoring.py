@@ -16,10 +16,9 @@ NARROWEST, WIDEST = 13, 31  # tokens of a place
 class Scoring:
     """The options of the score; without any it is the paper's, the query token's attention.
 
-    A score is the mean over heads and over the last `queries` new tokens, or with `pooling="max"` the root
-    mean square over heads and the largest over these tokens; then the largest share in the last `layers` layers,
-    the mean over `smooth` neighbours (odd), and in decode steps at least `memory` times the remembered score,
-    of which `revival` counts for a token that would have to be revived.
+    A score is the mean or (`pooling="max"`) the largest over the last `queries` new tokens, the largest
+    share in the last `layers` layers, the mean over `smooth` neighbours (odd), and in decode steps at least
+    `memory` times the remembered score, of which `revival` counts for a token that would have to be revived.
     docs/method.md defines each.
     """
 

@@ -123,10 +123,10 @@ def test_queries_averages_the_last_new_rows_that_are_computed() -> None:
     assert reference.attention(rows, [2, 7, 8, 9], [2, 7, 8, 9], 7) == pytest.approx([8.0] * 4)
 
 
-def test_pooling_max_takes_the_root_mean_square_of_heads_and_the_largest_of_rows() -> None:
-    rows = {8: np.array([[0.2, 0.8], [0.6, 0.4]]), 9: np.array([[0.5, 0.5], [0.5, 0.5]])}
+def test_pooling_max_takes_the_largest_of_the_rows() -> None:
+    rows = {8: np.array([[0.1, 0.9], [0.3, 0.7]]), 9: np.array([[0.4, 0.6], [0.4, 0.6]])}
     reference = selecting("p" * 10, queries=2, pooling="max")
-    assert reference.attention(rows, [8, 9], [0, 1], 8) == pytest.approx([0.5, 0.4**0.5])
+    assert reference.attention(rows, [8, 9], [0, 1], 8) == pytest.approx([0.4, 0.8])
 
 
 def test_shares_leave_out_tokens_that_never_leave_play() -> None:

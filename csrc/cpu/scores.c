@@ -1,4 +1,4 @@
-/* scores.c — attention of the query rows to each token in play, pooled over heads and rows. */
+/* scores.c — attention of the query rows to each token in play: mean over heads, mean or largest over rows. */
 #include <math.h>
 #include <string.h>
 
@@ -13,7 +13,7 @@ typedef struct scoring {
     float *probabilities; /* (H, m) */
     float *scores;        /* (m,) */
     int row, n_rows;
-    lazy_pooling pooling;
+    lazy_pooling pooling; /* of the rows */
 } scoring;
 
 enum { TOKENS_PER_TASK = 512 };
@@ -56,13 +56,9 @@ static void pool_heads(void *job, int task, int worker)
     bool largest = t->pooling == LAZY_POOLING_MAX;
     double sums[TOKENS_PER_TASK] = { 0 }, n = (double)n_heads * (largest ? 1 : t->n_rows);
     for (int h = 0; h < n_heads; h++)
-        for (int j = first; j < last; j++) {
-            double p = t->probabilities[(int64_t)h * t->a.m + j];
-            sums[j - begin] += largest ? p * p : p;
-        }
+        for (int j = first; j < last; j++) sums[j - begin] += t->probabilities[(int64_t)h * t->a.m + j];
     for (int j = begin; j < end; j++) {
-        double mean = sums[j - begin] / n;
-        float score = (float)(largest ? sqrt(mean) : mean), earlier = t->scores[j];
+        float score = (float)(sums[j - begin] / n), earlier = t->scores[j];
         if (!t->row || (largest && (score > earlier || isnan(score)))) t->scores[j] = score;
         else if (!largest) t->scores[j] = earlier + score;
     }
