@@ -362,7 +362,7 @@ def test_settings_are_frozen_hashable_and_written_as_text(text: str, method: Any
 
 
 def test_bad_fields_and_texts_are_refused() -> None:
-    for made, kind, words in (
+    for make, kind, words in (
         (lambda: RandomDrop(0), ValueError, "keep must be above 0 and at most 1, not 0.0"),
         (lambda: RandomDrop("0.5"), TypeError, "keep must be a number, not '0.5'"),
         (lambda: RandomDrop(0.5, -1), ValueError, "seed must be from 0"),
@@ -381,8 +381,8 @@ def test_bad_fields_and_texts_are_refused() -> None:
         ("{", ValueError, "pruning is not JSON"),
         ('{"method": "magic"}', ValueError, "method is 'magic'; it must be one of compress, random, static"),
         ('{"10": 0.7, "10": 0.5}', ValueError, "'10' appears twice"),
-        (lambda: RandomDrop.from_json(SnapKV(0.5).to_json()), ValueError, "is 'snapkv'; it must be 'random'"),
+        (lambda: RandomDrop.from_json(SnapKV(0.5).to_json()), ValueError, "method is 'snapkv'; it must be 'random'"),
         (lambda: RandomDrop.from_json("[0.5]"), TypeError, "random must be a JSON object"),
     ):
         with pytest.raises(kind, match=re.escape(words)):
-            parse_method(made) if isinstance(made, str) else made()
+            parse_method(make) if isinstance(make, str) else make()

@@ -91,7 +91,11 @@ def test_rules_and_json_refused() -> None:
         (lambda: Pruning.from_json("{10: 0.7}"), ValueError, "pruning is not JSON"),
         (lambda: Pruning.from_json('{"10": 0.7, "10": 0.5}'), ValueError, "'10' appears twice"),
         (lambda: Pruning.from_json('{"10": NaN}'), ValueError, "must be finite, not nan"),
-        (lambda: Pruning.from_json('{"stages": {}, "sinks": 4}'), ValueError, "no field 'sinks'; its fields are st"),
+        (
+            lambda: Pruning.from_json('{"stages": {}, "sinks": 4}'),
+            ValueError,
+            "no field 'sinks'; its fields are stages",
+        ),
         (lambda: Pruning.from_json("0.5"), TypeError, "must be a JSON object"),
     ):
         with pytest.raises(kind, match=re.escape(words)):
