@@ -130,8 +130,3 @@ def alarm() -> Iterator[Alarm]:
     yield start
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
-
-
-@pytest.fixture
-def sanitized() -> bool:
-    return SANITIZED

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from children import python
+from tiny import SANITIZED
 
 # Every allocation of the core is a posix_memalign, but for memory that forks share, which is a file's; every
 # one of its binding to Python is one of Python's domain "mem". A block of the core has its size and a mark in
@@ -267,9 +268,8 @@ print("done")
 """
 
 
-def test_each_allocation_may_fail(tmp_path: Path, sanitized: bool) -> None:
-    if sanitized:
-        pytest.skip("replaces posix_memalign, as the sanitizer does")
+@pytest.mark.skipif(SANITIZED, reason="replaces posix_memalign, as the sanitizer does")
+def test_each_allocation_may_fail(tmp_path: Path) -> None:
     source, shim, folder = tmp_path / "shim.c", tmp_path / "shim.so", tmp_path / "model"
     folder.mkdir()
     source.write_text(SHIM)

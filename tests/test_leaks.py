@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from children import python
 from folders import model_folder
+from tiny import SANITIZED
 
 CALLS = 60
 SCRIPT = """
@@ -58,9 +59,8 @@ MOST = {"objects": 25, "references": 25, "traced bytes": 6_000, "allocated bytes
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts allocated bytes by glibc's mallinfo2")
-def test_answers_leave_nothing_behind(tmp_path: Path, sanitized: bool) -> None:
-    if sanitized:
-        pytest.skip("counts glibc's bytes, which a sanitized core does not allocate from")
+@pytest.mark.skipif(SANITIZED, reason="counts glibc's bytes, which a sanitized core does not allocate from")
+def test_answers_leave_nothing_behind(tmp_path: Path) -> None:
     grown = json.loads(python(SCRIPT, model_folder(tmp_path), CALLS))
     leaks = {
         f"{scenario}: {name}": growth

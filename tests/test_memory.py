@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny import SANITIZED
 
 import lazyllm
 from benchmarks.measuring.models import ModelShape, write_model
@@ -25,9 +26,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_estimate_is_what_weights_and_a_dense_session_take(small: Path, sanitized: bool) -> None:
-    if sanitized:
-        pytest.skip("a sanitizer takes memory of its own")
+@pytest.mark.skipif(SANITIZED, reason="a sanitizer takes memory of its own")
+def test_the_estimate_is_what_weights_and_a_dense_session_take(small: Path) -> None:
     with Process(Probe, small, environment={}) as probe:
         probe.call("growth", [i % VOCAB for i in range(TOKENS)])
         peak, estimates = probe.call("peak"), probe.call("estimates", TOKENS)
@@ -46,10 +46,9 @@ class Sparse(Probe):
         return grown
 
 
-def test_pruned_tokens_take_no_room_in_the_cache(tmp_path: Path, sanitized: bool) -> None:
+@pytest.mark.skipif(SANITIZED, reason="a sanitizer's shadow memory counts as resident")
+def test_pruned_tokens_take_no_room_in_the_cache(tmp_path: Path) -> None:
     """With 1 % of the tokens kept after the first layer, less than half of all K,V slots become resident."""
-    if sanitized:
-        pytest.skip("a sanitizer's shadow memory counts as resident")
     huge = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     if not huge.exists() or "[never]" in huge.read_text():
         warnings.warn("huge pages are off here, so that this test cannot fail", stacklevel=1)

@@ -246,10 +246,9 @@ print(forked, grown)
 
 
 @ON_CPU
-def test_forks_and_growth_take_little_memory(tmp_path: Path, sanitized: bool) -> None:
+@pytest.mark.skipif(tiny.SANITIZED, reason="a sanitizer's shadow memory counts as resident")
+def test_forks_and_growth_take_little_memory(tmp_path: Path) -> None:
     """Ten forks take a tenth of what they share; a session that grows does not hold its caches twice."""
-    if sanitized:
-        pytest.skip("a sanitizer's shadow memory counts as resident")
     large = tiny.build(LARGE, tmp_path)
     shape = LARGE.n_layers, LARGE.n_kv_heads, LARGE.head_dim
     given = pickle.dumps((large.config, str(large.path), large.tensors, shape, TOKENS))
@@ -311,7 +310,6 @@ except MemoryError as error:
 
 
 @ON_CPU
-def test_a_session_needs_no_address_space_for_the_whole_context(tmp_path: Path, sanitized: bool) -> None:
-    if sanitized:
-        pytest.skip("a sanitizer reserves more address space itself")
+@pytest.mark.skipif(tiny.SANITIZED, reason="a sanitizer reserves more address space itself")
+def test_a_session_needs_no_address_space_for_the_whole_context(tmp_path: Path) -> None:
     assert "could not get" in python(FULL, tmp_path)
