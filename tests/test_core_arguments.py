@@ -108,13 +108,19 @@ def changed(entry: Any, **values: Any) -> Any:
 
 def test_a_table_of_tensors(checkpoint: tiny.Tiny) -> None:
     first, *others = checkpoint.tensors
-    assert first[0] == "model.embed_tokens.weight"
+    assert first.name == "model.embed_tokens.weight"
+    name, n_bytes, size = first.name, first.n_bytes, checkpoint.path.stat().st_size
+    beyond = (size - n_bytes + 4, 2**63, 2**64 - 4)  # by one value, far, and with an end that wraps around
     for tensors, words in (
         ([changed(first, shape=(1, 2, 3, 4, 5, 6, 7, 8, 9)), *others], "has more than"),
         ([changed(first, bytes=1), *others], "1 bytes, but its shape and dtype make"),
         ([changed(first, shard=1), *others], "shard 1 of 1"),
+        *(
+            ([changed(first, offset=place), *others], f"{name}: bytes {place} to {(place + n_bytes) % 2**64} lie past")
+            for place in beyond
+        ),
         ([changed(first, dtype="Q4_K"), *others], "Q4_K stores whole blocks of 256"),
-        ([first, *others, first], f"{first[0]}: stands in the checkpoint twice"),
+        ([first, *others, first], f"{name}: stands in the checkpoint twice"),
         ([list(first)], "an entry is (name, dtype, shape, shard, offset, bytes)"),
     ):
         with refused(words):

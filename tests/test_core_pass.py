@@ -40,18 +40,6 @@ def test_a_watch_is_called_every_20_ms_and_at_the_end(tmp_path: Path) -> None:
     assert len(calls) <= 1 + (time.monotonic() - start) / 0.02
 
 
-def test_surprisal_after_a_context_of_one_token(tmp_path: Path) -> None:
-    """The first new token is told by the one before it, however short the context."""
-    checkpoint = tiny.build(tiny.Shape(seed=6), tmp_path)
-    ids = checkpoint.ids(4)
-    whole = checkpoint.load().session(None).surprisal(ids)
-    session = checkpoint.load().session(None)
-    assert np.isnan(session.surprisal(ids[:1])).all()
-    rest = session.surprisal(ids[1:])
-    assert np.isfinite(rest).all()
-    assert error(rest, whole[1:]) <= LOGITS["F32"]
-
-
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_model_computes_on_after_a_pass_was_stopped_within_an_op(tmp_path: Path, threads: int, alarm: Alarm) -> None:
     """The only layer takes long enough that the signal falls into it, and its threads leave tasks out."""
