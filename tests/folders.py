@@ -14,6 +14,8 @@ from lazyllm import Pruning
 
 BOS, EOS, TURN = "<s>", "</s>", "<turn>"
 SHAPE = Shape(vocab=300, context=600, n_layers=6, seed=3)
+WIDE = Shape(vocab=300, n_layers=12, hidden=256, n_heads=8, n_kv_heads=8, head_dim=32, ffn=1024, context=4096)
+"""Its passes over long prompts take seconds."""
 IDS = list(range(40, 90))  # a prompt
 STAGES = Pruning({1: 0.6, 3: 0.3})
 PROMPTS = {

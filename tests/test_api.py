@@ -148,6 +148,14 @@ def test_load_refuses(folder: Path) -> None:
         ({"threads": 0}, ValueError, "threads must be from 1 to 1024"),
         ({"threads": 1.5}, TypeError, "threads must be a whole number, not 1.5"),
         ({"threads": True}, TypeError, "threads must be a whole number, not True"),
+        ({"weights": "q5"}, ValueError, "weights must be auto, q8 or q4, not 'q5'"),
+        ({"compute": "fp8"}, ValueError, "compute must be f32, bf16, int8 or fastest, not 'fp8'"),
+        ({"compute": 16}, TypeError, "compute must be a string, not 16"),
+        ({"compute": "bf16", "device": "cuda"}, ValueError, "compute is for the CPU"),
+        ({"compute": "int8", "device": "cuda"}, ValueError, "compute is for the CPU"),
+        ({"kv": "f64"}, ValueError, "kv must be f32, f16 or bf16, not 'f64'"),
+        ({"kv": 16}, TypeError, "kv must be a string, not 16"),
+        ({"kv": "f16", "device": "cuda"}, ValueError, 'kv is "f16"; the CUDA core keeps K and V as f32'),
     ):
         with pytest.raises(kind, match=words):
             lazyllm.load(folder, **arguments)
@@ -296,6 +304,9 @@ def test_generate_refuses(llm: LLM) -> None:
         ([5], {"logprobs": -1}, ValueError, "logprobs must be from 0"),
         ([5], {"stop_token_ids": [-1]}, ValueError, "a stop token id must be from 0"),
         ("Hi", kwargs, ValueError, "they need chat=True"),
+        ("Hi", {"tools": [{"type": "function"}]}, ValueError, "they need chat=True"),
+        ("Hi", {"tools": "weather", "chat": True}, TypeError, "tools must be a list of dicts such as"),
+        ("Hi", {"tools": [{"f": print}], "chat": True}, TypeError, "tools must hold strings, numbers, lists"),
     ):
         with pytest.raises(kind, match=words):
             llm.generate(prompt, **options)

@@ -184,15 +184,6 @@ def test_tables_on_the_terminal_are_aligned_text(call: str, tmp_path: Path, caps
     assert not markdown(printed.out)
 
 
-def test_ctrl_c_is_code_130(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    def interrupted() -> str:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("lazyllm.machine.info.info", interrupted)
-    assert cli.main(["info"]) == 130
-    assert capsys.readouterr().err == "lazyllm: interrupted\n"
-
-
 @pytest.mark.parametrize(("debug", "shown"), [("1", True), ("0", False), ("", False)])
 def test_a_traceback_is_shown_where_it_is_asked_for(
     debug: str, shown: bool, monkeypatch: pytest.MonkeyPatch, capsys: Captured

@@ -79,17 +79,6 @@ def test_int8_rounds_weights_once_where_they_are_whole_blocks(tmp_path: Path) ->
         assert lazyllm.load(folder, threads=1, compute="f32").weights == "auto"
 
 
-def test_bad_compute_is_refused(folder: Path) -> None:
-    for arguments, error, message in (
-        ({"compute": "fp8"}, ValueError, "compute must be f32, bf16, int8 or fastest, not 'fp8'"),
-        ({"compute": 16}, TypeError, "compute must be a string, not 16"),
-        ({"compute": "bf16", "device": "cuda"}, ValueError, "compute is for the CPU"),
-        ({"compute": "int8", "device": "cuda"}, ValueError, "compute is for the CPU"),
-    ):
-        with pytest.raises(error, match=message):
-            lazyllm.load(folder, **arguments)
-
-
 def test_an_unknown_instruction_set_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAZYLLM_CPU", "mmx")
     with pytest.raises(lazyllm.DeviceError, match='LAZYLLM_CPU is "mmx"'):

@@ -13,12 +13,10 @@ from tiny import pruning
 
 from lazyllm import CheckpointError, _core
 
-N_LAYERS = 4
-
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tiny.Tiny:
-    return tiny.build(tiny.Shape(n_layers=N_LAYERS), tmp_path_factory.mktemp("tiny"))
+    return tiny.build(tiny.Shape(n_layers=4), tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +141,8 @@ def test_a_pruning(model: _core.Model) -> None:
         (pruning([[1, 0.5]]), "stage [1, 0.5]; it must be (layer, rule)"),
         (pruning([(1,)]), "a stage is (layer, rule) or (layer, rule, for_good)"),
         (pruning([(1, "a")]), "must be real number"),
-        (pruning([(N_LAYERS - 1, 0.5)]), "stage after layer 3; in a model of 4 layers it can prune after"),
+        (pruning([(3, 0.5)]), "stage after layer 3; in a model of 4 layers it can prune after layers 0 to 2"),
+        (pruning([(4, 0.5, True)]), "it can prune after layers 0 to 3"),
         (pruning([(-1, 0.5)]), "stage after layer -1"),
         (pruning([(1, 0.5), (1, 0.4)]), "in a model of 4 layers it can prune after layers 2 to 2"),
         (pruning([(1, 0.5), (2, 0.6)]), "keep 0.6 after layer 2; it must be above 0 and at most 0.5"),

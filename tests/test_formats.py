@@ -123,9 +123,7 @@ def test_rounding_on_loading(
         assert made.core.bytes - vectors == share * (stored.core.bytes - vectors)
 
 
-def test_weights_are_refused_by_name(wide: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"weights must be auto, q8 or q4, not 'q5'"):
-        lazyllm.load(wide, weights="q5")
+def test_weights_are_refused_by_name(tmp_path: Path) -> None:
     narrow = model_folder(tmp_path, Shape(vocab=300, ffn=40))
     with pytest.raises(ValueError, match=r'weights="q4": tensor .*down_proj\.weight has rows of 40 .* of 32'):
         lazyllm.load(narrow, device="cpu", weights="q4")

@@ -22,6 +22,7 @@ import lazyllm
 from lazyllm import (
     CLAA,
     LLM,
+    Drop,
     ExpectedAttention,
     FastKV,
     GemFilter,
@@ -326,6 +327,7 @@ FORMS = {
     " dense ": Pruning(),
     "null": Pruning(),
     '{"10": 0.7, "20": {"mass": 0.9}}': Pruning({10: 0.7, 20: Mass(0.9)}),
+    '{"7": {"drop": 0.4}, "15": 0.3}': Pruning({7: Drop(0.4), 15: 0.3}),
     "[[10, 0.7]]": Pruning({10: 0.7}),
     "random:keep=0.5": RandomDrop(0.5),
     "random: keep = 5e-1 , seed = 3": RandomDrop(0.5, 3),

@@ -1,4 +1,4 @@
-"""Signals in every phase, child processes, and the end of a process while threads compute."""
+"""Signals, child processes, and the end of a process while threads compute."""
 
 import multiprocessing
 import os
@@ -7,29 +7,22 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import tiny
 from children import python
 from conftest import Alarm
-from folders import model_folder
+from folders import WIDE, model_folder
 
 import lazyllm
 from lazyllm import _core
 from lazyllm.generation import Request
 
-SIZES = {"n_layers": 12, "hidden": 256, "n_heads": 8, "n_kv_heads": 8, "head_dim": 32, "ffn": 1024}
-WIDE = tiny.Shape(vocab=300, **SIZES, context=4096)
-STAGES = {2: 0.6, 6: 0.3}
-
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model that is large enough to be interrupted within each phase."""
     return model_folder(tmp_path_factory.mktemp("wide"), WIDE)
 
 
@@ -38,44 +31,6 @@ def test_other_processes_import_the_same_core() -> None:
     code = "from lazyllm import _core; print(_core.__file__)"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert Path(told.strip()).samefile(_core.__file__)
-
-
-PHASES: dict[str, Callable[[lazyllm.LLM], Any]] = {
-    "load": lambda llm: lazyllm.load(llm.checkpoint.path, threads=2, weights="q4").config.n_layers,
-    "prefill": lambda llm: llm.session(STAGES).forward(tiny_ids(tiny.fewer_if_sanitized(1200))),
-    "decode": lambda llm: llm.generate(tiny_ids(50), STAGES, max_new_tokens=tiny.fewer_if_sanitized(100)).token_ids,
-}
-
-
-def tiny_ids(n: int) -> list[int]:
-    return np.random.default_rng(1).integers(0, WIDE.vocab, n).tolist()
-
-
-class Enough(Exception):
-    pass
-
-
-@pytest.mark.parametrize("phase", PHASES)
-def test_a_handler_may_raise_in_each_phase(wide: Path, phase: str, alarm: Alarm) -> None:
-    """Its exception comes out, and the model computes as before; the tests of Ctrl-C have how soon."""
-
-    def stop() -> None:
-        raise Enough
-
-    llm, work = lazyllm.load(wide, device="cpu", threads=2), PHASES[phase]
-    want = work(llm)
-    start = time.perf_counter()
-    work(llm)
-    seconds = time.perf_counter() - start
-    for share in (1 / 2, 1 / 4, 1 / 8):  # the machine may be quicker than before
-        alarm(stop, seconds * share)
-        try:
-            work(llm)
-        except Enough:
-            break
-    else:
-        pytest.fail("the phase went on to its end")
-    np.testing.assert_array_equal(work(llm), want)
 
 
 QUESTION = "What is the capital of France?"
@@ -145,7 +100,7 @@ def test_ctrl_c_ends_the_command(demo_model: Path) -> None:
 
 
 def prefill_of(folder: Path) -> Any:
-    return PHASES["prefill"](lazyllm.load(folder, device="cpu", threads=1))
+    return lazyllm.load(folder, device="cpu", threads=1).session({2: 0.6, 6: 0.3}).forward(range(200))
 
 
 def test_spawned_processes_load_their_own(wide: Path) -> None:

@@ -122,6 +122,7 @@ def test_forms_of_the_same_schedule_are_equal() -> None:
     forms.append({np.int64(10): np.float64(0.7), 20: 0.5})
     assert {Pruning(form) for form in forms} == {Pruning(forms[0])}
     assert Pruning(None) == Pruning({}) == Pruning([]) == Pruning()
+    assert Pruning.from_json("{}") == Pruning.from_json("null") == Pruning()
     assert Pruning({3: {"mass": 0.9, "keep_max": 0.5}}) == Pruning({3: Mass(0.9, keep_max=0.5)})
     assert Pruning({3: {"drop": 0.4}, 5: 0.3}) == Pruning({3: Drop(0.4), 5: 0.3}) != Pruning({3: 0.4, 5: 0.3})
     # the keeps of Mass stages may rise
@@ -177,12 +178,6 @@ def test_json_and_what_it_prints_give_the_same_pruning_back(pruning: Pruning) ->
     assert again == pruning
     assert hash(again) == hash(pruning)
     assert eval(repr(pruning), vars(lazyllm)) == pruning
-
-
-def test_json_of_stages_alone() -> None:
-    assert Pruning.from_json('{"7": {"drop": 0.4}, "15": 0.3}') == Pruning({7: Drop(0.4), 15: 0.3})
-    assert Pruning.from_json("[[10, 0.7]]") == Pruning({10: 0.7})
-    assert Pruning.from_json("{}") == Pruning.from_json("null") == Pruning()
 
 
 # ---- counted work ----------------------------------------------------------------------------------

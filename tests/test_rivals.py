@@ -280,13 +280,6 @@ def test_counted_work_of_eviction(n: int) -> None:
     assert SnapKV(0.5).speedup(SMALL, n) < 1 == ExpectedAttention(0.5).speedup(SMALL, n)
 
 
-def test_a_keep_after_the_last_layer_is_refused(llm: LLM) -> None:
-    with pytest.raises(ValueError, match="can prune after layers 0 to 5"):
-        llm.core.session(pruning([(6, 0.5, True)]))
-    with pytest.raises(ValueError, match="can prune after layers 0 to 4"):
-        llm.core.session(pruning([(5, 0.5)]))
-
-
 def test_a_policy_sees_no_outputs_of_the_last_layer(llm: LLM) -> None:
     class Outputs(Policy):
         def score(self, view: Any) -> np.ndarray:

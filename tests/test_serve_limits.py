@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny
-from folders import model_folder
+from folders import WIDE, model_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,8 +26,6 @@ from lazyllm.session import Session
 from lazyllm.support.progress import Watch, watching
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
-WIDE = tiny.Shape(vocab=300, n_layers=12, hidden=256, n_heads=8, n_kv_heads=8, head_dim=32, ffn=1024, context=4096)
-"""Its passes over long prompts take seconds."""
 LONG = {"prompt": [7] * 3500, "max_tokens": 500}
 
 

@@ -52,13 +52,3 @@ def test_a_chat_keeps_its_tools(llm: LLM, tmp_path: Path) -> None:
         assert (got.prompt_ids, got.token_ids) == (want.prompt_ids, want.token_ids)
         with pytest.raises(ValueError, match="other ones than its first prompt had"):
             one.ask("And he?", chat=True, tools=[OTHER])
-
-
-def test_refused(llm: LLM) -> None:
-    for options, kind, message in (
-        ({"tools": [WEATHER]}, ValueError, "they need chat=True"),
-        ({"tools": "weather", "chat": True}, TypeError, "tools must be a list of dicts such as"),
-        ({"tools": [{"f": print}], "chat": True}, TypeError, "tools must hold strings, numbers, lists"),
-    ):
-        with pytest.raises(kind, match=message):
-            llm.generate("Hi", max_new_tokens=1, **options)
