@@ -192,28 +192,14 @@ static void compare(lazy_model *cpu_model, lazy_model *cuda_model, const setting
 
 static lazy_stage keep(int layer, double share, bool for_good = false)
 {
-    lazy_stage stage = {};
-    stage.layer = layer;
-    stage.keep = share;
-    stage.for_good = for_good;
-    return stage;
-}
-
-static lazy_stage mass(int layer, double share)
-{
-    lazy_stage stage = keep(layer, 0);
-    stage.by_mass = true;
-    stage.mass = share;
-    stage.keep_min = 0.1;
-    stage.keep_max = 0.9;
-    return stage;
+    return { layer, false, share, 0, 0, 0, for_good };
 }
 
 static const lazy_stage two_stages[] = { keep(0, 0.6), keep(2, 0.25) };
 static const lazy_stage one_stage[] = { keep(1, 0.3) };
 static const lazy_stage for_good[] = { keep(0, 0.6, true), keep(2, 0.25) };
 static const lazy_stage one_for_good[] = { keep(1, 0.3, true) };
-static const lazy_stage by_mass[] = { mass(1, 0.8) };
+static const lazy_stage by_mass[] = { { 1, true, 0, 0.8, 0.1, 0.9, false } }; /* after layer 1; 0.1 to 0.9 of all */
 static const lazy_span spans[] = { { 5, 9 }, { 30, 31 } };
 
 static std::vector<setting> all_settings()
