@@ -19,9 +19,8 @@ from lazyllm._core import Model, Sampler, Session
 
 SHAPE = Shape(n_layers=32, dtype="BF16")  # narrow: widths and heads change no count
 PROMPT = 256  # every stage keeps more than the 64 tokens that a step revives
-RULE = Pruning(  # twice as fast by count at 4096 prompt tokens
-    {7: 0.40385, 16: 0.34327, 20: 0.29077}, scoring=Scoring.recommended(), sink=4
-)
+# twice as fast by count at 4096 prompt tokens
+RULE = Pruning({7: 0.40385, 16: 0.34327, 20: 0.29077}, scoring=Scoring.recommended(), sink=4)
 DROPPING = replace(RULE, stages={layer: Drop(keep) for layer, keep in RULE.stages})
 COUNTERS = ("launches", "searches", "memsets", "waits", "uploads", "downloads", "pageable")
 GREEDY = Sampler(0.0, 1.0, 0, 0)

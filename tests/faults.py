@@ -62,9 +62,6 @@ def cut(n_bytes: int) -> Change:
     return rewritten(lambda contents: contents[:n_bytes])
 
 
-longer = rewritten(lambda contents: contents + b"\0")
-
-
 def replaced(old: bytes, new: bytes) -> Change:
     def change(contents: bytes) -> bytes:
         assert old in contents, old
@@ -362,7 +359,7 @@ FOLDER = [
         ("more values than bytes", only(a=entry(shape=[2])), WHOLE),
         ("two in one place", only(12, a=entry(0, 8, [2]), b=entry(4, 12, [2])), WHOLE),
         ("a hole", only(12, a=entry(0, 4), b=entry(8, 12)), WHOLE),
-        ("a tail", longer, WHOLE),
+        ("a tail", rewritten(lambda contents: contents + b"\0"), WHOLE),
         ("cut by a byte", cut(-1), WHOLE),
         ("a name twice", holds(joined(TWICE, b"1234")), "'a' appears twice"),
         ("nine dimensions", extra("a", shape=[1] * 9), "'a' has 9 dimensions; expected at most 8"),

@@ -77,12 +77,6 @@ def test_arguments() -> None:
         _core.quantize(np.ones(256, np.float32), "Q4_K")
 
 
-@pytest.fixture(scope="module")
-def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    shape = Shape(vocab=300, hidden=64, ffn=96, n_layers=3, dtype="BF16")
-    return model_folder(tmp_path_factory.mktemp("wide"), shape)
-
-
 def rounded(folder: Path, out: Path, kinds: dict[str, str]) -> Path:
     """The folder with each matrix rounded by the gguf package: to the format of the first part of its name in
     `kinds`, "" for all others."""
@@ -100,16 +94,12 @@ def rounded(folder: Path, out: Path, kinds: dict[str, str]) -> Path:
     ("weights", "kinds", "share"), [("q8", {"": "Q8_0"}, 34 / 64), ("q4", {".layers.": "Q4_1", "": "Q8_0"}, None)]
 )
 def test_rounding_on_loading(
-    weights: str,
-    kinds: dict[str, str],
-    share: float | None,
-    wide: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    weights: str, kinds: dict[str, str], share: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Logits are those of a checkpoint that holds the values of the rounded weights: equal to the bit by the
     generic kernels, which widen every weight."""
     monkeypatch.setenv("LAZYLLM_CPU", "generic")
+    wide = model_folder(tmp_path / "wide", Shape(vocab=300, hidden=64, ffn=96, n_layers=3, dtype="BF16"))
     made = lazyllm.load(wide, device="cpu", threads=3, weights=weights)
     expected = lazyllm.load(rounded(wide, tmp_path / "rounded", kinds), device="cpu", threads=1)
     ids = list(range(30))

@@ -85,11 +85,6 @@ def demo_gguf() -> Path:
     return gguf_file(SMOLLM2, progress=False)
 
 
-@pytest.fixture(scope="module")
-def demo_oracle(demo_gguf: Path) -> Any:
-    return recorder.demo_tokenizer(demo_gguf)
-
-
 def hf_config(fields: dict[str, Any]) -> Any:
     return transformers.AutoConfig.for_model(**copy.deepcopy(fields))
 
@@ -216,8 +211,8 @@ def tokenize_alike(ours: Tokenizer, oracle: Any, texts: list[str], n_ids: int) -
         assert ours.decode(ids) == oracle.decode(ids, skip_special_tokens=True)
 
 
-def test_tokens_of_the_demonstration_model(demo_tokenizer: Tokenizer, demo_model: Path, demo_oracle: Any) -> None:
-    tokenize_alike(demo_tokenizer, demo_oracle, recorder.DEMO_TEXTS, 0)
+def test_tokens_of_the_demonstration_model(demo_tokenizer: Tokenizer, demo_model: Path, demo_gguf: Path) -> None:
+    tokenize_alike(demo_tokenizer, recorder.demo_tokenizer(demo_gguf), recorder.DEMO_TEXTS, 0)
     tokenize_alike(demo_tokenizer, transformers.AutoTokenizer.from_pretrained(demo_model), [], 49152)
     ids = demo_tokenizer.encode(recorder.LONG_TEXT)
     assert demo_tokenizer.decode(ids, skip_special_tokens=False) == "".join(demo_tokenizer.offsets(ids))

@@ -229,8 +229,7 @@ def test_shares_of_a_prompt_that_was_cut(llm: LLM) -> None:
 
 # ---- answers that are interrupted ------------------------------------------------------------------------
 
-STEPS = {"_advance", "_run_prompt", "prompt", "reserve", "run_pass"}
-STEPS |= {"_take", "_record", "_read", "_show"}
+STEPS = {"_advance", "_run_prompt", "prompt", "reserve", "run_pass", "_take", "_record", "_read", "_show"}
 SAMPLED = lazyllm.SamplingParams(1.0, seed=3)
 
 

@@ -51,15 +51,9 @@ def byte_level(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture(scope="session")
-def piece_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_pieces(tmp_path_factory.mktemp("pieces"))
-
-
 @pytest.fixture
-def pieces(piece_model: Path, tmp_path: Path) -> Path:
-    (tmp_path / "tokenizer.model").write_bytes(piece_model.read_bytes())
-    return tmp_path
+def pieces(tmp_path: Path) -> Path:
+    return train_pieces(tmp_path).parent
 
 
 def test_byte_level(byte_level: Path) -> None:

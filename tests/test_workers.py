@@ -6,7 +6,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,16 +33,7 @@ TASK = {"datasets": ["niah_single_1"], "max_length": 560, "tokens": 2}
 SETTINGS = [None, {1: 0.5}]
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    """Two workers with two threads each."""
-    with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=2, memory_limit=0, dashboard_address=":0", silence_logs=logging.ERROR
-    ) as made:
-        yield made
-
-
-def test_a_killed_worker_loses_and_doubles_nothing(llm: lazyllm.LLM, cluster: Any, tmp_path: Path) -> None:
+def test_a_killed_worker_loses_and_doubles_nothing(llm: lazyllm.LLM, tmp_path: Path) -> None:
     trace, may_end = tmp_path / "trace", tmp_path / "may end"
 
     class Slow(lazyllm.Policy):  # a class that workers cannot import
@@ -72,11 +62,13 @@ def test_a_killed_worker_loses_and_doubles_nothing(llm: lazyllm.LLM, cluster: An
         os.kill(killed[0], signal.SIGKILL)
         may_end.touch()
 
-    killer = threading.Thread(target=kill_one, daemon=True)
-    killer.start()
-    place = {"scheduler": cluster.scheduler_address, "worker_device": "cpu", "worker_threads": 1}
-    spread = lazyllm.sweep(llm, settings, out=tmp_path / "spread", **place, **options)
-    killer.join()
+    workers = {"n_workers": 2, "threads_per_worker": 2, "memory_limit": 0, "dashboard_address": ":0"}
+    with distributed.LocalCluster(**workers, silence_logs=logging.ERROR) as cluster:
+        killer = threading.Thread(target=kill_one, daemon=True)
+        killer.start()
+        place = {"scheduler": cluster.scheduler_address, "worker_device": "cpu", "worker_threads": 1}
+        spread = lazyllm.sweep(llm, settings, out=tmp_path / "spread", **place, **options)
+        killer.join()
     assert untimed(spread.rows) == untimed(serial.rows)
     assert [one.setting for one in spread] == [one.setting for one in serial]
     steps = [line.split() for line in trace.read_text().splitlines()]

@@ -191,9 +191,7 @@ static void test_fixed_products(const char *variant)
     for (int dtype = LAZY_Q8_0; products && dtype < LAZY_N_DTYPES; dtype++)
         for (int i = 0; i < 60 && products->formats[dtype]; i += each) {
             int n = i % products->max_unpacked_others + 1, cols = lazy_formats[dtype].values * random_int(1, 20);
-            double share = computing == LAZY_COMPUTE_F32    ? 0x1p-23
-                           : computing == LAZY_COMPUTE_BF16 ? 0x1p-15
-                                                            : 1.0 / 254;
+            double share = (const double[]){ 0x1p-23, 0x1p-15, 1.0 / 254 }[computing];
             lazy_matrix w = random_matrix(1, ROWS, cols, (lazy_dtype)dtype, false, false);
             float *x = random_floats((size_t)(n * cols)), *wide = room((size_t)(ROWS * cols) * sizeof *wide), sizes[5];
             for (int k = 0; k < 5; k++) sizes[k] = ldexpf(1.0f, random_int(-149, 100));
@@ -347,9 +345,7 @@ static void test_mix_experts(sides s, int n, int d, lazy_dtype dtype, bool mixed
     RUN(s.fast, mix_experts, got, x, n, &w.experts, accumulate, NULL);
     RUN(s.plain, mix_experts, want, x, n, &taken.experts, accumulate, NULL);
     double error = error_of(got, want, size);
-    check(error < (computing == LAZY_COMPUTE_F32    ? TOLERANCE
-                   : computing == LAZY_COMPUTE_BF16 ? ROUNDED
-                                                    : INTEGERS),
+    check(error < (const double[]){ TOLERANCE, ROUNDED, INTEGERS }[computing],
           "%s mix_experts n %d, d %d, dtype %d: error %.2g", s.fast.name, n, d, dtype, error);
     memcpy(others, x, (size_t)(n / 2) * (size_t)d * sizeof *x); /* the rows behind choose other experts */
     RUN(s.fast, mix_experts, again, others, n, &w.experts, accumulate, NULL);
