@@ -118,7 +118,6 @@ class RulerOptions(GeneratedOptions):
     """Options of RULER's tasks."""
 
     tasks: Annotated[Sequence[str] | None, "default: all tasks", "NAME,…"] = None
-    qa: Annotated[str | Path | None, "LongBench with triviaqa and hotpotqa, for qa_1 and qa_2", "DIR"] = None
 
 
 @dataclass(frozen=True, kw_only=True)

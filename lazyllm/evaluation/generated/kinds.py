@@ -11,7 +11,6 @@ from itertools import cycle
 from typing import Any
 
 from lazyllm.evaluation.generated.material import Draws, Haystack, file_text
-from lazyllm.evaluation.generated.questions import Questions
 
 Item = dict[str, Any]
 Encode = Callable[[str, str], Sequence[int]]
@@ -27,7 +26,6 @@ class Spec:
     draws: Draws
     depth: float
     prose: Haystack
-    questions: Questions
     length: int
     seed: int
     number: int
@@ -50,13 +48,9 @@ class Draft:
     turns: Sequence[Item] = ()
 
 
-def strings_found(prediction: str, answers: Sequence[str], any_answer: bool = False) -> dict[str, float]:
-    """The share of `answers` that occur in `prediction`, ignoring case; RULER's score.
-
-    With `any_answer` one of them is enough for 1.
-    """
-    n_found = sum(answer.lower() in prediction.lower() for answer in answers)
-    return {"score": float(n_found > 0) if any_answer else n_found / len(answers)}
+def strings_found(prediction: str, answers: Sequence[str]) -> dict[str, float]:
+    """The share of `answers` that occur in `prediction`, ignoring case; RULER's score."""
+    return {"score": sum(answer.lower() in prediction.lower() for answer in answers) / len(answers)}
 
 
 @dataclass(frozen=True)

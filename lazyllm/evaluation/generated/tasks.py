@@ -9,9 +9,8 @@ from typing import Any
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.evaluation.chats import AnyWrapper, chat_wrapper, wrapped_ids
 from lazyllm.evaluation.generated import quotes, ruler
-from lazyllm.evaluation.generated.kinds import Draft, Encode, Item, Kind, Spec, strings_found
+from lazyllm.evaluation.generated.kinds import Draft, Encode, Item, Kind, Spec
 from lazyllm.evaluation.generated.material import Draws, Haystack, made_prose, names, numbers, uuids
-from lazyllm.evaluation.generated.questions import QA, Questions, read_questions
 from lazyllm.evaluation.options import NiahOptions, RulerOptions
 from lazyllm.evaluation.tasks import ItemPrompt, Shorten, Tasks
 from lazyllm.generation import Request
@@ -37,13 +36,11 @@ ONE_NEEDLE = tuple(NEEDLES)[:6]  # niah_single_* and niah_multikey_*
 IN_NOISE, IN_PROSE = ONE_NEEDLE[:2]
 IN_TURN, ALONE = "niah_turns", "niah_alone"
 in_turn = partial(ruler.hidden_needles, keys=ruler.TURNS, in_turn=True)
-any_answer = partial(strings_found, any_answer=True)
 OF_RULER = (
     *(Kind(name, "Retrieval", 128, draft, one_needle=name in ONE_NEEDLE) for name, draft in NEEDLES.items()),
     Kind("vt", "Multi-hop Tracing", 30, ruler.chained_variables),
     Kind("cwe", "Aggregation", 120, ruler.common_words),
     Kind("fwe", "Aggregation", 50, ruler.frequent_words),
-    *(Kind(name, "Question Answering", 32, ruler.questions_on_documents, any_answer, whole_parts=True) for name in QA),
 )
 QUOTES: Mapping[str, Callable[[Spec], Draft]] = {
     "quote_lines": quotes.quoted_lines,
@@ -78,14 +75,12 @@ def generate(
     seed: int,
     depth: float | None = None,
     prose: Haystack | None = None,
-    questions: Questions | None = None,
 ) -> list[Item]:
     """`count` items of a task, each of `length` tokens or up to 3 percent fewer.
 
     The length is that of the prompt, its chat template and the longest answer. `depth` is the needle's place
     in percent, for the tasks with one needle; None draws it. `prose` is the text around the needles, by
     default one made by rule; niah_single_1 and vt always have noise, niah_multikey_2 and _3 needles only.
-    The tasks of QA need `questions`, and their items may be shorter, as documents are not cut.
     """
     kind = checked.entry(task, TASKS, "generated task")
     length, count = checked.whole(length, "length", 1), checked.whole(count, "count", 1)
@@ -95,15 +90,13 @@ def generate(
         if not 0 <= depth <= 100:
             raise ValueError(f"depth must be from 0 to 100 percent, not {depth:g}")
         depth = int(depth) if depth.is_integer() else depth  # 50.0 and 50 make the same item
-    if task in QA and questions is None:
-        raise ValueError(f"{task} needs questions on documents: a folder with {QA[task]} of LongBench")
     items = []
     for number in range(count):
         # the same texts and questions in turn and alone
         draws = Draws(f"{IN_TURN if kind.alone else task}/{length}/{seed}/{number}")
         (drawn,) = draws.depths(1)
         at = drawn if depth is None else depth
-        spec = Spec(draws, at, prose or made_prose(), questions or Questions(), length, seed, number)
+        spec = Spec(draws, at, prose or made_prose(), length, seed, number)
         items.append(kind.item(encode, spec))
     return items
 
@@ -114,7 +107,7 @@ def prompt_encoder(tokenizer: Tokenizer, wrapper: AnyWrapper) -> Encode:
 
 
 def generated_items(encode: Encode, options: RulerOptions | NiahOptions) -> dict[str, list[Item]]:
-    """The items of each task at each length, by data set; default: RULER's tasks that have their files.
+    """The items of each task at each length, by data set; default: RULER's tasks.
 
     With depths, those of a needle at each; an item's id is DEPTH/NUMBER, and items of a length differ only in
     depth.
@@ -137,14 +130,8 @@ def generated_items(encode: Encode, options: RulerOptions | NiahOptions) -> dict
             for length in options.lengths
         }
     checked.a_list(options.tasks, "tasks", '["niah_single_1"]')
-    questions = {name: read_questions(options.qa, name) for name in QA if options.qa is not None}
-    of_ruler = (kind.name for kind in OF_RULER)
-    tasks = tuple(options.tasks or (name for name in of_ruler if name not in QA or questions.get(name)))
-    return {
-        f"{name}{AT}{length}": made(name, length=length, questions=questions.get(name))
-        for length in options.lengths
-        for name in tasks
-    }
+    tasks = options.tasks or [kind.name for kind in OF_RULER]
+    return {f"{name}{AT}{length}": made(name, length=length) for length in options.lengths for name in tasks}
 
 
 def needles_found(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[tuple[float, int], float]]:
