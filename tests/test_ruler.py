@@ -212,6 +212,11 @@ def test_numbers_of_numpy_are_numbers() -> None:
         assert json.dumps(plain) == json.dumps(generate("niah_single_1", pieces, *numbers, depth=depth))
 
 
+def test_without_tasks_rulers_own_run() -> None:
+    items = generated_items(pieces, RulerOptions(lengths=[700], count=1))
+    assert [*items] == [f"{kind.name}@700" for kind in OF_RULER]
+
+
 def test_string_match_by_hand() -> None:
     for prediction, answers, score in (
         ("It is 123.", ["123"], 1.0),
