@@ -348,7 +348,6 @@ def test_a_path_that_is_read_may_begin_with_the_home_folder(llm: LLM, home: Path
         (lazyllm.longbench.merge, [["~/none"], "~/out"]),
         (partial(lazyllm.longbench.run, data="~/none", out="~/out"), [llm]),
         (partial(find_templates, prompts="~/none"), []),
-        (partial(lazyllm.longbench.run_niah, lengths=[600], prose="~/none", out="~/out"), [llm]),
         (convert, ["~/none", "~/out"]),
         (read_prompt, ["~/none"]),
     ):

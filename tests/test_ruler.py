@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from lazyllm.checkpoints.tokenizer import Tokenizer
-from lazyllm.evaluation.generated import material
+from lazyllm.evaluation.generated import material, ruler
 from lazyllm.evaluation.generated.kinds import Encode, strings_found
 from lazyllm.evaluation.generated.material import Draws, Haystack, distinct, names, vocabulary
 from lazyllm.evaluation.generated.tasks import (
@@ -46,16 +46,6 @@ def length_of(item: dict[str, Any], encode: Encode) -> int:
     """Tokens of the prompt and of the longest answer."""
     task = TASKS[item["dataset"]]
     return len(encode(task.template.format(**item), item["answer_prefix"])) + task.max_new_tokens
-
-
-@pytest.fixture
-def prose(tmp_path: Path) -> Path:
-    folder = tmp_path / "prose"
-    folder.mkdir()
-    (folder / "b.txt").write_text("Then the ferry left. “Late again!” said\nthe baker.\n", encoding="utf-8")
-    (folder / "a.txt").write_text("A heading\n\nFirst the gulls woke, all of them.", encoding="utf-8")
-    (folder / "c.md").write_text("Not a text file.", encoding="utf-8")
-    return folder
 
 
 DIGESTS = {
@@ -159,30 +149,10 @@ def test_text_is_repeated_and_cut_to_so_many_words() -> None:
     assert [*distinct(["six", "Two", "six", "ten"], text)] == ["six", "ten"]  # what a text holds is no needle
 
 
-def test_prose_is_read_in_the_order_of_names_and_surrounds_the_needles(prose: Path) -> None:
-    text = Haystack.read(prose)
-    sentences = "A heading | First the gulls woke, all of them. | Then the ferry left. | “Late again!” | said"
-    assert " | ".join(text.sentences) == f"{sentences} the baker."
-    for task in IN_TEXT:
-        (item,) = generate(task, pieces, 600, count=1, seed=0, prose=text)
-        assert ("ferry" in item["context"]) == (task != "niah_single_1")
-        assert 0.97 * 600 <= length_of(item, pieces) <= 600
-
-
-@pytest.mark.parametrize(
-    ("content", "error", "message"),
-    [
-        (None, FileNotFoundError, "is no folder"),
-        (b" \n", ValueError, "no .txt file with text"),
-        (b"caf\xe9", ValueError, "a.txt is not UTF-8 text"),
-        (b"a-" * 300 + b"b. Short.", ValueError, r"of niah_single_2 can only have \d+ tokens or more than"),
-    ],
-)
-def test_prose_that_cannot_be_used(content: bytes | None, error: type[Exception], message: str, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(content or b"")
-    folder = tmp_path if content else tmp_path / "nowhere"
-    with pytest.raises(error, match=message):
-        generate("niah_single_2", pieces, 9628, count=1, seed=0, prose=Haystack.read(folder))
+def test_a_text_that_cannot_be_cut_to_the_length_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ruler, "made_prose", lambda: Haystack("a-" * 300 + "b. Short."))
+    with pytest.raises(ValueError, match=r"of niah_single_2 can only have \d+ tokens or more than"):
+        generate("niah_single_2", pieces, 9628, count=1, seed=0)
 
 
 # ---- options -------------------------------------------------------------------------------------
@@ -231,17 +201,15 @@ def test_string_match_by_hand() -> None:
 # ---- the grid and its picture --------------------------------------------------------------------
 
 
-def test_a_grid_has_each_length_and_depth_in_noise_or_in_the_users_prose(prose: Path) -> None:
-    for folder, task, word in ((None, "niah_single_1", "road"), (prose, "niah_single_2", "ferry")):
-        options = NiahOptions(lengths=[400, 800], depths=[0, 50, 100], count=2, prose=folder)
-        grid = generated_items(pieces, options)
-        assert [*grid] == [f"{task}@400", f"{task}@800"]
-        for length, items in zip((400, 800), grid.values(), strict=True):
-            places = [(depth, f"{depth}/{number}") for depth in (0, 50, 100) for number in range(2)]
-            assert [(item["depth"], item["_id"]) for item in items] == places
-            assert {item["length"] for item in items} == {length}
-            assert len({item["answers"][0] for item in items}) == 2
-            assert all(word in item["context"] for item in items)
+def test_a_grid_has_each_length_and_depth_in_noise() -> None:
+    grid = generated_items(pieces, NiahOptions(lengths=[400, 800], depths=[0, 50, 100], count=2))
+    assert [*grid] == ["niah_single_1@400", "niah_single_1@800"]
+    for length, items in zip((400, 800), grid.values(), strict=True):
+        places = [(depth, f"{depth}/{number}") for depth in (0, 50, 100) for number in range(2)]
+        assert [(item["depth"], item["_id"]) for item in items] == places
+        assert {item["length"] for item in items} == {length}
+        assert len({item["answers"][0] for item in items}) == 2
+        assert all("road" in item["context"] for item in items)
 
 
 def test_the_picture_holds_the_means(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

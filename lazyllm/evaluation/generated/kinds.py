@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
-from lazyllm.evaluation.generated.material import Draws, Haystack, file_text
+from lazyllm.evaluation.generated.material import Draws, file_text
 
 Item = dict[str, Any]
 Encode = Callable[[str, str], Sequence[int]]
@@ -21,11 +21,10 @@ TEMPLATES: Mapping[str, str] = json.loads(file_text("templates.json"))
 
 @dataclass(frozen=True)
 class Spec:
-    """Random choices, texts and length of an item; `depth` is in percent, `number` counts within a task."""
+    """Random choices and length of an item; `depth` is in percent, `number` counts within a task."""
 
     draws: Draws
     depth: float
-    prose: Haystack
     length: int
     seed: int
     number: int

@@ -10,7 +10,7 @@ from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.evaluation.chats import AnyWrapper, chat_wrapper, wrapped_ids
 from lazyllm.evaluation.generated import quotes, ruler
 from lazyllm.evaluation.generated.kinds import Draft, Encode, Item, Kind, Spec
-from lazyllm.evaluation.generated.material import Draws, Haystack, made_prose, names, numbers, uuids
+from lazyllm.evaluation.generated.material import Draws, names, numbers, uuids
 from lazyllm.evaluation.options import NiahOptions, RulerOptions
 from lazyllm.evaluation.tasks import ItemPrompt, Shorten, Tasks
 from lazyllm.generation import Request
@@ -33,7 +33,7 @@ NEEDLES: Mapping[str, Callable[[Spec], Draft]] = {
     "niah_multiquery": partial(ruler.hidden_needles, keys=4, asked=4),
 }
 ONE_NEEDLE = tuple(NEEDLES)[:6]  # niah_single_* and niah_multikey_*
-IN_NOISE, IN_PROSE = ONE_NEEDLE[:2]
+IN_NOISE = ONE_NEEDLE[0]
 IN_TURN, ALONE = "niah_turns", "niah_alone"
 in_turn = partial(ruler.hidden_needles, keys=ruler.TURNS, in_turn=True)
 OF_RULER = (
@@ -67,20 +67,11 @@ def kind_of(data_set: str) -> Kind:
 # ---- items ---------------------------------------------------------------------------------------
 
 
-def generate(
-    task: str,
-    encode: Encode,
-    length: int,
-    count: int,
-    seed: int,
-    depth: float | None = None,
-    prose: Haystack | None = None,
-) -> list[Item]:
+def generate(task: str, encode: Encode, length: int, count: int, seed: int, depth: float | None = None) -> list[Item]:
     """`count` items of a task, each of `length` tokens or up to 3 percent fewer.
 
     The length is that of the prompt, its chat template and the longest answer. `depth` is the needle's place
-    in percent, for the tasks with one needle; None draws it. `prose` is the text around the needles, by
-    default one made by rule; niah_single_1 and vt always have noise, niah_multikey_2 and _3 needles only.
+    in percent, for the tasks with one needle; None draws it.
     """
     kind = checked.entry(task, TASKS, "generated task")
     length, count = checked.whole(length, "length", 1), checked.whole(count, "count", 1)
@@ -96,7 +87,7 @@ def generate(
         draws = Draws(f"{IN_TURN if kind.alone else task}/{length}/{seed}/{number}")
         (drawn,) = draws.depths(1)
         at = drawn if depth is None else depth
-        spec = Spec(draws, at, prose or made_prose(), length, seed, number)
+        spec = Spec(draws, at, length, seed, number)
         items.append(kind.item(encode, spec))
     return items
 
@@ -113,19 +104,17 @@ def generated_items(encode: Encode, options: RulerOptions | NiahOptions) -> dict
     depth.
     """
     checked.a_list(options.lengths, "lengths", "[1024, 4096]")
-    prose = None if options.prose is None else Haystack.read(options.prose)
-    made = partial(generate, encode=encode, count=options.count, seed=options.seed, prose=prose)
+    made = partial(generate, encode=encode, count=options.count, seed=options.seed)
     if isinstance(options, NiahOptions):
         checked.a_list(options.depths, "depths", "[0, 50, 100]")
         for name, values in (("lengths", options.lengths), ("depths", options.depths)):
             if not len(values) or len({*values}) < len(values):
                 raise ValueError(f"{name} must be different numbers, at least one, not {values!r}")
-        task = IN_NOISE if prose is None else IN_PROSE
         return {
-            f"{task}{AT}{length}": [
+            f"{IN_NOISE}{AT}{length}": [
                 {**item, "_id": f"{depth:g}/{number}"}
                 for depth in options.depths
-                for number, item in enumerate(made(task, length=length, depth=depth))
+                for number, item in enumerate(made(IN_NOISE, length=length, depth=depth))
             ]
             for length in options.lengths
         }
