@@ -343,12 +343,7 @@ FORMS = {
 
 @pytest.mark.parametrize(("text", "method"), FORMS.items())
 def test_settings_are_frozen_hashable_and_written_as_text(text: str, method: Any) -> None:
-    for again in (
-        parse_method(text),
-        parse_method(method.to_json()),
-        type(method).from_json(method.to_json()),
-        eval(repr(method), vars(lazyllm)),
-    ):
+    for again in (parse_method(text), parse_method(method.to_json()), eval(repr(method), vars(lazyllm))):
         assert (again, hash(again)) == (method, hash(method))
     with pytest.raises(AttributeError):
         method.keep = 0.1
@@ -373,8 +368,8 @@ def test_bad_fields_and_texts_are_refused() -> None:
         ("{", ValueError, "pruning is not JSON"),
         ('{"method": "magic"}', ValueError, "method is 'magic'; it must be one of compress, random, static"),
         ('{"10": 0.7, "10": 0.5}', ValueError, "'10' appears twice"),
-        (lambda: RandomDrop.from_json(SnapKV(0.5).to_json()), ValueError, "method is 'snapkv'; it must be 'random'"),
-        (lambda: RandomDrop.from_json("[0.5]"), TypeError, "random must be a JSON object"),
+        (lambda: RandomDrop.from_fields({"method": "snapkv"}), ValueError, "method is 'snapkv'; it must be 'random'"),
+        (lambda: RandomDrop.from_fields([0.5]), TypeError, "random must be a JSON object"),
     ):
         with pytest.raises(kind, match=re.escape(words)):
             parse_method(make) if isinstance(make, str) else make()
