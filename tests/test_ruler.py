@@ -150,7 +150,7 @@ def test_text_is_repeated_and_cut_to_so_many_words() -> None:
 
 
 def test_a_text_that_cannot_be_cut_to_the_length_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ruler, "made_prose", lambda: Haystack("a-" * 300 + "b. Short."))
+    monkeypatch.setattr(ruler, "prose", lambda: Haystack("a-" * 300 + "b. Short."))
     with pytest.raises(ValueError, match=r"of niah_single_2 can only have \d+ tokens or more than"):
         generate("niah_single_2", pieces, 9628, count=1, seed=0)
 

@@ -134,7 +134,7 @@ def noise() -> Haystack:
 
 
 @cache
-def made_prose() -> Haystack:
+def prose() -> Haystack:
     """Prose whose sentences differ; after PROSE_SENTENCES it repeats."""
     draws, patterns = Draws("prose"), file_text("patterns.txt").splitlines()
 

@@ -6,16 +6,7 @@ from dataclasses import replace
 from itertools import chain, islice
 
 from lazyllm.evaluation.generated.kinds import TEMPLATES, Draft, Spec
-from lazyllm.evaluation.generated.material import (
-    Draws,
-    codewords,
-    distinct,
-    made_prose,
-    names,
-    noise,
-    numbers,
-    vocabulary,
-)
+from lazyllm.evaluation.generated.material import Draws, codewords, distinct, names, noise, numbers, prose, vocabulary
 
 Source = Callable[[Draws], Iterator[str]]
 TURNS = 5
@@ -35,7 +26,7 @@ def hidden_needles(
 ) -> Draft:
     """A text with `keys` keys of `each` codes, the first code at the item's depth; the question is for the codes
     of the first `asked` keys, or `in_turn` for the code of each key."""
-    draws, text = spec.draws, noise() if in_noise else made_prose()
+    draws, text = spec.draws, noise() if in_noise else prose()
     all_keys = list(islice(distinct(names(draws.fork("keys")), text), keys))
     codes = list(islice(distinct(values(draws.fork("values")), text), keys * each))
     needle = ONE_OF_SEVERAL if each > 1 else NEEDLE

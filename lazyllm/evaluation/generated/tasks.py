@@ -42,15 +42,12 @@ OF_RULER = (
     Kind("cwe", "Aggregation", 120, ruler.common_words),
     Kind("fwe", "Aggregation", 50, ruler.frequent_words),
 )
-QUOTES: Mapping[str, Callable[[Spec], Draft]] = {
-    "quote_lines": quotes.quoted_lines,
-    "quote_paragraph": quotes.quoted_paragraph,
-    "quote_function": quotes.quoted_function,
-}
 FURTHER = (
     Kind(IN_TURN, "Turns", 32, in_turn),
     Kind(ALONE, "Turns", 32, in_turn, alone=True),
-    *(Kind(name, "Quotes", 160, draft, quotes.quote_score, whole_parts=True) for name, draft in QUOTES.items()),
+    Kind("quote_lines", "Quotes", 160, quotes.quoted_lines, quotes.quote_score, whole_parts=True),
+    Kind("quote_paragraph", "Quotes", 160, quotes.quoted_paragraph, quotes.quote_score, whole_parts=True),
+    Kind("quote_function", "Quotes", 160, quotes.quoted_function, quotes.quote_score, whole_parts=True),
 )
 TASKS: Mapping[str, Kind] = MappingProxyType({kind.name: kind for kind in (*OF_RULER, *FURTHER)})
 
