@@ -14,7 +14,7 @@ import numpy as np
 
 from lazyllm.checkpoints.checkpoint import Checkpoint
 from lazyllm.checkpoints.config import ModelConfig
-from lazyllm.support.json_text import json_digest, parse_json
+from lazyllm.support.json_text import json_digest
 
 LABEL_WIDTH = 72
 Spans = tuple[tuple[int, int], ...]
@@ -45,15 +45,11 @@ class Method:
         return shortened(str(self))
 
     def to_json(self) -> str:
-        """All fields as one JSON object; `from_json` gives an equal setting back."""
+        """All fields as one JSON object; `parse_method` gives an equal setting back."""
         return json.dumps({"method": self.name, **self._plain()})
 
     def _plain(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        return cls.from_fields(parse_json(text, cls.name or "pruning"))
 
     @classmethod
     def from_fields(cls, value: Any) -> Self:

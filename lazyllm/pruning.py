@@ -271,7 +271,7 @@ class Pruning(Scheduled):
         return super()._plain() | {"stages": plain(self.stages), "decode": decode, "scoring": asdict(self.scoring)}
 
     def to_json(self) -> str:
-        """All fields as one JSON object; `from_json` gives an equal Pruning back."""
+        """All fields as one JSON object; `parse_method` gives an equal Pruning back."""
         return json.dumps(self._plain())
 
     @classmethod

@@ -86,7 +86,7 @@ def benchmark_item(name: str, number: int) -> dict[str, Any]:
 
 def markdown(text: str) -> list[str]:
     """The lines with marks of a report, which a terminal does not show."""
-    return [line for line in text.splitlines() if line.startswith("|") or "**" in line or "![](" in line]
+    return [line for line in text.splitlines() if line.startswith("|") or "![](" in line]
 
 
 def untimed(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyllm import LLM, Mass, Pruning, SamplingParams, _core
+from lazyllm import LLM, Mass, Pruning, SamplingParams, _core, parse_method
 
 IDS = list(range(40, 60))
 plain = st.one_of(st.integers(), st.floats(), st.booleans(), st.none(), st.text(max_size=3))
@@ -43,7 +43,7 @@ def test_a_pruning_is_refused_or_can_be_run(llm: LLM, stages: Any, options: dict
         return pruning
 
     if pruning := unless_refused(checked):
-        assert Pruning.from_json(pruning.to_json()) == pruning
+        assert parse_method(pruning.to_json()) == pruning
         assert llm.session(pruning).forward(IDS).shape == (llm.config.vocab,)
 
 
@@ -73,7 +73,7 @@ def test_ids_are_refused_or_run(llm: LLM, ids: Any, generated: bool) -> None:
 
 @given(st.text(max_size=30))
 def test_any_text_is_a_prompt(llm: LLM, text: str) -> None:
-    unless_refused(lambda: Pruning.from_json(text))
+    unless_refused(lambda: parse_method(text))
     try:
         made = llm.generate(text, max_new_tokens=2)
     except ValueError:

@@ -17,12 +17,12 @@ from lazyllm.evaluation.generated.tasks import TASKS as RULER
 from lazyllm.evaluation.generated.tasks import generate, prompt_encoder
 from lazyllm.evaluation.measures import forced_logits, greedy_answer, kl_divergence
 from lazyllm.evaluation.results import ITEMS, MANIFEST, new_manifest, opened_run
-from lazyllm.evaluation.summary import Interval, Summary
+from lazyllm.evaluation.summary import Interval
 from lazyllm.pruning import Pruning
 from lazyllm.sampling import log_softmax
 from lazyllm.scoring import Scoring
 from lazyllm.sweeps.points import Frame, Point, front, plot_points
-from lazyllm.sweeps.sweep import positions_table, settings_of
+from lazyllm.sweeps.sweep import settings_of
 
 SPACE = {"stages": [{1: 0.6, 3: 0.3}, {2: 0.9}], "smooth": [1, 3]}
 TASKS = {"datasets": ["niah_single_1", "niah_single_2"], "max_length": 560, "limit": 2, "wrapper": "none"}
@@ -107,15 +107,6 @@ def test_dense_lies_at_zero_and_agrees_with_itself(swept: lazyllm.Sweep) -> None
     strong, weak = swept["{1: 0.6, 3: 0.3}"], swept["{2: 0.9}"]
     assert strong.kl.value > weak.kl.value > 0
     assert strong.counted_speedup > weak.counted_speedup > 1
-
-
-def test_long_answers_have_a_table_by_position() -> None:
-    long, short = [1.0, *[2.0] * 15, *[4.0] * 48, *[8.0] * 8], [3.0, *[2.0] * 15]
-    row = {"setting": "2x", "dataset": "a", "environment": "here", "item": "0", "kl_by_token": long}
-    table = positions_table(Summary([row, {**row, "item": "1", "kl_by_token": short}], str))
-    assert table.heads == ["setting", "1", "2 to 16", "17 to 64", "65 to 72"]
-    assert table.rows == [["2x", "2.0000", "2.0000", "4.0000", "8.0000"]]
-    assert not positions_table(Summary([{**row, "kl_by_token": short}], str)).rows
 
 
 def test_tokens_dropped_after_the_last_layer_count_in_answers_of_one_token(llm: lazyllm.LLM) -> None:

@@ -103,14 +103,12 @@ class GeneratedOptions(RunOptions):
     lengths: Annotated[Sequence[int], "of prompts in tokens, with chat template and answer", "N,…"]
     count: Annotated[int, "items of each task at each length", "N"] = 5
     seed: Annotated[int, "of the items", "N"] = 0
-    prose: Annotated[str | Path | None, "folder of .txt files around the needles", "DIR"] = None
 
     @property
     def selection(self) -> dict[str, Any]:
         """The options that choose the items, as plain data."""
         others = {item.name for item in fields(RunOptions)}
-        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in others}
-        return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+        return {item.name: getattr(self, item.name) for item in fields(self) if item.name not in others}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +116,6 @@ class RulerOptions(GeneratedOptions):
     """Options of RULER's tasks."""
 
     tasks: Annotated[Sequence[str] | None, "default: all tasks", "NAME,…"] = None
-    qa: Annotated[str | Path | None, "LongBench with triviaqa and hotpotqa, for qa_1 and qa_2", "DIR"] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ from lazyllm.pictures.panels import plot_needle_map, plot_token_use, plot_turns
 from lazyllm.pictures.quality import Dot, plot_scores
 from lazyllm.support.files import user_path, write_whole
 from lazyllm.support.optional import package
-from lazyllm.support.tables import BOLD, Table, with_bounds
+from lazyllm.support.tables import Table, with_bounds
 
 if TYPE_CHECKING:
     import pandas
@@ -55,7 +55,7 @@ def scores_table(summary: Summary) -> Table:
     for category, names in [*summary.categories.items(), (None, [])]:
         rows += [[name, *(cell(summary.score(label, name)) for label in settings)] for name in names]
         means = (cell(summary.mean(label, category)) for label in settings)
-        rows.append([f"{BOLD}{category or 'mean of the categories'}{BOLD} [95 %]", *means])
+        rows.append([f"{category or 'mean of the categories'} [95 %]", *means])
     differences = (nan if label == DENSE_LABEL else summary.difference(label) for label in settings)
     rows.append(["paired difference to dense [95 %]", *(cell(each, "+.2f") for each in differences)])
     dense, items = summary.of(DENSE_LABEL).keys(), [summary.of(label).keys() for label in settings]

@@ -2,7 +2,6 @@
 
 import os
 import platform
-from html import escape
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,6 @@ class Info(dict[str, Any]):
     def __repr__(self) -> str:
         width = max(map(len, self))
         return "\n".join(f"{name:<{width}}  {_shown(value)}" for name, value in self.items())
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{escape(repr(self))}</pre>"
 
 
 def _shown(value: Any) -> str:

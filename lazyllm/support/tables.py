@@ -8,7 +8,6 @@ from html import escape
 from itertools import zip_longest
 from textwrap import wrap
 
-BOLD = "**"
 HEAD_WIDTH = 20  # characters; a longer column head is wrapped in plain text
 
 
@@ -20,15 +19,11 @@ def with_bounds(values: Iterable[float | None], form: str) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """One head per column; each row has one cell per head. BOLD around a word appears in Markdown only."""
+    """One head per column; each row has one cell per head."""
 
     title: str
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
-
-    def _plain(self) -> list[list[str]]:
-        """Heads and rows without BOLD."""
-        return [[cell.replace(BOLD, "") for cell in line] for line in (self.heads, *self.rows)]
 
     def markdown(self) -> str:
         lines = [self.heads, ["---"] * len(self.heads), *self.rows]
@@ -36,22 +31,20 @@ class Table:
 
     def text(self) -> str:
         """Lines of equal width for a terminal: the first column left-aligned, the others right-aligned."""
-        heads, *rows = self._plain()
-        columns = zip(heads, *rows, strict=True)
+        columns = zip(self.heads, *self.rows, strict=True)
         wrapped = [wrap(head, max(HEAD_WIDTH, *map(len, cells), 0)) for head, *cells in columns]
-        lines = [*zip_longest(*wrapped, fillvalue=""), *rows]
+        lines = [*zip_longest(*wrapped, fillvalue=""), *self.rows]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         return "\n".join("  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines)
 
     def csv(self) -> str:
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(self._plain())
+        csv.writer(text, lineterminator="\n").writerows([self.heads, *self.rows])
         return text.getvalue()
 
     def html(self) -> str:
         def row(tag: str, cells: Sequence[str]) -> str:
             return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
-        head, *rows = self._plain()
-        body = "".join(row("td", line) for line in rows)
-        return f"<table><thead>{row('th', head)}</thead><tbody>{body}</tbody></table>"
+        body = "".join(row("td", line) for line in self.rows)
+        return f"<table><thead>{row('th', self.heads)}</thead><tbody>{body}</tbody></table>"

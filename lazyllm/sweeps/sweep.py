@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
-from itertools import pairwise, product
+from itertools import product
 from math import isnan
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias, get_args
@@ -11,10 +11,10 @@ from typing import Any, Literal, Self, TypeAlias, get_args
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.evaluation.measures import TOKENS, Divergence
 from lazyllm.evaluation.options import DataOptions, documented
-from lazyllm.evaluation.report import Results, category_of, cell
+from lazyllm.evaluation.report import Results, category_of
 from lazyllm.evaluation.results import SCORE, read_manifest, read_rows
 from lazyllm.evaluation.run import Settings, checked_settings, has_names, run_items, tasks_of
-from lazyllm.evaluation.summary import DENSE_LABEL, Row, Summary, item_of, mean
+from lazyllm.evaluation.summary import DENSE_LABEL, Row, Summary, item_of
 from lazyllm.evaluation.tasks import Tasks
 from lazyllm.evaluation.trial import Measure, Trial, scored_answer
 from lazyllm.llm import LLM, load
@@ -94,7 +94,7 @@ class Measured(Frame, Results):
 
     @property
     def tables(self) -> dict[str, Table]:
-        return {"settings": self.table, "positions": positions_table(self.summary)}
+        return {"settings": self.table}
 
     def draw(self) -> list[Path]:
         return [self.plot()]
@@ -117,19 +117,6 @@ class Sweep(Measured):
         if not fit:
             raise ValueError("the sweep has no result of dense yet, with which settings are compared")
         return max(fit, key=lambda point: point.ttft_speedup)
-
-
-def positions_table(summary: Summary) -> Table:
-    """The mean KL by the token's number in the answer; empty if no answer has more than TOKENS tokens."""
-    longest = max((len(row.get("kl_by_token", ())) for row in summary.rows), default=0)
-    edges = [*(edge for edge in (0, 1, TOKENS, 64, 128, 256, 512) if edge < longest), longest]
-    heads = ["1", *(f"{a + 1} to {b}" for a, b in pairwise(edges[1:]))]
-    rows = []
-    for setting in summary.settings if longest > TOKENS else []:
-        lists = [row["kl_by_token"] for row in summary.of(setting).values() if "kl_by_token" in row]
-        means = (mean([value for values in lists for value in values[a:b]]) for a, b in pairwise(edges))
-        rows.append([setting, *(cell(value, ".4f") for value in means)])
-    return Table("KL from dense, nats a token, by the token's number in the answer", ["setting", *heads], rows)
 
 
 def settings_in(manifest: Mapping[str, Any], methods: Mapping[str, Method]) -> dict[str, Method]:

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
-from lazyllm.evaluation.generated.material import Draws, Haystack, file_text
-from lazyllm.evaluation.generated.questions import Questions
+from lazyllm.evaluation.generated.material import Draws, file_text
 
 Item = dict[str, Any]
 Encode = Callable[[str, str], Sequence[int]]
@@ -22,12 +21,10 @@ TEMPLATES: Mapping[str, str] = json.loads(file_text("templates.json"))
 
 @dataclass(frozen=True)
 class Spec:
-    """Random choices, texts and length of an item; `depth` is in percent, `number` counts within a task."""
+    """Random choices and length of an item; `depth` is in percent, `number` counts within a task."""
 
     draws: Draws
     depth: float
-    prose: Haystack
-    questions: Questions
     length: int
     seed: int
     number: int
@@ -50,13 +47,9 @@ class Draft:
     turns: Sequence[Item] = ()
 
 
-def strings_found(prediction: str, answers: Sequence[str], any_answer: bool = False) -> dict[str, float]:
-    """The share of `answers` that occur in `prediction`, ignoring case; RULER's score.
-
-    With `any_answer` one of them is enough for 1.
-    """
-    n_found = sum(answer.lower() in prediction.lower() for answer in answers)
-    return {"score": float(n_found > 0) if any_answer else n_found / len(answers)}
+def strings_found(prediction: str, answers: Sequence[str]) -> dict[str, float]:
+    """The share of `answers` that occur in `prediction`, ignoring case; RULER's score."""
+    return {"score": sum(answer.lower() in prediction.lower() for answer in answers) / len(answers)}
 
 
 @dataclass(frozen=True)

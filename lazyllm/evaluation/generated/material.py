@@ -8,18 +8,15 @@ from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 from itertools import accumulate, chain, cycle, islice
-from pathlib import Path
 from random import Random
 from string import ascii_lowercase
 from typing import TypeVar
 from uuid import UUID
 
-from lazyllm.support.files import user_path
-
 Drawn = TypeVar("Drawn")
 DEPTHS = tuple(round(100 * place / 39) for place in range(40))  # percent, as in RULER
 PROSE_SENTENCES = 3000  # about 50,000 tokens
-SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[.!?][\"'”’)])\s+|\n\s*\n")  # noqa: RUF001 - quotation marks
+SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 BEFORE_VOWEL = re.compile(r"\b([Aa])(?= (?:[aeio]|u(?!ni[^n]|s)))")
 
 
@@ -105,25 +102,8 @@ class Haystack:
     """A text of repeated sentences, of any length."""
 
     def __init__(self, text: str) -> None:
-        sentences = (" ".join(sentence.split()) for sentence in SENTENCE_END.split(text))
-        self.sentences = [sentence for sentence in sentences if sentence]
+        self.sentences = [" ".join(sentence.split()) for sentence in SENTENCE_END.split(text)]
         self.folded = " ".join(self.sentences).casefold()
-
-    @classmethod
-    def read(cls, folder: str | Path) -> Haystack:
-        """Sentences of the .txt files in a folder, ordered by file name."""
-        path = user_path(folder)
-        if not path.is_dir():
-            raise FileNotFoundError(f"prose: {path} is no folder; expected one with .txt files")
-        texts = []
-        for file in sorted(path.glob("*.txt")):
-            try:
-                texts.append(file.read_text(encoding="utf-8"))
-            except UnicodeDecodeError as error:
-                raise ValueError(f"prose: {file} is not UTF-8 text: {error}") from None
-        if not (haystack := cls("\n\n".join(texts))).sentences:
-            raise ValueError(f"prose: {path} has no .txt file with text in it")
-        return haystack
 
     def first(self, words: int, start: int = 0) -> list[str]:
         """`words` words in whole sentences from sentence `start` on; the last sentence is cut to fit."""
@@ -154,7 +134,7 @@ def noise() -> Haystack:
 
 
 @cache
-def made_prose() -> Haystack:
+def prose() -> Haystack:
     """Prose whose sentences differ; after PROSE_SENTENCES it repeats."""
     draws, patterns = Draws("prose"), file_text("patterns.txt").splitlines()
 

@@ -6,7 +6,7 @@ from difflib import SequenceMatcher
 from itertools import count, islice
 
 from lazyllm.evaluation.generated.kinds import Draft, Spec
-from lazyllm.evaluation.generated.material import Draws, file_text, names
+from lazyllm.evaluation.generated.material import Draws, file_text, names, prose
 
 LINES, SENTENCES = 5, 4  # lines that are asked for; sentences of a paragraph
 FEW_WORDS = 5  # that name a paragraph
@@ -15,7 +15,7 @@ FEW_WORDS = 5  # that name a paragraph
 def quoted_lines(spec: Spec) -> Draft:
     """Numbered lines, LINES of which are to be repeated; its size is the number of the others. The first line
     has such a number that those asked for have theirs at any size."""
-    sentences = spec.prose.sentences
+    sentences = prose().sentences
     start, number = spec.draws.below(len(sentences)), 1000 + spec.draws.below(8000)
 
     def lines(first: int, n_lines: int) -> str:
@@ -31,7 +31,7 @@ def quoted_lines(spec: Spec) -> Draft:
 
 def quoted_paragraph(spec: Spec) -> Draft:
     """Paragraphs of SENTENCES lines of a sentence each, one of which is to be repeated."""
-    sentences = spec.prose.sentences
+    sentences = prose().sentences
     start = spec.draws.below(len(sentences))
 
     def paragraphs() -> Iterator[str]:

@@ -1,12 +1,12 @@
-"""Drafts of RULER's tasks: needles, variables to follow, words to count, questions."""
+"""Drafts of RULER's tasks: needles, variables to follow, words to count."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, cycle, islice
+from itertools import chain, islice
 
 from lazyllm.evaluation.generated.kinds import TEMPLATES, Draft, Spec
-from lazyllm.evaluation.generated.material import Draws, codewords, distinct, names, noise, numbers, vocabulary
+from lazyllm.evaluation.generated.material import Draws, codewords, distinct, names, noise, numbers, prose, vocabulary
 
 Source = Callable[[Draws], Iterator[str]]
 TURNS = 5
@@ -26,7 +26,7 @@ def hidden_needles(
 ) -> Draft:
     """A text with `keys` keys of `each` codes, the first code at the item's depth; the question is for the codes
     of the first `asked` keys, or `in_turn` for the code of each key."""
-    draws, text = spec.draws, noise() if in_noise else spec.prose
+    draws, text = spec.draws, noise() if in_noise else prose()
     all_keys = list(islice(distinct(names(draws.fork("keys")), text), keys))
     codes = list(islice(distinct(values(draws.fork("values")), text), keys * each))
     needle = ONE_OF_SEVERAL if each > 1 else NEEDLE
@@ -163,17 +163,3 @@ def frequent_words(spec: Spec) -> Draft:
     least = MIN_FREQUENCY * DOTS_FILLER
     prefix = f" The {FREQUENT} words that come most often in the text are:"
     return Draft(f"Which {FREQUENT} words come most often in the text?", words(FREQUENT), context, least, prefix)
-
-
-def questions_on_documents(spec: Spec) -> Draft:
-    """A question whose documents stand among others; its size is the number of documents."""
-    draws, questions = spec.draws, spec.questions.questions
-    asked = questions[spec.number % len(questions)]
-    others = draws.fork("others").shuffled([text for text in spec.questions.documents if text not in asked.documents])
-
-    def context(size: int) -> str:
-        added = islice(cycle([*others, *asked.documents]), size - len(asked.documents))
-        order = draws.fork("order").shuffled([*asked.documents, *added])
-        return "\n\n".join(f"Document {place}:\n{text}" for place, text in enumerate(order, 1))
-
-    return Draft(f"Question: {asked.text}", asked.answers, context, len(asked.documents), " Answer:")

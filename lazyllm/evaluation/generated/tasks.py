@@ -9,9 +9,8 @@ from typing import Any
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.evaluation.chats import AnyWrapper, chat_wrapper, wrapped_ids
 from lazyllm.evaluation.generated import quotes, ruler
-from lazyllm.evaluation.generated.kinds import Draft, Encode, Item, Kind, Spec, strings_found
-from lazyllm.evaluation.generated.material import Draws, Haystack, made_prose, names, numbers, uuids
-from lazyllm.evaluation.generated.questions import QA, Questions, read_questions
+from lazyllm.evaluation.generated.kinds import Draft, Encode, Item, Kind, Spec
+from lazyllm.evaluation.generated.material import Draws, names, numbers, uuids
 from lazyllm.evaluation.options import NiahOptions, RulerOptions
 from lazyllm.evaluation.tasks import ItemPrompt, Shorten, Tasks
 from lazyllm.generation import Request
@@ -34,26 +33,21 @@ NEEDLES: Mapping[str, Callable[[Spec], Draft]] = {
     "niah_multiquery": partial(ruler.hidden_needles, keys=4, asked=4),
 }
 ONE_NEEDLE = tuple(NEEDLES)[:6]  # niah_single_* and niah_multikey_*
-IN_NOISE, IN_PROSE = ONE_NEEDLE[:2]
+IN_NOISE = ONE_NEEDLE[0]
 IN_TURN, ALONE = "niah_turns", "niah_alone"
 in_turn = partial(ruler.hidden_needles, keys=ruler.TURNS, in_turn=True)
-any_answer = partial(strings_found, any_answer=True)
 OF_RULER = (
     *(Kind(name, "Retrieval", 128, draft, one_needle=name in ONE_NEEDLE) for name, draft in NEEDLES.items()),
     Kind("vt", "Multi-hop Tracing", 30, ruler.chained_variables),
     Kind("cwe", "Aggregation", 120, ruler.common_words),
     Kind("fwe", "Aggregation", 50, ruler.frequent_words),
-    *(Kind(name, "Question Answering", 32, ruler.questions_on_documents, any_answer, whole_parts=True) for name in QA),
 )
-QUOTES: Mapping[str, Callable[[Spec], Draft]] = {
-    "quote_lines": quotes.quoted_lines,
-    "quote_paragraph": quotes.quoted_paragraph,
-    "quote_function": quotes.quoted_function,
-}
 FURTHER = (
     Kind(IN_TURN, "Turns", 32, in_turn),
     Kind(ALONE, "Turns", 32, in_turn, alone=True),
-    *(Kind(name, "Quotes", 160, draft, quotes.quote_score, whole_parts=True) for name, draft in QUOTES.items()),
+    Kind("quote_lines", "Quotes", 160, quotes.quoted_lines, quotes.quote_score, whole_parts=True),
+    Kind("quote_paragraph", "Quotes", 160, quotes.quoted_paragraph, quotes.quote_score, whole_parts=True),
+    Kind("quote_function", "Quotes", 160, quotes.quoted_function, quotes.quote_score, whole_parts=True),
 )
 TASKS: Mapping[str, Kind] = MappingProxyType({kind.name: kind for kind in (*OF_RULER, *FURTHER)})
 
@@ -70,22 +64,11 @@ def kind_of(data_set: str) -> Kind:
 # ---- items ---------------------------------------------------------------------------------------
 
 
-def generate(
-    task: str,
-    encode: Encode,
-    length: int,
-    count: int,
-    seed: int,
-    depth: float | None = None,
-    prose: Haystack | None = None,
-    questions: Questions | None = None,
-) -> list[Item]:
+def generate(task: str, encode: Encode, length: int, count: int, seed: int, depth: float | None = None) -> list[Item]:
     """`count` items of a task, each of `length` tokens or up to 3 percent fewer.
 
     The length is that of the prompt, its chat template and the longest answer. `depth` is the needle's place
-    in percent, for the tasks with one needle; None draws it. `prose` is the text around the needles, by
-    default one made by rule; niah_single_1 and vt always have noise, niah_multikey_2 and _3 needles only.
-    The tasks of QA need `questions`, and their items may be shorter, as documents are not cut.
+    in percent, for the tasks with one needle; None draws it.
     """
     kind = checked.entry(task, TASKS, "generated task")
     length, count = checked.whole(length, "length", 1), checked.whole(count, "count", 1)
@@ -95,15 +78,13 @@ def generate(
         if not 0 <= depth <= 100:
             raise ValueError(f"depth must be from 0 to 100 percent, not {depth:g}")
         depth = int(depth) if depth.is_integer() else depth  # 50.0 and 50 make the same item
-    if task in QA and questions is None:
-        raise ValueError(f"{task} needs questions on documents: a folder with {QA[task]} of LongBench")
     items = []
     for number in range(count):
         # the same texts and questions in turn and alone
         draws = Draws(f"{IN_TURN if kind.alone else task}/{length}/{seed}/{number}")
         (drawn,) = draws.depths(1)
         at = drawn if depth is None else depth
-        spec = Spec(draws, at, prose or made_prose(), questions or Questions(), length, seed, number)
+        spec = Spec(draws, at, length, seed, number)
         items.append(kind.item(encode, spec))
     return items
 
@@ -114,37 +95,29 @@ def prompt_encoder(tokenizer: Tokenizer, wrapper: AnyWrapper) -> Encode:
 
 
 def generated_items(encode: Encode, options: RulerOptions | NiahOptions) -> dict[str, list[Item]]:
-    """The items of each task at each length, by data set; default: RULER's tasks that have their files.
+    """The items of each task at each length, by data set; default: RULER's tasks.
 
     With depths, those of a needle at each; an item's id is DEPTH/NUMBER, and items of a length differ only in
     depth.
     """
     checked.a_list(options.lengths, "lengths", "[1024, 4096]")
-    prose = None if options.prose is None else Haystack.read(options.prose)
-    made = partial(generate, encode=encode, count=options.count, seed=options.seed, prose=prose)
+    made = partial(generate, encode=encode, count=options.count, seed=options.seed)
     if isinstance(options, NiahOptions):
         checked.a_list(options.depths, "depths", "[0, 50, 100]")
         for name, values in (("lengths", options.lengths), ("depths", options.depths)):
             if not len(values) or len({*values}) < len(values):
                 raise ValueError(f"{name} must be different numbers, at least one, not {values!r}")
-        task = IN_NOISE if prose is None else IN_PROSE
         return {
-            f"{task}{AT}{length}": [
+            f"{IN_NOISE}{AT}{length}": [
                 {**item, "_id": f"{depth:g}/{number}"}
                 for depth in options.depths
-                for number, item in enumerate(made(task, length=length, depth=depth))
+                for number, item in enumerate(made(IN_NOISE, length=length, depth=depth))
             ]
             for length in options.lengths
         }
     checked.a_list(options.tasks, "tasks", '["niah_single_1"]')
-    questions = {name: read_questions(options.qa, name) for name in QA if options.qa is not None}
-    of_ruler = (kind.name for kind in OF_RULER)
-    tasks = tuple(options.tasks or (name for name in of_ruler if name not in QA or questions.get(name)))
-    return {
-        f"{name}{AT}{length}": made(name, length=length, questions=questions.get(name))
-        for length in options.lengths
-        for name in tasks
-    }
+    tasks = options.tasks or [kind.name for kind in OF_RULER]
+    return {f"{name}{AT}{length}": made(name, length=length) for length in options.lengths for name in tasks}
 
 
 def needles_found(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[tuple[float, int], float]]:
