@@ -118,7 +118,7 @@ def test_forms_of_the_same_schedule_are_equal() -> None:
     forms.append({np.int64(10): np.float64(0.7), 20: 0.5})
     assert {Pruning(form) for form in forms} == {Pruning(forms[0])}
     assert Pruning(None) == Pruning({}) == Pruning([]) == Pruning()
-    assert Pruning.from_json("{}") == Pruning.from_json("null") == Pruning()
+    assert parse_method("{}") == parse_method("null") == Pruning()
     assert Pruning({3: {"mass": 0.9, "keep_max": 0.5}}) == Pruning({3: Mass(0.9, keep_max=0.5)})
     assert Pruning({3: {"drop": 0.4}, 5: 0.3}) == Pruning({3: Drop(0.4), 5: 0.3}) != Pruning({3: 0.4, 5: 0.3})
     # the keeps of Mass stages may rise
