@@ -101,7 +101,7 @@ def generated_items(encode: Encode, options: RulerOptions | NiahOptions) -> dict
     depth.
     """
     checked.a_list(options.lengths, "lengths", "[1024, 4096]")
-    made = partial(generate, encode=encode, count=options.count, seed=options.seed)
+    items_of = partial(generate, encode=encode, count=options.count, seed=options.seed)
     if isinstance(options, NiahOptions):
         checked.a_list(options.depths, "depths", "[0, 50, 100]")
         for name, values in (("lengths", options.lengths), ("depths", options.depths)):
@@ -111,13 +111,13 @@ def generated_items(encode: Encode, options: RulerOptions | NiahOptions) -> dict
             f"{IN_NOISE}{AT}{length}": [
                 {**item, "_id": f"{depth:g}/{number}"}
                 for depth in options.depths
-                for number, item in enumerate(made(IN_NOISE, length=length, depth=depth))
+                for number, item in enumerate(items_of(IN_NOISE, length=length, depth=depth))
             ]
             for length in options.lengths
         }
     checked.a_list(options.tasks, "tasks", '["niah_single_1"]')
     tasks = options.tasks or [kind.name for kind in OF_RULER]
-    return {f"{name}{AT}{length}": made(name, length=length) for length in options.lengths for name in tasks}
+    return {f"{name}{AT}{length}": items_of(name, length=length) for length in options.lengths for name in tasks}
 
 
 def needles_found(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[tuple[float, int], float]]:
