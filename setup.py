@@ -20,8 +20,8 @@ import build_cuda
 SOURCES = sorted(str(path) for path in Path("csrc").rglob("*.c"))
 HEADERS = sorted(str(path) for path in Path("csrc").rglob("*.h"))
 
-# the Makefile has them, too
-flags = ["-std=gnu11", "-O3", "-g1", "-fvisibility=hidden", "-pthread"]
+# the Makefile has them, too; -gz compresses what -g1 adds
+flags = ["-std=gnu11", "-O3", "-g1", "-gz", "-fvisibility=hidden", "-pthread"]
 flags += ["-Wall", "-Wextra", "-Wno-unused-parameter"]
 
 # One build for every CPython from 3.11 on; a free-threaded one needs a build of its own.
@@ -79,7 +79,7 @@ setup(
             define_macros=[("Py_LIMITED_API", "0x030B0000")] if stable else [],
             py_limited_api=stable,
             extra_compile_args=flags,
-            extra_link_args=["-pthread"],
+            extra_link_args=["-pthread", "-gz"],
         )
     ],
 )
