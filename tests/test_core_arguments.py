@@ -114,7 +114,10 @@ def test_a_table_of_tensors(checkpoint: tiny.Tiny) -> None:
         ([changed(first, bytes=1), *others], "1 bytes, but its shape and dtype make"),
         ([changed(first, shard=1), *others], "shard 1 of 1"),
         *(
-            ([changed(first, offset=place), *others], f"{name}: bytes {place} to {(place + n_bytes) % 2**64} lie past")
+            (
+                [changed(first, offset=place), *others],
+                f"{name}: bytes {place} to {(place + n_bytes) % 2**64} lie past the end of a file of {size} b",
+            )
             for place in beyond
         ),
         ([changed(first, dtype="Q4_K"), *others], "Q4_K stores whole blocks of 256"),
@@ -123,6 +126,7 @@ def test_a_table_of_tensors(checkpoint: tiny.Tiny) -> None:
     ):
         with refused(words):
             replace(checkpoint, tensors=tensors).load()
+    replace(checkpoint, tensors=[changed(first, offset=size - n_bytes), *others]).load()  # ends with its file
 
 
 BY_MASS = (0, (0.9, 0.1, 0.5))

@@ -500,6 +500,22 @@ def test_counted_work_has_no_scores(llm: LLM) -> None:
     assert policy.prefill_flops(config, 50, session.last_pass) == policy.flops(config, 50)
 
 
+def test_answers_are_those_of_the_same_rule(llm: LLM) -> None:
+    """Prefill and decode steps, by `generate`, `stream` and a conversation, beside the core's own rule."""
+    stages = {1: 0.6, 3: 0.3}
+    want, got = (llm.generate(IDS, kind(stages), max_new_tokens=8, trace=True) for kind in (Pruning, Paper))
+    assert got.token_ids == want.token_ids
+    assert got.passes.tolist() == want.passes.tolist()
+    for mine, theirs in zip(got.trace.stages, want.trace.stages, strict=True):
+        assert mine.kept.tolist() == theirs.kept.tolist()
+        assert error(mine.scores, theirs.scores) <= 1e-5
+    assert llm.stream(IDS, Paper(stages), max_new_tokens=8).finished().token_ids == want.token_ids
+    talks = [llm.session(kind(stages)) for kind in (Pruning, Paper)]
+    for text in ("Hello", "And you?"):
+        answers = [session.ask(text, chat=True, max_new_tokens=4) for session in talks]
+        assert answers[0].token_ids == answers[1].token_ids
+
+
 def test_time_in_the_policy_is_shown_apart(llm: LLM) -> None:
     spent: list[float] = []
 

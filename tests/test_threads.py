@@ -36,6 +36,14 @@ def logits_of(model: _core.Model, made: tiny.Tiny) -> np.ndarray:
     return model.session(STAGES).forward(made.ids(tiny.fewer_if_sanitized(200)))
 
 
+def test_threads_share_a_model(made: tiny.Tiny) -> None:
+    model = made.load(threads=2)
+    want = logits_of(model, made)
+    with ThreadPoolExecutor(4) as pool:
+        for got in pool.map(lambda _: logits_of(model, made), range(40)):
+            np.testing.assert_array_equal(got, want)
+
+
 def test_a_session_refuses_a_second_thread(made: tiny.Tiny) -> None:
     session = made.load().session(None)
     inside, leave = threading.Event(), threading.Event()
