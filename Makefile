@@ -225,7 +225,7 @@ ABOVE_CORE  := api checkpoint docs document facts families interrupt prefix_cach
 asan: asan-ops asan-suite ## the C tests, leaks too, and every test of the C core itself under ASan and UBSan
 
 asan-ops: build/test_ops_asan build/test_system_asan
-	build/test_ops_asan
+	build/test_ops_asan sample
 	build/test_system_asan
 
 asan-suite: $(VENV)/test.stamp build/core_asan/lib

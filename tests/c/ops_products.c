@@ -345,7 +345,8 @@ static void test_mix_experts(sides s, int n, int d, lazy_dtype dtype, bool mixed
     RUN(s.fast, mix_experts, got, x, n, &w.experts, accumulate, NULL);
     RUN(s.plain, mix_experts, want, x, n, &taken.experts, accumulate, NULL);
     double error = error_of(got, want, size);
-    check(error < (const double[]){ TOLERANCE, ROUNDED, INTEGERS }[computing],
+    /* in f32 the errors of two sums, one over the values of the other */
+    check(error < (const double[]){ 2 * TOLERANCE, ROUNDED, INTEGERS }[computing],
           "%s mix_experts n %d, d %d, dtype %d: error %.2g", s.fast.name, n, d, dtype, error);
     memcpy(others, x, (size_t)(n / 2) * (size_t)d * sizeof *x); /* the rows behind choose other experts */
     RUN(s.fast, mix_experts, again, others, n, &w.experts, accumulate, NULL);

@@ -4,18 +4,20 @@
  * alone.
  *
  * Fresh random data, outputs poisoned with NaN, guard words before and after each of them, odd shapes. Prints what
- * failed, then "N passed, N failed". With `fastest` as argument: on the fastest instruction set, in one shape of layers
- * and with every seventh of like cases, which is enough to have all its code run on several threads. */
+ * failed, then "N passed, N failed". For slow sanitizers, as argument:
+ *   sample    every seventh of like cases, which runs all code
+ *   fastest   of the sample, one shape of layers on the fastest instruction set, which has all its code run on several
+ *             threads */
 #include "ops.h"
 
 int main(int argc, char **argv)
 {
     bool fastest = argc == 2 && strcmp(argv[1], "fastest") == 0;
-    if (argc > 1 && !fastest) {
-        fprintf(stderr, "usage: %s [fastest]\n", argv[0]);
+    if (argc > 2 || (argc == 2 && !fastest && strcmp(argv[1], "sample") != 0)) {
+        fprintf(stderr, "usage: %s [sample|fastest]\n", argv[0]);
         return 2;
     }
-    if (fastest) each = 7; /* has no divisor in common with the periods in which cases alternate */
+    if (argc == 2) each = 7; /* has no divisor in common with the periods in which cases alternate */
     const lazy_config shapes[] = {
         { .hidden = 24, .n_heads = 4, .n_kv_heads = 2, .head_dim = 8, .ffn = 40 },
         { .hidden = 70, .n_heads = 3, .n_kv_heads = 1, .head_dim = 64, .ffn = 33, .gelu = true, .wide_qk_norm = true },
