@@ -167,8 +167,8 @@ typedef struct lazy_ops {
     int (*argmax)(lazy_stream *, int32_t *id, const float *logits, int vocab, lazy_error *);
 
     /* ---- selection ---- */
-    /* scores[j] = attention probability of in_play[j], 0 where the row does not see it; mean over the H heads, and mean
-     * or largest, by the pooling, of those of the last `queries` rows whose position is at least first_asking */
+    /* scores[j] = attention probability of in_play[j], 0 where the row does not see it, pooled over the H heads and
+     * over the rows among the last `queries` whose position is at least first_asking */
     int (*scores)(lazy_stream *, float *scores, const lazy_attending *, int queries, lazy_pooling, int first_asking,
                   lazy_error *);
     /* share[in_play[j]] = scores[j] divided by the sum of the scores of all prunable, unforced tokens; 0 for other

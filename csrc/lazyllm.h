@@ -180,8 +180,12 @@ typedef struct lazy_policy {
     void *context;
 } lazy_policy;
 
-/* How the scores of several query rows become one. */
-typedef enum lazy_pooling { LAZY_POOLING_MEAN, LAZY_POOLING_MAX } lazy_pooling;
+/* How the attention of several heads and query rows becomes one score. */
+typedef enum lazy_pooling {
+    LAZY_POOLING_MEAN, /* the mean over both */
+    LAZY_POOLING_MAX,  /* the mean over heads, the largest over rows */
+    LAZY_POOLING_RMS,  /* the root mean square over heads, the largest over rows */
+} lazy_pooling;
 
 typedef struct lazy_pruning {
     const lazy_stage *stages; /* for passes over prompt tokens */
@@ -193,7 +197,7 @@ typedef struct lazy_pruning {
     const lazy_span *protect; /* spans that are always kept */
     int n_protect;
     int queries;          /* query rows that score; the paper: 1 */
-    lazy_pooling pooling; /* of their scores */
+    lazy_pooling pooling; /* of their attention */
     int layers;           /* the score is the largest share of so many last layers; the paper: 1, and no share */
     int smooth;           /* odd width of the moving average over the scores; the paper: 1 */
     double memory;        /* decode steps: a score is at least `memory` times the one remembered; the paper: 0 */

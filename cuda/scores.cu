@@ -226,7 +226,8 @@ template <class T> __global__ void __launch_bounds__(32 * POOL_WARPS) pool_rows(
     __shared__ float sums[POOL_WARPS][ROWS][KEYS + PAD]; /* over the warp's heads */
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, begin = first_query(t), first_key = blockIdx.x * KEYS,
         heads = (t.n_heads + POOL_WARPS - 1) / POOL_WARPS, end_head = min((warp + 1) * heads, t.n_heads);
-    auto pool = [&](float a, float b) { return t.pooling == LAZY_POOLING_MAX ? lazy_larger(a, b) : a + b; };
+    bool largest = t.pooling != LAZY_POOLING_MEAN, squared = t.pooling == LAZY_POOLING_RMS;
+    auto pool = [&](float a, float b) { return largest ? lazy_larger(a, b) : a + b; };
     float pooled = 0.0f; /* of key `lane` over rows warp, warp + POOL_WARPS … of each tile, then over all */
     for (int first = begin; first < t.a.n; first += ROWS) {
         lazy_key_range seen[4];
@@ -243,7 +244,9 @@ template <class T> __global__ void __launch_bounds__(32 * POOL_WARPS) pool_rows(
                     if (contains(seen[i], first_key + j)) at(p, e) = t.products[(int64_t)head * t.a.m + first_key + j];
                 });
             for_each([&](int e, int i, int j) {
-                at(sum, e) += contains(seen[i], first_key + j) ? exp2f(at(p, e) - of_row[i].max) * of_row[i].sum : 0.0f;
+                if (!contains(seen[i], first_key + j)) return;
+                float probability = exp2f(at(p, e) - of_row[i].max) * of_row[i].sum;
+                at(sum, e) += squared ? probability * probability : probability;
             });
         }
         for_each([&](int e, int i, int j) { sums[warp][8 * i + lane / 4][j] = at(sum, e); });
@@ -251,7 +254,8 @@ template <class T> __global__ void __launch_bounds__(32 * POOL_WARPS) pool_rows(
         for (int row = warp; row < ROWS; row += POOL_WARPS) {
             double total = 0.0;
             for (int w = 0; w < POOL_WARPS; w++) total += sums[w][row][lane];
-            pooled = pool(pooled, (float)(total / t.n_heads));
+            float mean = (float)(total / t.n_heads);
+            pooled = pool(pooled, squared ? sqrtf(mean) : mean);
         }
         __syncthreads();
     }
@@ -259,7 +263,7 @@ template <class T> __global__ void __launch_bounds__(32 * POOL_WARPS) pool_rows(
     __syncthreads();
     if (warp || first_key + lane >= t.a.m) return;
     for (int w = 1; w < POOL_WARPS; w++) pooled = pool(pooled, sums[w][0][lane]);
-    t.scores[first_key + lane] = t.pooling == LAZY_POOLING_MAX ? pooled : pooled / (float)(t.a.n - begin);
+    t.scores[first_key + lane] = largest ? pooled : pooled / (float)(t.a.n - begin);
 }
 
 /* The length of chunks, which are at most as many for each row as the scratch has room for. */

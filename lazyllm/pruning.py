@@ -247,7 +247,7 @@ class Pruning(Scheduled):
         if self == DENSE:
             return "dense"
         recommended = Scoring.recommended()
-        is_recommended = replace(self.scoring, smooth=recommended.smooth) == recommended
+        is_recommended = replace(self.scoring, smooth=recommended.smooth, pooling=recommended.pooling) == recommended
         usual = replace(DENSE, scoring=recommended, sink=RECOMMENDED_SINK) if is_recommended else DENSE
         values = {**vars(self), **vars(self.scoring), "stages": (), "scoring": usual.scoring}
         options = differences(values, {**vars(usual), **vars(usual.scoring)})
@@ -394,7 +394,7 @@ class Pruning(Scheduled):
             shares = {layer: min(max(share, LEAST_KEEP), 1.0) for layer, share in shares.items()}
             rule = PAPER if scoring == "paper" else scoring
             if rule == "recommended":
-                rule = Scoring.recommended(math.ceil(next(iter(shares.values())) * n_prompt))
+                rule = Scoring.recommended(n_prompt, next(iter(shares.values())))
             return cls(shares, scoring=rule, sink=0 if rule == PAPER else RECOMMENDED_SINK)
 
         for shape, least in shapes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -10,21 +11,24 @@ from lazyllm.support import checked
 
 PLACES = 11  # in the prompt, for which the first stage has room when scores are smoothed
 NARROWEST, WIDEST = 13, 31  # tokens of a place
+RMS_BELOW = 1 / 3  # of the prompt kept by the first stage: heads are pooled by their root mean square
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Scoring:
     """The options of the score; without any it is the paper's, the query token's attention.
 
-    A score is the mean or (`pooling="max"`) the largest over the last `queries` new tokens, the largest
-    share in the last `layers` layers, the mean over `smooth` neighbours (odd), and in decode steps at least
-    `memory` times the remembered score, of which `revival` counts for a token that would have to be revived.
+    A score is the mean over heads and over the last `queries` new tokens; with `pooling="max"` the mean over
+    heads and the largest over these tokens, with "rms" the root mean square over heads and the largest over
+    tokens; then the largest share in the last `layers` layers, the mean over `smooth` neighbours (odd), and in
+    decode steps at least `memory` times the remembered score, of which `revival` counts for a token that would
+    have to be revived.
     docs/method.md defines each.
     """
 
     layers: int = 1
     queries: int = 1
-    pooling: Literal["mean", "max"] = "mean"
+    pooling: Literal["mean", "max", "rms"] = "mean"
     smooth: int = 1
     memory: float = 0.0
     revival: float = 1.0
@@ -32,7 +36,7 @@ class Scoring:
     def __post_init__(self) -> None:
         for name in ("layers", "queries", "smooth"):
             object.__setattr__(self, name, checked.whole(getattr(self, name), name, 1))
-        checked.choice(self.pooling, "pooling", ("mean", "max"))
+        checked.choice(self.pooling, "pooling", ("mean", "max", "rms"))
         for name in ("memory", "revival"):
             object.__setattr__(self, name, checked.share(getattr(self, name), name))
         if not self.memory and self.revival != 1.0:
@@ -50,15 +54,16 @@ class Scoring:
         return cls()
 
     @classmethod
-    def recommended(cls, n_kept: int = 1024) -> Scoring:
-        """The rule that was found to lose least, for a first stage that keeps `n_kept` tokens.
+    def recommended(cls, n_prompt: int = 2048, keep: float = 0.4) -> Scoring:
+        """The rule that was found to lose least, for a first stage that keeps `keep` of `n_prompt` tokens.
 
-        Scores are smoothed over an eleventh of these, at least 13 and at most 31: each place that is kept
-        takes as many.
+        Scores are smoothed over an eleventh of the kept tokens, at least 13 and at most 31: each place that is
+        kept takes as many. Where fewer than a third are kept, tokens that few heads look at count more.
         """
-        n_kept = checked.whole(n_kept, "n_kept", 1)
+        n_kept = math.ceil(checked.share(keep, "keep") * checked.whole(n_prompt, "n_prompt", 1))
         smooth = min(max(n_kept // PLACES, NARROWEST), WIDEST) | 1
-        return cls(layers=5, queries=32, pooling="max", smooth=smooth, memory=0.95, revival=0.5)
+        pooling: Literal["max", "rms"] = "max" if keep >= RMS_BELOW else "rms"
+        return cls(layers=5, queries=32, pooling=pooling, smooth=smooth, memory=0.95, revival=0.5)
 
     @classmethod
     def from_fields(cls, value: Any) -> Scoring:

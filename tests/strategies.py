@@ -96,7 +96,7 @@ def prunings(draw: st.DrawFn, n_layers: int) -> dict[str, Any]:
         window=option(0, st.integers(1, 5)),
         protect=option([], st.lists(spans, max_size=3)),
         queries=option(1, st.integers(2, 8)),
-        pooling=option("mean", st.just("max")),
+        pooling=option("mean", st.sampled_from(["max", "rms"])),
         layers=option(1, st.integers(2, 7)),
         smooth=option(1, st.sampled_from([3, 5, 7])),
         memory=memory,

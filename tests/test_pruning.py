@@ -63,7 +63,7 @@ def test_options_refused() -> None:
         ({"decode": "dense"}, ValueError, 'decode must be "same", "frozen" or stages'),
         ({"sink": -1}, ValueError, "sink must be from 0"),
         ({"scoring": {"queries": 0}}, ValueError, "queries must be from 1"),
-        ({"scoring": {"pooling": "median"}}, ValueError, "pooling must be mean or max, not 'median'"),
+        ({"scoring": {"pooling": "median"}}, ValueError, "pooling must be mean, max or rms, not 'median'"),
         ({"scoring": {"memory": 1.1}}, ValueError, "memory must be from 0 to 1, not 1.1"),
         ({"scoring": {"memory": 0.9, "revival": 2}}, ValueError, "revival must be from 0 to 1, not 2"),
         ({"scoring": {"revival": 0.5}}, ValueError, "revival needs memory"),
@@ -133,7 +133,7 @@ def test_labels_are_short_and_tell_settings_apart() -> None:
         "{7: 0.44} smooth=13": Pruning({7: 0.44}, scoring=Scoring(smooth=13)),
         "{7: 0.44} recommended": Pruning({7: 0.44}, scoring=recommended, sink=4),
         "{7: 0.44} recommended sink=0": Pruning({7: 0.44}, scoring=recommended),
-        "{7: 0.44} recommended smooth=13": Pruning({7: 0.44}, scoring=Scoring.recommended(9), sink=4),
+        "{7: 0.44} recommended smooth=13": Pruning({7: 0.44}, scoring=Scoring.recommended(9, 1.0), sink=4),
         "{7: 0.44} decode={3: 0.5} sink=4": Pruning({7: 0.44}, decode={3: 0.5}, sink=4),
     }
     assert [pruning.label for pruning in labels.values()] == list(labels)
@@ -248,7 +248,7 @@ def test_for_speedup_is_within_one_percent_above(target: float, n: int, scoring:
 def test_for_speedup_scores_as_it_is_told() -> None:
     pruning = Pruning.for_speedup(2.0, SMOL, 3000)
     ((_, keep), *_) = pruning.stages
-    assert pruning.scoring == Scoring.recommended(math.ceil(keep * 3000))
+    assert pruning.scoring == Scoring.recommended(3000, keep)
     assert pruning.sink == 4
     paper = Pruning.for_speedup(2.0, SMOL, 3000, scoring="paper")
     assert (paper.scoring, paper.sink) == (Scoring.paper(), 0)
@@ -288,11 +288,12 @@ def test_for_speedup_refuses_what_cannot_be(target: float, model: Any, kind: typ
         Pruning.for_speedup(target, model, 2000)
 
 
-def test_recommended_smooths_over_fewer_tokens_where_few_are_kept() -> None:
+def test_recommended_smooths_less_and_pools_otherwise_where_few_tokens_are_kept() -> None:
     widths = {100: 13, 154: 15, 205: 19, 320: 29, 342: 31, 1024: 31}
-    assert {n_kept: Scoring.recommended(n_kept).smooth for n_kept in widths} == widths
+    assert {n_kept: Scoring.recommended(2 * n_kept, 0.5).smooth for n_kept in widths} == widths
     recommended = Scoring(layers=5, queries=32, pooling="max", smooth=31, memory=0.95, revival=0.5)
     assert Scoring.recommended() == recommended
+    assert Scoring.recommended(4096, 0.3) == dataclasses.replace(recommended, pooling="rms")
     assert Scoring.paper() == Scoring()
-    with pytest.raises(ValueError, match=r"n_kept must be from 1 to .*, not 0"):
+    with pytest.raises(ValueError, match=r"n_prompt must be from 1 to .*, not 0"):
         Scoring.recommended(0)

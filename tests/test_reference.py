@@ -127,6 +127,8 @@ def test_pooling_max_takes_the_largest_of_the_rows() -> None:
     rows = {8: np.array([[0.1, 0.9], [0.3, 0.7]]), 9: np.array([[0.4, 0.6], [0.4, 0.6]])}
     reference = selecting("p" * 10, queries=2, pooling="max")
     assert reference.attention(rows, [8, 9], [0, 1], 8) == pytest.approx([0.4, 0.8])
+    reference = selecting("p" * 10, queries=2, pooling="rms")
+    assert reference.attention(rows, [8, 9], [0, 1], 8) == pytest.approx([0.4, 0.65**0.5])
 
 
 def test_shares_leave_out_tokens_that_never_leave_play() -> None:

@@ -1,4 +1,4 @@
-/* scores.c — attention of the query rows to each token in play: mean over heads, mean or largest over rows. */
+/* scores.c — attention of the query rows to each token in play, pooled over heads and rows. */
 #include <math.h>
 #include <string.h>
 
@@ -13,7 +13,7 @@ typedef struct scoring {
     float *probabilities; /* (H, m) */
     float *scores;        /* (m,) */
     int row, n_rows;
-    lazy_pooling pooling; /* of the rows */
+    lazy_pooling pooling;
 } scoring;
 
 enum { TOKENS_PER_TASK = 512 };
@@ -53,12 +53,16 @@ static void pool_heads(void *job, int task, int worker)
     int n_heads = t->stream->config->n_heads, begin = task * TOKENS_PER_TASK,
         end = block_end(task, TOKENS_PER_TASK, t->a.m);
     int first = max_int(begin, t->seen.begin), last = min_int(end, t->seen.end);
-    bool largest = t->pooling == LAZY_POOLING_MAX;
+    bool largest = t->pooling != LAZY_POOLING_MEAN, squared = t->pooling == LAZY_POOLING_RMS;
     double sums[TOKENS_PER_TASK] = { 0 }, n = (double)n_heads * (largest ? 1 : t->n_rows);
     for (int h = 0; h < n_heads; h++)
-        for (int j = first; j < last; j++) sums[j - begin] += t->probabilities[(int64_t)h * t->a.m + j];
+        for (int j = first; j < last; j++) {
+            double p = t->probabilities[(int64_t)h * t->a.m + j];
+            sums[j - begin] += squared ? p * p : p;
+        }
     for (int j = begin; j < end; j++) {
-        float score = (float)(sums[j - begin] / n), earlier = t->scores[j];
+        double mean = sums[j - begin] / n;
+        float score = (float)(squared ? sqrt(mean) : mean), earlier = t->scores[j];
         if (!t->row || (largest && (score > earlier || isnan(score)))) t->scores[j] = score;
         else if (!largest) t->scores[j] = earlier + score;
     }

@@ -21,7 +21,8 @@ MAX_STAGES = 3
 LEVELS = 5  # of the speedup, so that there are several settings to compare at each
 OVERSHOOT = 1.01  # a schedule for a speedup has up to 1 % more
 SHARES, FALLS = (0.05, 0.95), (0.2, 0.95)
-OPTIONS: dict[str, tuple[float, ...]] = {
+OPTIONS: dict[str, tuple[Any, ...]] = {
+    "pooling": ("max", "rms"),
     "smooth": tuple(range(1, WIDEST + 1, 2)),
     "queries": (1, 16, 32),
     "layers": (1, 3, 5, 8),
@@ -62,7 +63,7 @@ class Space:
         ]
         try:
             revival = Scoring.recommended().revival if chosen["memory"] else 1.0
-            scoring = Scoring(pooling="max", revival=revival, **chosen)
+            scoring = Scoring(revival=revival, **chosen)
             shapes = [(shape(share, speedup, further), 0.0)]
             pruning = Pruning.for_speedup(speedup, self.config, self.n_prompt, scoring, shapes)
         except ValueError:  # out of reach

@@ -249,10 +249,14 @@ static int reference_scores(lazy_stream *stream, float *scores, const lazy_atten
         for (int h = 0; h < c->n_heads; h++) {
             lazy_seen seen = scratch->seen[r];
             attend_row(stream, scratch->probabilities, a, r, h);
-            for (int j = seen.begin; j < seen.end; j++) sums[j] += scratch->probabilities[j];
+            for (int j = seen.begin; j < seen.end; j++) {
+                double p = scratch->probabilities[j];
+                sums[j] += pooling == LAZY_POOLING_RMS ? p * p : p;
+            }
         }
         for (int j = 0; j < m; j++) {
-            float score = (float)(sums[j] / c->n_heads);
+            double mean = sums[j] / c->n_heads;
+            float score = (float)(pooling == LAZY_POOLING_RMS ? sqrt(mean) : mean);
             if (pooling == LAZY_POOLING_MEAN) scores[j] += score;
             else if (score > scores[j] || isnan(score)) scores[j] = score;
         }

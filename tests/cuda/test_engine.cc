@@ -228,7 +228,7 @@ static std::vector<setting> all_settings()
     lazy_pruning several = same;
     several.layers = 2;
     several.queries = 3;
-    several.pooling = LAZY_POOLING_MAX;
+    several.pooling = LAZY_POOLING_RMS;
     several.memory = 0.8;
     several.revival = 0.5;
     return { { "dense", with(nullptr, 0) },
