@@ -133,7 +133,7 @@ def test_calls_of_the_guide_run(example: dict[str, Any], deep_model: Path) -> No
     llm = lazyllm.load(deep_model)
     questions = ["Who?", "When?", "Where?"]
     names = dict(zip(("q", "q1", "q2"), questions, strict=True)) | {"question": questions[0]}
-    names |= {"path": deep_model, "file": Path("file"), "n_kept": 500, "n_prompt": 1000, "pruning": 2.0}
+    names |= {"path": deep_model, "file": Path("file"), "n_prompt": 1000, "pruning": 2.0}
     names |= {"llm": llm, "lazyllm": lazyllm, "load": lazyllm.load, "session": llm.session(2.0)}
     names["session"].ask(TEXT)
     names |= {"text": TEXT, "messages": [{"role": "user", "content": TEXT}], "questions": questions}
