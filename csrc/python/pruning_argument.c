@@ -72,11 +72,8 @@ static int parse_decode(PyObject *value, lazy_pruning *pruning)
 static int parse_pooling(PyObject *value, lazy_pooling *pooling)
 {
     static const char *const names[] = { "mean", "max", "rms" }; /* by lazy_pooling */
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (is_text(value, names[i])) {
-            *pooling = (lazy_pooling)i;
-            return 0;
-        }
+    for (*pooling = LAZY_POOLING_MEAN; *pooling <= LAZY_POOLING_RMS; ++*pooling)
+        if (is_text(value, names[*pooling])) return 0;
     PyErr_Format(PyExc_ValueError, "pruning: pooling is %R; it must be \"mean\", \"max\" or \"rms\"", value);
     return -1;
 }
