@@ -473,10 +473,9 @@ class Reference:
 
     def attention(self, rows: dict[int, np.ndarray], computed: list[int], in_play: list[int], first: int) -> np.ndarray:
         asking = [i for i in computed if i >= first][-self.pruning["queries"] :]
-        if self.pruning["pooling"] == "rms":
-            return np.asarray(np.max([np.sqrt((rows[i] ** 2).mean(axis=0)) for i in asking], axis=0))
-        pool = np.max if self.pruning["pooling"] == "max" else np.mean
-        return np.asarray(pool([rows[i].mean(axis=0) for i in asking], axis=0))
+        power = 2 if self.pruning["pooling"] == "rms" else 1
+        pool = np.mean if self.pruning["pooling"] == "mean" else np.max
+        return np.asarray(pool([(rows[i] ** power).mean(axis=0) ** (1 / power) for i in asking], axis=0))
 
     def ask(
         self, layer: int, first: int, stages: dict[int, Stage], state: dict[str, Any]

@@ -1097,10 +1097,10 @@ static void test_selection(const rig &r)
     }
     const ints sizes = quick ? ints{ 1, 33, 700 }
                              : ints{ 1, 2, 31, 33, random_int(34, 510), 511, 512, 513, 1025 + random_int(0, 200) };
+    const ints spreads = { ANY, FEW, ON_BOTH_SIDES_OF_0 };
     for (int m : sizes)
         for (int how = 0; how < FLAGGINGS; how++)
-            for (int of_scores :
-                 quick ? ints{ pick({ ANY, FEW, ON_BOTH_SIDES_OF_0 }) } : ints{ ANY, FEW, ON_BOTH_SIDES_OF_0 })
+            for (int of_scores : quick ? ints{ pick(spreads) } : spreads)
                 test_select(r, m, (flagging)how, (spread)of_scores);
     for (int m : { 1, 40, 600 }) test_bad_scores(r, m);
 }
