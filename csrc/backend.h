@@ -57,7 +57,8 @@ typedef struct lazy_kv {
 
 /* Rows that attend to tokens in play, in one layer. */
 typedef struct lazy_attending {
-    const void *qkv;     /* (n, (H + 2G) D), as rotate leaves it */
+    const void *q;       /* (n, H D) as rotate leaves it, */
+    int q_stride;        /*   so many values from one row to the next */
     const int32_t *rows; /* (n,) */
     int n;
     lazy_kv kv;
@@ -149,12 +150,14 @@ typedef struct lazy_ops {
      * product that is NaN or Inf makes y[r,:] NaN. Which rows are beside it changes no row. */
     int (*mix_experts)(lazy_stream *, void *y, const void *x, int n, const lazy_experts *, bool accumulate,
                        lazy_error *);
-    /* qkv[n,(H+2G)D]: normalises (unless the norms are NULL) and rotates the heads of q in place and those of k into
-     * kv.k[rows]; copies v into kv.v[rows]. Both are rounded to the type of K and V; a finite value beyond its range is
-     * an error. The norms are (D,), or H D and G D long, as config->wide_qk_norm, late_qk_norm and layer_norm say.
-     * q_rope, k_rope[position, D]: cosines of the D/2 angles, then their sines. */
-    int (*rotate)(lazy_stream *, void *qkv, const int32_t *rows, int n, lazy_kv, const float *q_rope,
-                  const float *k_rope, const float *q_norm, const float *k_norm, float eps, lazy_error *);
+    /* Normalises (unless the norms are NULL) and rotates the heads of q (n, H D) in place, and those of k in k_v
+     * (n, 2 G D) into kv.k[rows]; copies v from there into kv.v[rows]. Rows of both are `stride` values apart; q or k_v
+     * may be NULL. Keys and values are rounded to their type; a finite value beyond its range is an error. The norms are
+     * (D,), or H D and G D long, as config->wide_qk_norm, late_qk_norm and layer_norm say. q_rope, k_rope[position, D]:
+     * cosines of the D/2 angles, then their sines. */
+    int (*rotate)(lazy_stream *, void *q, void *k_v, int stride, const int32_t *rows, int n, lazy_kv,
+                  const float *q_rope, const float *k_rope, const float *q_norm, const float *k_norm, float eps,
+                  lazy_error *);
     /* y[r,H*D] = softmax over {j : rows[r] - window < in_play[j] <= rows[r]}, the tokens that row r sees, of q.k_j /
      * sqrt(query_scalar), capped by config->attention_cap, times v_j. */
     int (*attention)(lazy_stream *, void *y, const lazy_attending *, lazy_error *);

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "error.h"
+#include "format.h"
 #include "memory.h"
 #include "numeric.h"
 #include "pass.h"
@@ -79,37 +80,24 @@ static int add_product(pass *p, void *x, const void *y, int n, const lazy_matrix
     return code || !post_norm ? code : norm_rows(p, x, to, n, post_norm, true, err);
 }
 
-/* x += down(gated(y)), or what experts make of y; or the norm of that, with one behind. x, y: (n, d), n <= row_chunk */
-static int add_ffn(pass *p, const lazy_layer *w, void *x, const void *y, int n, lazy_error *err)
+/* x += down(gated(norm(x))), or what experts make of that; without a norm, of x; or the norm of that, with one behind.
+ * x: the rows of C[l+1] */
+static int add_ffn(pass *p, const lazy_layer *w, const float *norm, lazy_error *err)
 {
-    void *gated = p->cache->ffn;
-    if (w->experts.gate_up)
-        return lazy_fail_in(err, add_product(p, x, y, n, NULL, &w->experts, w->ffn_post_norm, err), "experts");
-    int code = p->ops->gated(p->stream, gated, y, n, &w->gate_up, err);
-    if (code) return lazy_fail_in(err, code, "gate and up projection");
-    return lazy_fail_in(err, add_product(p, x, gated, n, &w->down, NULL, w->ffn_post_norm, err), "down projection");
-}
-
-/* Attention and FFN of n rows, in place: x += o(attention), then x += down(gated(norm(x))), or without norms before
- * x += norm(down(gated(x))); attention alone in parallel layers. x: (n, d). */
-static int run_attention_and_ffn(pass *p, const lazy_layer *w, void *x, const lazy_attending *a, bool scored,
-                                 lazy_error *err)
-{
-    lazy_cache *cache = p->cache;
-    const lazy_config *c = p->config;
-    int n = a->n;
-    p->stream->scores_follow = scored;
-    int code = p->ops->attention(p->stream, cache->attention, a, err);
-    if (code) return lazy_fail_in(err, code, "attention");
-    if ((code = add_product(p, x, cache->attention, n, &w->o, NULL, w->attention_post_norm, err)))
-        return lazy_fail_in(err, code, "output projection");
-
-    for (int first = 0, here; first < n && !c->parallel; first += here) {
-        here = even_part(n - first, p->session->model->backend->row_chunk);
-        void *part = row_of(p, x, first, c->hidden);
-        if (w->ffn_norm && (code = norm_rows(p, cache->normed, part, here, w->ffn_norm, false, err)))
-            return lazy_fail_in(err, code, "FFN norm");
-        if ((code = add_ffn(p, w, part, w->ffn_norm ? cache->normed : part, here, err))) return code;
+    void *normed = p->cache->normed, *gated = p->cache->ffn;
+    for (int first = 0, here, code = LAZY_OK; first < p->computed.n; first += here) {
+        here = even_part(p->computed.n - first, p->session->model->backend->row_chunk);
+        void *x = row_of(p, p->x, first, p->config->hidden), *y = norm ? normed : x;
+        if (norm && (code = norm_rows(p, normed, x, here, norm, false, err))) return lazy_fail_in(err, code, "FFN norm");
+        if (w->experts.gate_up) {
+            code = add_product(p, x, y, here, NULL, &w->experts, w->ffn_post_norm, err);
+            if (code) return lazy_fail_in(err, code, "experts");
+            continue;
+        }
+        if ((code = p->ops->gated(p->stream, gated, y, here, &w->gate_up, err)))
+            return lazy_fail_in(err, code, "gate and up projection");
+        if ((code = add_product(p, x, gated, here, &w->down, NULL, w->ffn_post_norm, err)))
+            return lazy_fail_in(err, code, "down projection");
     }
     return LAZY_OK;
 }
@@ -122,45 +110,115 @@ static bool computes_part(const pass *p, int l)
            l < lazy_rules_layers_before_pruning(&p->session->pruning, p->config->n_layers);
 }
 
-static int run_layer(pass *p, int l, lazy_error *err)
+/* Rows first … first + n - 1 of a matrix. */
+static lazy_matrix rows_of(const lazy_matrix *w, int first, int n)
 {
-    lazy_cache *cache = p->cache;
+    lazy_matrix rows = { .rows = n, .cols = w->cols, .bias = w->bias ? w->bias + first : NULL };
+    for (int i = 0; i < w->n_parts; first -= w->part[i++].rows) {
+        const lazy_part *part = &w->part[i];
+        int begin = clamp_int(first, 0, part->rows), end = clamp_int(first + n, 0, part->rows);
+        const char *data = (const char *)part->data + (size_t)begin * lazy_row_bytes(part->dtype, w->cols);
+        if (begin < end) rows.part[rows.n_parts++] = (lazy_part){ data, end - begin, part->dtype };
+    }
+    return rows;
+}
+
+/* y = norm(x) W^T, W being all or some rows of the layer's q, k and v. x: (n, d), y: (n, W->rows). Values of x that are
+ * no numbers are blamed on the layer `source`, unless it is -1. */
+static int project(pass *p, const lazy_layer *layer, void *y, const lazy_matrix *w, void *x, int n, int source,
+                   lazy_error *err)
+{
     const lazy_config *c = p->config;
-    const lazy_layer *w = &p->session->model->layers[l];
-    int code, n = p->computed.n, d = c->hidden;
-    int source = max_int(l - 1, 0); /* of the values that are normed; a damaged embedding counts as layer 0's */
-    bool last = l == c->n_layers - 1, is_part = computes_part(p, l);
-
-    /* The last layer computes the query token alone, unless the surprisal of every token is wanted. */
-    int skip = last && !p->request->surprisal ? n - 1 : 0;
-
+    lazy_cache *cache = p->cache;
+    /* without a norm here, another one checks the values; what it computes is not used */
+    const float *norm = layer->attention_norm ? layer->attention_norm : layer->attention_post_norm;
     for (int first = 0, here; first < n; first += here) {
         here = even_part(n - first, p->session->model->backend->row_chunk);
-        void *part = row_of(p, p->x, first, d), *qkv = row_of(p, cache->qkv, first, lazy_qkv_width(c));
-        /* without a norm here, another one checks the values; what it computes is not used */
-        const float *norm = w->attention_norm ? w->attention_norm : w->attention_post_norm;
-        code = p->ops->checked_rmsnorm(p->stream, cache->normed, part, here, d, norm, c->norm_eps, source, cache->notes,
-                                       err);
+        void *part = row_of(p, x, first, c->hidden), *from = layer->attention_norm ? cache->normed : part;
+        int code = LAZY_OK;
+        if (source >= 0)
+            code = p->ops->checked_rmsnorm(p->stream, cache->normed, part, here, c->hidden, norm, c->norm_eps, source,
+                                           cache->notes, err);
+        else if (layer->attention_norm) code = norm_rows(p, cache->normed, part, here, norm, false, err);
         if (code) return lazy_fail_in(err, code, "attention norm");
-        p->stream->many_rows = is_part;
-        const void *from = w->attention_norm ? cache->normed : part;
-        if ((code = p->ops->matmul(p->stream, qkv, from, here, &w->qkv, false, err)))
-            return lazy_fail_in(err, code, "q, k and v projection");
-        p->stream->many_rows = is_part && !last;
-        int done = clamp_int(skip - first, 0, here); /* rows of this part whose outputs nobody reads */
-        if (c->parallel && done < here &&
-            (code = add_ffn(p, w, row_of(p, part, done, d), row_of(p, cache->normed, done, d), here - done, err)))
-            return code;
+        code = p->ops->matmul(p->stream, row_of(p, y, first, w->rows), from, here, w, false, err);
+        if (code) return lazy_fail_in(err, code, "q, k and v projection");
     }
-    int rope = c->layer_rope[l] + (p->length > c->short_context);
-    if ((code = p->ops->rotate(p->stream, cache->qkv, p->computed.positions, n, cache->kv[l], cache->rope->of_q[rope],
-                               cache->rope->of_k[rope], w->q_norm, w->k_norm, c->norm_eps, err)))
-        return lazy_fail_in(err, code, "RoPE");
+    return LAZY_OK;
+}
 
-    p->stream->many_rows = is_part && !last;
-    const lazy_attending a = attending_of(p, l, skip);
-    return run_attention_and_ffn(p, w, row_of(p, p->x, skip, d), &a,
-                                 lazy_scores_layer(p, l) && !p->session->pruning.policy.call, err);
+/* Turns the queries of these rows, and stores their keys and values. q, kv: NULL or in rows of so many values */
+static int rotate(pass *p, int l, void *q, void *kv, int width, set rows, lazy_error *err)
+{
+    const lazy_cache *cache = p->cache;
+    const lazy_layer *w = &p->session->model->layers[l];
+    int rope = p->config->layer_rope[l] + (p->length > p->config->short_context);
+    int code = p->ops->rotate(p->stream, q, kv, width, rows.positions, rows.n, cache->kv[l], cache->rope->of_q[rope],
+                              cache->rope->of_k[rope], w->q_norm, w->k_norm, p->config->norm_eps, err);
+    return lazy_fail_in(err, code, "RoPE");
+}
+
+/* Keys and values of C[l], and queries: where a stage drops tokens of a prompt, of the rows that score alone. */
+static int begin_layer(pass *p, int l, lazy_error *err)
+{
+    const lazy_config *c = p->config;
+    const lazy_layer *w = &p->session->model->layers[l];
+    const int n = p->computed.n, q_width = lazy_q_width(c), width = lazy_qkv_width(c),
+              source = max_int(l - 1, 0); /* a damaged embedding counts as layer 0's */
+    const bool scored = lazy_scores_layer(p, l) && !p->session->pruning.policy.call;
+    const set asking = tail_of(p->computed, min_int(n, p->session->pruning.queries));
+    void *kv = p->cache->qkv;
+    int code;
+    p->stream->many_rows = computes_part(p, l);
+    if (!scored || !p->is_prompt || !lazy_schedule_stage(&p->schedule, l) || asking.n == n) {
+        code = project(p, w, kv, &w->qkv, p->x, n, source, err);
+        if (!code) code = rotate(p, l, kv, row_of(p, kv, 1, q_width), width, p->computed, err);
+        p->attending = attending_of(p, l, kv, width, p->computed);
+        p->attended = scored && !p->is_prompt;
+        if (code || !p->attended) return code;
+        p->stream->scores_follow = true;
+        code = p->ops->attention(p->stream, p->cache->attention, &p->attending, err);
+        p->stream->scores_follow = false;
+        return lazy_fail_in(err, code, "attention");
+    }
+    const lazy_matrix only_kv = rows_of(&w->qkv, q_width, width - q_width), only_q = rows_of(&w->qkv, 0, q_width);
+    void *q = row_of(p, kv, n, only_kv.rows), *x = row_of(p, p->x, n - asking.n, c->hidden);
+    code = project(p, w, kv, &only_kv, p->x, n, source, err);
+    if (!code) code = rotate(p, l, NULL, kv, only_kv.rows, p->computed, err);
+    p->stream->many_rows = true; /* as in the last part of a prompt, if it has so many rows */
+    if (!code) code = project(p, w, q, &only_q, x, asking.n, -1, err);
+    if (!code) code = rotate(p, l, q, NULL, q_width, asking, err);
+    p->attending = attending_of(p, l, q, q_width, asking);
+    p->attended = false;
+    return code;
+}
+
+/* Attention and FFN of layer l for C[l+1], in place: x += o(attention), then x += down(gated(norm(x))), or without norms
+ * before x += norm(down(gated(x))); in parallel layers FFN and attention have the same input. */
+static int end_layer(pass *p, int l, lazy_error *err)
+{
+    void *qkv = p->cache->qkv, *attention = p->cache->attention;
+    const lazy_config *c = p->config;
+    const lazy_layer *w = &p->session->model->layers[l];
+    lazy_attending *a = &p->attending;
+    int n = p->computed.n, skipped = a->n - n, q_width = lazy_q_width(c), code = LAZY_OK;
+    p->stream->many_rows = computes_part(p, l + 1);
+    if (p->regrouped || skipped < 0) {
+        const lazy_matrix only_q = rows_of(&w->qkv, 0, q_width);
+        code = project(p, w, qkv, &only_q, p->x, n, -1, err);
+        if (!code) code = rotate(p, l, qkv, NULL, q_width, p->computed, err);
+        a->q = qkv;
+        a->q_stride = q_width;
+    } else a->q = row_of(p, (void *)a->q, skipped, a->q_stride);
+    a->rows = p->computed.positions;
+    a->n = n;
+    if (!code && (!p->attended || p->regrouped || skipped))
+        code = lazy_fail_in(err, p->ops->attention(p->stream, attention, a, err), "attention");
+    if (!code && c->parallel) code = add_ffn(p, w, w->attention_norm, err);
+    if (!code)
+        code = lazy_fail_in(err, add_product(p, p->x, attention, n, &w->o, NULL, w->attention_post_norm, err),
+                            "output projection");
+    return code || c->parallel ? code : add_ffn(p, w, w->ffn_norm, err);
 }
 
 /* ---- between layers --------------------------------------------------------------------- */
@@ -202,9 +260,8 @@ static int count_depths(const pass *p, int low, int high)
     return n;
 }
 
-/* C[l] = the tokens of A[l] whose K,V layer l does not hold: those that go on from layer l-1, and those that come back
- * from Aux, of the n_waiting that are there. Hidden states of dropped tokens go to Aux, unless they are gone. before:
- * A[l-1]. */
+/* C[l] = the tokens of A[l] whose K,V layer l does not hold: those that go on in layer l-1, and those that come back
+ * from Aux, of the n_waiting that are there. Inputs of dropped tokens go to Aux, unless they are gone. before: A[l-1]. */
 static int revive(pass *p, int l, set before, int n_waiting, bool for_good, lazy_error *err)
 {
     lazy_cache *cache = p->cache;
@@ -223,7 +280,8 @@ static int revive(pass *p, int l, set before, int n_waiting, bool for_good, lazy
                               l, l, err);
         p->computed = all_or(p->in_play, (set){ waiting, n });
     }
-    if (code) return code;
+    if (code || (rows.n == 1 && p->computed.n == 1)) return code; /* the query token */
+    p->regrouped = true;
     code = p->ops->regroup(p->stream, p->x_next, p->computed.positions, p->computed.n, p->x, rows.positions, rows.n,
                            aux, p->config->hidden, cache->notes + 1 + l, err);
     void *x = p->x;
@@ -243,6 +301,17 @@ static int mask_uncached(pass *p, int l, lazy_error *err)
     p->in_play = (set){ held, n };
     p->computed = tail_of(p->in_play, p->computed.n);
     return LAZY_OK;
+}
+
+/* The last layer's outputs are read of the query token alone, unless the surprisal of every token is wanted. */
+static int keep_query(pass *p, lazy_error *err)
+{
+    const set rows = p->computed;
+    if (!p->request->surprisal) {
+        p->computed = tail_of(rows, 1);
+        p->x = row_of(p, p->x, rows.n - 1, p->config->hidden);
+    }
+    return p->ops->mark(p->stream, p->cache->depth, rows.positions, rows.n, p->config->n_layers, err);
 }
 
 /* Copies the sets of the layers since the last run, up to layer l, from the backend; scores may be NULL. */
@@ -276,8 +345,8 @@ static int prune_and_revive(pass *p, int l, lazy_error *err)
     if (code || (!stage && !n_waiting && !last)) return code;
 
     if (scores && (code = prune(p, stage, scores, err))) return code;
-    code = trace(p, l, before, scores, err);
-    if (code || last) return code;
+    if ((code = trace(p, l, before, scores, err))) return code;
+    if (last) return keep_query(p, err);
     return p->schedule.frozen ? mask_uncached(p, l + 1, err)
                               : revive(p, l + 1, before, n_waiting, stage && stage->for_good, err);
 }
@@ -385,8 +454,7 @@ static int finish(pass *p, lazy_error *err)
     const lazy_config *c = p->config;
     const lazy_model *model = session->model;
     float *logits = p->request->logits;
-    int code = p->ops->mark(p->stream, cache->depth, p->computed.positions, p->computed.n, c->n_layers, err);
-    if (!code && p->request->surprisal) code = find_surprisal(p, err);
+    int code = p->request->surprisal ? find_surprisal(p, err) : LAZY_OK;
     const void *last = row_of(p, p->x, p->computed.n - 1, c->hidden);
     if (!code)
         code = p->ops->checked_rmsnorm(p->stream, cache->normed, last, 1, c->hidden, model->final_norm, c->norm_eps,
@@ -404,7 +472,7 @@ static int finish(pass *p, lazy_error *err)
     return LAZY_OK;
 }
 
-/* The end of a pass over l layers only: the tokens that it has computed wait for layer l. */
+/* The end of a pass over l layers only: the tokens whose keys and values it has computed wait in the last one. */
 static int finish_early(pass *p, int l, lazy_error *err)
 {
     lazy_cache *cache = p->cache;
@@ -429,14 +497,16 @@ static int run_layers(pass *p, lazy_error *err)
     int n_layers = p->request->reads ? lazy_rules_layers_before_pruning(&session->pruning, all) : all;
     for (int l = 0; l < n_layers; l++) {
         session->under_way.counts[l] = (lazy_layer_count){ .in_play = p->in_play.n, .computed = p->computed.n };
-        if ((code = run_layer(p, l, err))) return lazy_fail_in(err, code, "layer %d", l);
+        if ((code = begin_layer(p, l, err))) return lazy_fail_in(err, code, "layer %d", l);
+        p->regrouped = false;
+        bool early = l == n_layers - 1 && n_layers < all;
+        if (!early && (code = prune_and_revive(p, l, err)))
+            return blame_layer(p, lazy_fail_in(err, code, "in layer %d", l), err);
+        if (!early && (code = end_layer(p, l, err))) return lazy_fail_in(err, code, "layer %d", l);
         p->stream->layers_done = l + 1;
         const lazy_watch *watch = p->stream->watch;
         if (watch && watch->poll(watch->context, l + 1, all))
             return lazy_fail(err, LAZY_CANCELLED, "stopped after layer %d", l);
-        bool early = l == n_layers - 1 && n_layers < all;
-        if (!early && (code = prune_and_revive(p, l, err)))
-            return blame_layer(p, lazy_fail_in(err, code, "after layer %d", l), err);
     }
     return blame_layer(p, n_layers < all ? finish_early(p, n_layers, err) : finish(p, err), err);
 }

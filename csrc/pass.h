@@ -29,8 +29,12 @@ typedef struct pass {
     int n_free;       /* those that a policy keeps after this layer, of the free ones; -1: as the stage says */
 
     set in_play;     /* A[l], the tokens in play; in one of cache->in_play, the other is free for A[l+1] */
-    set computed;    /* C[l], those that layer l computes: A[l] itself, its tail, or in one of cache->rows */
-    void *x;         /* (computed.n, d) their hidden states */
+    set computed;    /* C[l], whose keys and values layer l computes: A[l] itself, its tail, or in one of cache->rows;
+                        C[l+1] once tokens have been dropped and revived, of which it computes the rest */
+    bool regrouped;  /* C[l+1] is not a tail of C[l] */
+    lazy_attending attending; /* the last rows of C[l], which have queries, to A[l] */
+    bool attended;   /* cache->attention is that of all of them */
+    void *x;         /* (computed.n, d) their hidden states, inputs of the layer */
     void *x_next;    /* (capacity, d) room for those of the next layer */
     int trace_first; /* the layer since which the sets are what they are */
 } pass;
@@ -41,14 +45,14 @@ static inline void *row_of(const pass *p, void *activations, int row, int width)
     return (char *)activations + (size_t)row * (size_t)width * lazy_activation_bytes(p->session->model->backend);
 }
 
-/* The attention of the rows of layer l behind the first `skip`. */
-static inline lazy_attending attending_of(const pass *p, int l, int skip)
+/* What these rows attend to in layer l, their queries being in rows of `stride` values. */
+static inline lazy_attending attending_of(const pass *p, int l, const void *q, int stride, set rows)
 {
-    const lazy_cache *cache = p->cache;
-    return (lazy_attending){ .qkv = row_of(p, cache->qkv, skip, lazy_qkv_width(p->config)),
-                             .rows = p->computed.positions + skip,
-                             .n = p->computed.n - skip,
-                             .kv = cache->kv[l],
+    return (lazy_attending){ .q = q,
+                             .q_stride = stride,
+                             .rows = rows.positions,
+                             .n = rows.n,
+                             .kv = p->cache->kv[l],
                              .in_play = p->in_play.positions,
                              .m = p->in_play.n,
                              .window = p->session->model->layers[l].window };
@@ -56,7 +60,7 @@ static inline lazy_attending attending_of(const pass *p, int l, int skip)
 
 /* ---- scoring.c -------------------------------------------------------------------------- */
 
-/* True if a stage after layer l or a higher one is scored by layer l, and by others perhaps. */
+/* True if a stage in layer l or a higher one is scored by layer l, and by others perhaps. */
 bool lazy_scores_layer(const pass *p, int l);
 
 /* Scores the tokens in play by layer l, if a stage needs that. *out: (in_play.n,) what the stage after layer l selects

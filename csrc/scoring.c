@@ -124,8 +124,6 @@ int lazy_view_copy(const lazy_view *view, lazy_view_part part, int first, int n,
         [LAZY_VIEW_HIDDEN] = { p->x, (size_t)c->hidden * width, view->n_rows, 1 },
     };
     if ((size_t)part >= sizeof parts / sizeof *parts) return lazy_invalid(err, "a view has no part %d", (int)part);
-    if (part == LAZY_VIEW_HIDDEN && view->layer == c->n_layers - 1)
-        return lazy_invalid(err, "the last layer has an output for the query token alone");
     if (first < 0 || n < 0 || first > parts[part].size - n)
         return lazy_invalid(err, "%d entries of a view from %d on; this part has %d", n, first, parts[part].size);
     int code = LAZY_OK;
@@ -148,8 +146,7 @@ int lazy_score_stage(pass *p, int l, float **out, lazy_error *err)
     if (!lazy_scores_layer(p, l)) return LAZY_OK;
     if (pruning->policy.call) return ask_policy(p, l, out, err);
 
-    const lazy_attending a = attending_of(p, l, 0);
-    int code = p->ops->scores(p->stream, scores, &a, pruning->queries, pruning->pooling, p->first_asking, err);
+    int code = p->ops->scores(p->stream, scores, &p->attending, pruning->queries, pruning->pooling, p->first_asking, err);
     if (!code) code = pool_layers(p, l, &scores, &spare, err);
     if (code) return lazy_fail_in(err, code, "scores");
     const lazy_stage *stage = lazy_schedule_stage(&p->schedule, l);

@@ -81,7 +81,7 @@ int lazy_cuda_attention(lazy_stream *stream, void *y, const lazy_attending *a, l
         using T = decltype(type);
         attention_task<T> t = {};
         t.y = (T *)y;
-        t.qkv = (const T *)a->qkv;
+        t.q = (const T *)a->q;
         t.k = (const T *)a->kv.k;
         t.v = (const T *)a->kv.v;
         t.in_play = a->in_play;
@@ -93,7 +93,7 @@ int lazy_cuda_attention(lazy_stream *stream, void *y, const lazy_attending *a, l
         t.n_heads = c->n_heads;
         t.group = c->n_heads / c->n_kv_heads;
         t.d = c->head_dim;
-        t.width = (c->n_heads + 2 * c->n_kv_heads) * c->head_dim;
+        t.q_stride = a->q_stride;
         t.capacity = a->kv.capacity;
         t.scale = lazy_cuda_scale(c);
         t.cap = lazy_cuda_cap(c);

@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(shape<D, WARPS>::THREADS, blocks_at_once(D, WA
     for (int i = threadIdx.x; i < s::ROWS * CHUNKS; i += s::THREADS) {
         int at = top + i / CHUNKS, head = g * t.group + at % t.group;
         const T *q =
-            t.qkv + (int64_t)(at < n ? at / t.group : 0) * t.width + (at < n ? head : 0) * D + i % CHUNKS * WIDE;
+            t.q + (int64_t)(at < n ? at / t.group : 0) * t.q_stride + (at < n ? head : 0) * D + i % CHUNKS * WIDE;
         cp_async_16(&work->q[i / CHUNKS][i % CHUNKS * WIDE], q, at < n);
     }
     cp_async_commit();

@@ -38,7 +38,7 @@ template <class T> __global__ void __launch_bounds__(THREADS) attend(attention_t
     lazy_key_range keys = keys_of_chunk(t, row, row, chunk);
     float out[PER_THREAD] = {}, max_score = -INFINITY, sum = 0.0f;
     for (int i = threadIdx.x; i < t.d; i += THREADS)
-        q[i] = lazy_wide(t.qkv[(int64_t)row * t.width + head * t.d + i]) * t.scale;
+        q[i] = lazy_wide(t.q[(int64_t)row * t.q_stride + head * t.d + i]) * t.scale;
     __syncthreads();
     for (int first = keys.begin; first < keys.end; first += THREADS) {
         int j = first + (int)threadIdx.x, n = min((int)THREADS, keys.end - first);

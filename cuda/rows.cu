@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(NORM_THREADS, 2)
 
 struct rotation {
     const int32_t *rows; /* (n,) positions */
-    int n_heads, n_kv_heads, d, capacity;
+    int n_heads, n_kv_heads, d, stride, capacity; /* stride: from one row of q and of k_v to the next */
     const float *q_rope, *k_rope, *q_norm, *k_norm;
     float eps;
     bool late;       /* the norms follow RoPE */
@@ -234,14 +234,15 @@ __device__ __forceinline__ void rotate_head(T *to, const T *from, const float *r
     }
 }
 
-/* qkv: (n, (H + 2G) D); k, v: (G, capacity, D). Grid: (n, blocks of heads). */
-template <int W, class T> __global__ void __launch_bounds__(THREADS) rotate_rows(T *qkv, T *k, T *v, rotation t)
+/* q: (n, H D), k_v: (n, 2 G D), or no heads of one of them; k, v: (G, capacity, D). Grid: (n, blocks of heads). */
+template <int W, class T> __global__ void __launch_bounds__(THREADS) rotate_rows(T *q, T *k_v, T *k, T *v, rotation t)
 {
     begin_kernel();
     int h = blockIdx.y * (THREADS / t.lanes) + threadIdx.x / t.lanes, position = t.rows[blockIdx.x],
-        all = t.n_heads + 2 * t.n_kv_heads, g = h < t.n_heads ? 0 : (h - t.n_heads) % t.n_kv_heads;
+        all = t.n_heads + 2 * t.n_kv_heads, g = h < t.n_heads ? 0 : (h - t.n_heads) % max(t.n_kv_heads, 1);
     bool is_q = h < t.n_heads, is_k = !is_q && h < t.n_heads + t.n_kv_heads, is_v = !is_q && !is_k && h < all;
-    T *from = qkv + ((int64_t)blockIdx.x * all + min(h, all - 1)) * t.d;
+    int at = min(h, all - 1);
+    T *from = (at < t.n_heads ? q + at * t.d : k_v + (at - t.n_heads) * t.d) + (int64_t)blockIdx.x * t.stride;
     int64_t slot = ((int64_t)g * t.capacity + position) * t.d;
     const float *weight = is_q ? t.q_norm : t.k_norm, *rope = is_q ? t.q_rope : t.k_rope;
     if (weight && t.layer_norm) weight += (is_q ? h : g) * t.d;
@@ -358,29 +359,41 @@ int lazy_cuda_checked_rmsnorm(lazy_stream *stream, void *y, const void *x, int n
     return norm(stream, y, x, n, d, weight, eps, false, { layer, first_bad }, err);
 }
 
-int lazy_cuda_rotate(lazy_stream *stream, void *qkv, const int32_t *rows, int n, lazy_kv kv, const float *q_rope,
-                     const float *k_rope, const float *q_norm, const float *k_norm, float eps, lazy_error *err)
+int lazy_cuda_rotate(lazy_stream *stream, void *q_of_rows, void *k_v_of_rows, int stride, const int32_t *rows, int n,
+                     lazy_kv kv, const float *q_rope, const float *k_rope, const float *q_norm, const float *k_norm,
+                     float eps, lazy_error *err)
 {
     const lazy_config *c = stream->config;
     bool wide = q_norm && c->wide_qk_norm;
-    rotation t = { rows,   c->n_heads,           c->n_kv_heads,        c->head_dim, kv.capacity,     q_rope,
-                   k_rope, wide ? NULL : q_norm, wide ? NULL : k_norm, eps,         c->late_qk_norm, c->layer_norm,
+    rotation t = { rows,
+                   q_of_rows ? c->n_heads : 0,
+                   k_v_of_rows ? c->n_kv_heads : 0,
+                   c->head_dim,
+                   stride,
+                   kv.capacity,
+                   q_rope,
+                   k_rope,
+                   wide ? NULL : q_norm,
+                   wide ? NULL : k_norm,
+                   eps,
+                   c->late_qk_norm,
+                   c->layer_norm,
                    1 };
     return lazy_cuda_with_type(stream, [&](auto type) -> int {
         using T = decltype(type);
-        int stride = lazy_qkv_width(c), of_q = lazy_q_width(c), of_k = lazy_kv_width(c);
-        T *q = (T *)qkv, *k = q + of_q;
-        if (wide) {
-            int code = launch_norm(stream, q, q, n, of_q, stride, q_norm, eps, false, false, {}, err);
-            if (!code) code = launch_norm(stream, k, k, n, of_k, stride, k_norm, eps, false, false, {}, err);
-            if (code) return code;
-        }
+        T *q = (T *)q_of_rows, *k_v = (T *)k_v_of_rows;
+        int code = LAZY_OK;
+        if (wide && q)
+            code = launch_norm(stream, q, q, n, lazy_q_width(c), stride, q_norm, eps, false, false, {}, err);
+        if (wide && k_v && !code)
+            code = launch_norm(stream, k_v, k_v, n, lazy_kv_width(c), stride, k_norm, eps, false, false, {}, err);
+        if (code) return code;
         constexpr int WIDE = 16 / sizeof(T);
         int half = t.d / 2, w = half % WIDE ? 1 : WIDE;
         while (t.lanes < 32 && t.lanes * w < half) t.lanes *= 2;
-        dim3 grid(n, (c->n_heads + 2 * c->n_kv_heads) * t.lanes / THREADS + 1);
+        dim3 grid(n, (t.n_heads + 2 * t.n_kv_heads) * t.lanes / THREADS + 1);
         return lazy_cuda_run(stream, "rotation", err, w == 1 ? rotate_rows<1, T> : rotate_rows<WIDE, T>, grid, THREADS,
-                             (T *)qkv, (T *)kv.k, (T *)kv.v, t);
+                             q, k_v, (T *)kv.k, (T *)kv.v, t);
     });
 }
 

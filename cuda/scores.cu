@@ -32,7 +32,7 @@ struct scoring {
     lazy_attending a;             /* its rows r >= first with positions of at least first_asking are query rows */
     const lazy_key_range *ranges; /* (n,) what each row attends to; both ends ascend with the rows */
     int first, first_asking, chunks, length; /* length: of chunks, in keys */
-    int n_heads, group, d, width;            /* group: H / G */
+    int n_heads, group, d;                   /* group: H / G */
     float scale, cap;
     lazy_pooling pooling;
 };
@@ -143,7 +143,7 @@ __device__ __forceinline__ void multiply(tile &s, const scoring &t, int head, in
     const T *q[4], *k[OWN_KEYS];
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        q[i] = (const T *)t.a.qkv + (int64_t)min(first_row + 8 * i + lane / 4, t.a.n - 1) * t.width + head * t.d;
+        q[i] = (const T *)t.a.q + (int64_t)min(first_row + 8 * i + lane / 4, t.a.n - 1) * t.a.q_stride + head * t.d;
 #pragma unroll
     for (int i = 0; i < OWN_KEYS; i++) {
         int key = first_key + (WIDE == 8 ? 8 * i + lane / 4 : i / 2 * 8 + lane % 4 * 2 + i % 2);
@@ -301,7 +301,6 @@ int lazy_cuda_scores(lazy_stream *stream, float *scores, const lazy_attending *a
                         heads,
                         heads / c->n_kv_heads,
                         c->head_dim,
-                        lazy_qkv_width(c),
                         lazy_cuda_scale(c),
                         lazy_cuda_cap(c),
                         pooling };

@@ -8,19 +8,21 @@ from lazyllm.checkpoints.config import ModelConfig
 def bare_flops(config: ModelConfig, last_pass: np.ndarray) -> int:
     """Operations of a pass without scores, by the tokens in play and computed in each layer, as in
     `Session.last_pass`."""
-    layers = enumerate(last_pass[:, :2].tolist())
-    return sum(layer_flops(config, layer, m, n) for layer, (m, n) in layers) + 2 * config.hidden * config.vocab
+    in_play, computed = last_pass[:, 0].tolist(), last_pass[:, 1].tolist()
+    going_on = [*computed[1:], min(1, computed[-1])]
+    layers = zip(range(config.n_layers), in_play, computed, going_on, strict=True)
+    return sum(layer_flops(config, *counts) for counts in layers) + 2 * config.hidden * config.vocab
 
 
-def layer_flops(config: ModelConfig, layer: int, in_play: int, computed: int) -> int:
-    """Operations of one layer that computes the last of the tokens in play, without scores."""
+def layer_flops(config: ModelConfig, layer: int, in_play: int, computed: int, rows: int) -> int:
+    """Operations of one layer, without scores: keys and values of the `computed` tokens, all else of the last
+    `rows` of those in play."""
     width = config.n_heads * config.head_dim
     kv_row = 4 * config.hidden * config.n_kv_heads * config.head_dim
     ffn_row = 6 * config.hidden * config.ffn
     if config.expert_layers[layer]:
         ffn_row = 2 * config.hidden * (config.n_experts + 3 * config.experts_per_token * config.expert_ffn)
     other_row = 4 * config.hidden * width + ffn_row
-    rows = 1 if layer == config.n_layers - 1 else computed
     window = min(config.windows[layer] or in_play, in_play)
     # each row sees a window of keys, or of fewer tokens one more than the row before it
     whole_windows = min(rows, in_play - window)

@@ -108,7 +108,7 @@ class View:
         return self._in_play("values", axis=1)
 
     def hidden(self) -> np.ndarray:
-        """The layer's outputs (n, hidden) for the tokens of `rows`."""
+        """The layer's inputs (n, hidden) for the tokens of `rows`."""
         return self._part("hidden", 0, self._facts["n_rows"])
 
     def attention(self, rows: int = 1) -> np.ndarray:

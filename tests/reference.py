@@ -245,15 +245,13 @@ class Reference:
         self.last_trace = []
         self.observed: dict[int, Any] = {}
         self.last_pass = np.zeros((self.n_layers, 3), np.int32)
-        for layer in range(n_layers or self.n_layers):
+        n_layers = n_layers or self.n_layers
+        n_revived = 0
+        for layer in range(n_layers):
             if frozen:
                 in_play = [i for i in in_play if i in new or i in self.K[layer]]
             computed = [i for i in in_play if i not in self.K[layer]]
-            revived = [i for i in computed if i not in hidden]
-            for i in revived:
-                assert self.depths[i] == layer
-                hidden[i] = self.aux.pop(i)
-            rows = self.run_layer(layer, computed, in_play, hidden)
+            rows = self.begin_layer(layer, computed, in_play, hidden)
             for i in computed:
                 self.depths[i] = layer + 1
             scores = None
@@ -276,17 +274,26 @@ class Reference:
                 waiting = [generated and i in self.aux and self.depths[i] == layer + 1 for i in in_play]
                 scores = scores * np.where(waiting, self.pruning["revival"], 1.0)
                 stay = self.select(stages[layer][0], in_play, scores)
-            if layer in stages and stages[layer][1]:
-                self.forget(set(in_play) - set(stay))
-            for i in set(computed) - set(stay) - self.gone:
-                self.aux[i] = hidden.pop(i)
-            self.last_pass[layer] = len(in_play), len(computed), len(revived)
+            self.last_pass[layer] = len(in_play), len(computed), n_revived
             self.note(layer, in_play, computed, scores)
             assert set(stay) <= set(in_play)
+            ends = early and layer == n_layers - 1 < self.n_layers - 1
+            for_good = layer in stages and stages[layer][1]
+            for i in set(computed) - (set() if ends else set(stay)):
+                waits = hidden.pop(i)
+                if not for_good:
+                    self.aux[i] = waits
+            if ends:
+                break
+            revived = [] if frozen else [i for i in stay if i in self.aux and self.depths[i] == layer + 1]
+            for i in revived:
+                hidden[i] = self.aux.pop(i)
+                rows[i] = self.attention_row(i, self.query(self.normed(hidden[i], layer), i, layer), layer, in_play)
+            n_revived = len(revived)
+            self.end_layer(layer, {i: rows[i] for i in stay if i in hidden}, in_play, hidden)
+            if for_good:
+                self.forget(set(in_play) - set(stay))
             in_play = stay
-        if n_layers and n_layers < self.n_layers:
-            for i in computed:
-                self.aux[i] = hidden.pop(i)
         if not early:
             self.kinds[begin:first] = [PROMPT] * (first - begin)
         self.check()
@@ -329,50 +336,64 @@ class Reference:
 
     # ---- the transformer layer -----------------------------------------------------------------------------
 
-    def run_layer(
+    def begin_layer(
         self, layer: int, computed: list[int], in_play: list[int], hidden: dict[int, np.ndarray]
     ) -> dict[int, np.ndarray]:
-        """Computes K, V and output of the `computed` tokens; returns attention rows (heads, in play)."""
+        """Computes K and V of the `computed` tokens; returns their attention rows (heads, in play)."""
         c = self.config
-        group = c["n_heads"] // c["n_kv_heads"]
         self.queries: dict[int, np.ndarray] = {}  # of this layer
         prefix = f"model.layers.{layer}."
         for i in computed:
-            x = hidden[i]
-            if c["pre_norms"]:
-                x = self.norm(x, prefix + "input_layernorm.weight")
+            x = self.normed(hidden[i], layer)
             v = self.linear(x, prefix + "self_attn.v_proj", c["qkv_bias"]).reshape(c["n_kv_heads"], c["head_dim"])
             assert i not in self.K[layer], "computed twice"
-            growth = 1 + c["query_growth"] * math.log(1 + i // c["query_step"])
-            self.queries[i] = self.turned(x, "q", i, layer) * growth
+            self.queries[i] = self.query(x, i, layer)
             self.K[layer][i] = rounded(self.turned(x, "k", i, layer), self.kv)
             self.V[layer][i] = rounded(v, self.kv)
+        return {i: self.attention_row(i, self.queries[i], layer, in_play) for i in computed}
+
+    def normed(self, x: np.ndarray, layer: int) -> np.ndarray:
+        name = f"model.layers.{layer}.input_layernorm.weight"
+        return self.norm(x, name) if self.config["pre_norms"] else x
+
+    def query(self, x: np.ndarray, i: int, layer: int) -> np.ndarray:
+        growth = 1 + self.config["query_growth"] * math.log(1 + i // self.config["query_step"])
+        return self.turned(x, "q", i, layer) * growth
+
+    def attention_row(self, i: int, query: np.ndarray, layer: int, in_play: list[int]) -> np.ndarray:
+        """(heads, in play)"""
+        c = self.config
+        group, window = c["n_heads"] // c["n_kv_heads"], c["windows"][layer] or math.inf
         keys = np.stack([np.repeat(self.K[layer][j], group, axis=0) for j in in_play], axis=1)
+        seen = np.array([0 <= i - j < window for j in in_play])
+        logits = np.einsum("hd,hjd->hj", query, keys) / math.sqrt(c["query_scalar"])
+        logits = capped(logits, c["attention_cap"])
+        logits = np.where(seen, logits, -np.inf)
+        weight = np.exp(logits - logits.max(axis=1, keepdims=True))
+        return np.asarray(weight / weight.sum(axis=1, keepdims=True))
+
+    def end_layer(
+        self, layer: int, rows: dict[int, np.ndarray], in_play: list[int], hidden: dict[int, np.ndarray]
+    ) -> None:
+        """Attention, by these rows, and FFN of the tokens that go on."""
+        c, prefix = self.config, f"model.layers.{layer}."
+        group = c["n_heads"] // c["n_kv_heads"]
         values = np.stack([np.repeat(self.V[layer][j], group, axis=0) for j in in_play], axis=1)
-        window = c["windows"][layer] or math.inf
-        rows = {}
-        for i in computed:
-            seen = np.array([0 <= i - j < window for j in in_play])
-            logits = np.einsum("hd,hjd->hj", self.queries[i], keys) / math.sqrt(c["query_scalar"])
-            logits = capped(logits, c["attention_cap"])
-            logits = np.where(seen, logits, -np.inf)
-            weight = np.exp(logits - logits.max(axis=1, keepdims=True))
-            rows[i] = weight / weight.sum(axis=1, keepdims=True)
-            attended = np.einsum("hj,hjd->hd", rows[i], values).reshape(-1)
+        for i, row in rows.items():
+            attended = np.einsum("hj,hjd->hd", row, values).reshape(-1)
             attended = self.linear(attended, prefix + "self_attn.o_proj", c["o_bias"])
             if c["post_norms"]:
                 attended = self.norm(attended, prefix + "post_attention_layernorm.weight")
             x = hidden[i] + attended
             before_ffn = "pre_feedforward_layernorm" if c["post_norms"] else "post_attention_layernorm"
             if c["parallel"]:
-                y = self.norm(hidden[i], prefix + "input_layernorm.weight")
+                y = self.normed(hidden[i], layer)
             else:
                 y = self.norm(x, f"{prefix}{before_ffn}.weight") if c["pre_norms"] else x
             out = self.mix(y, prefix) if c["expert_layers"][layer] else self.ffn(y, prefix + "mlp.")
             if c["post_norms"]:
                 out = self.norm(out, prefix + "post_feedforward_layernorm.weight")
             hidden[i] = x + out
-        return rows
 
     def turned(self, x: np.ndarray, name: str, position: int, layer: int) -> np.ndarray:
         """q or k of a token: (heads, head_dim), normed and rotated."""

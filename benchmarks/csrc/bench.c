@@ -247,8 +247,10 @@ static int prepare_rotate(bench *b, lazy_error *err)
 
 static int run_rotate(bench *b, lazy_error *err)
 {
-    return b->backend->ops->rotate(b->stream, b->y, b->in_play, b->shape.n, b->kv, b->factors, b->factors, b->factors,
-                                   b->factors, 1e-5f, err);
+    const lazy_config *c = &b->config;
+    char *k_v = (char *)b->y + (size_t)lazy_q_width(c) * lazy_activation_bytes(b->backend);
+    return b->backend->ops->rotate(b->stream, b->y, k_v, lazy_qkv_width(c), b->in_play, b->shape.n, b->kv, b->factors,
+                                   b->factors, b->factors, b->factors, 1e-5f, err);
 }
 
 static int prepare_argmax(bench *b, lazy_error *err)
@@ -295,7 +297,7 @@ static int prepare_attention(bench *b, lazy_error *err)
 static lazy_attending attending_of(const bench *b)
 {
     const bench_shape *s = &b->shape;
-    return (lazy_attending){ b->x, b->in_play + (s->m - s->n), s->n, b->kv, b->in_play, s->m, window_of(s) };
+    return (lazy_attending){ b->x, lazy_qkv_width(&b->config), b->in_play + (s->m - s->n), s->n, b->kv, b->in_play, s->m, window_of(s) };
 }
 
 static int run_attention(bench *b, lazy_error *err)

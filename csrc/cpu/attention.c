@@ -42,7 +42,6 @@ typedef struct attending {
     float *partial;        /* (n, H, chunks, D + 2) output, maximum, sum; unused if chunks is 1 */
     float *raw_scores;     /* (H, m) scaled and capped q k^T of the last row, for its scores; NULL if there are none */
     float scale, cap;
-    int width;                 /* (H + 2G) D */
     int heads_per_key;         /* query heads that read the same key head */
     int heads, head_blocks;    /* query heads in one task; tasks for each key head */
     int row_block, row_blocks; /* rows in one task; number of such blocks */
@@ -94,7 +93,7 @@ static void copy_queries(const attending *t, const sweep *w, float *to)
 {
     int size = w->heads * t->c->head_dim;
     for (int r = 0; r < w->rows; r++) {
-        const float *q = (const float *)t->a.qkv + (int64_t)(w->first + r) * t->width + w->head * t->c->head_dim;
+        const float *q = (const float *)t->a.q + (int64_t)(w->first + r) * t->a.q_stride + w->head * t->c->head_dim;
         for (int i = 0; i < size; i++) to[r * size + i] = q[i] * t->scale;
     }
 }
@@ -330,7 +329,6 @@ int lazy_cpu_attention(lazy_stream *stream, void *y, const lazy_attending *a, la
         .raw_scores = stream->scores_follow ? scratch->probabilities : NULL,
         .scale = scale_of(c),
         .cap = cap_of(c),
-        .width = lazy_qkv_width(c),
         .heads_per_key = c->n_heads / c->n_kv_heads,
     };
     lazy_cpu_see(scratch->seen, a);

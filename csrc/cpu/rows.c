@@ -52,7 +52,8 @@ int lazy_cpu_checked_rmsnorm(lazy_stream *stream, void *y, const void *x, int n,
 
 typedef struct rotating {
     lazy_stream *stream;
-    float *qkv; /* (n, (H + 2G) D) */
+    float *q, *k_v; /* (n, H D) or NULL; (n, 2 G D) or NULL; */
+    int stride;     /*   so many values from one row to the next */
     const int32_t *rows;
     int n;
     lazy_kv kv;
@@ -91,17 +92,17 @@ static void rotate_rows(void *job, int task, int worker)
     lazy_dtype type = t->stream->backend->kv;
     bool fits = true, wide = t->q_norm && c->wide_qk_norm;
     const float *q_norm = wide ? NULL : t->q_norm, *k_norm = wide ? NULL : t->k_norm; /* of one head */
-    int d = c->head_dim, q_width = c->n_heads * d, kv_width = c->n_kv_heads * d,
+    int d = c->head_dim, kv_width = c->n_kv_heads * d,
         step = q_norm && c->layer_norm ? d : 0; /* from one head's weights to the next one's */
     for (int r = task * ROWS_PER_TASK; r < block_end(task, ROWS_PER_TASK, t->n); r++) {
-        float *q = t->qkv + (int64_t)r * lazy_qkv_width(c), *k = q + q_width, *v = k + kv_width;
+        float *q = t->q ? t->q + (int64_t)r * t->stride : NULL, *k = t->k_v ? t->k_v + (int64_t)r * t->stride : NULL;
         int64_t at = (int64_t)t->rows[r] * d;
-        if (wide) {
-            kernels->rows->norm_row(q, q, t->q_norm, q_width, t->eps, false);
-            kernels->rows->norm_row(k, k, t->k_norm, kv_width, t->eps, false);
-        }
-        for (int h = 0; h < c->n_heads; h++) turn_head(t, q + h * d, t->q_rope + at, step ? q_norm + h * step : q_norm);
-        for (int g = 0; g < c->n_kv_heads; g++) {
+        if (wide && q) kernels->rows->norm_row(q, q, t->q_norm, c->n_heads * d, t->eps, false);
+        if (wide && k) kernels->rows->norm_row(k, k, t->k_norm, kv_width, t->eps, false);
+        for (int h = 0; h < c->n_heads && q; h++)
+            turn_head(t, q + h * d, t->q_rope + at, step ? q_norm + h * step : q_norm);
+        for (int g = 0; g < c->n_kv_heads && k; g++) {
+            const float *v = k + kv_width;
             turn_head(t, k + g * d, t->k_rope + at, step ? k_norm + g * step : k_norm);
             fits &= lazy_narrow(kv_row(t->stream, t->kv, t->kv.k, g, t->rows[r]), k + g * d, type, d);
             fits &= lazy_narrow(kv_row(t->stream, t->kv, t->kv.v, g, t->rows[r]), v + g * d, type, d);
@@ -118,10 +119,11 @@ int lazy_cpu_refuse_range(const lazy_stream *stream, lazy_error *err)
     return lazy_invalid(err, "a key or value is beyond 3.39e38, the largest number of kv=\"bf16\": use kv=\"f32\"");
 }
 
-int lazy_cpu_rotate(lazy_stream *stream, void *qkv, const int32_t *rows, int n, lazy_kv kv, const float *q_rope,
-                    const float *k_rope, const float *q_norm, const float *k_norm, float eps, lazy_error *err)
+int lazy_cpu_rotate(lazy_stream *stream, void *q, void *k_v, int stride, const int32_t *rows, int n, lazy_kv kv,
+                    const float *q_rope, const float *k_rope, const float *q_norm, const float *k_norm, float eps,
+                    lazy_error *err)
 {
-    rotating t = { stream, qkv, rows, n, kv, q_rope, k_rope, q_norm, k_norm, eps, false };
+    rotating t = { stream, q, k_v, stride, rows, n, kv, q_rope, k_rope, q_norm, k_norm, eps, false };
     int code = lazy_cpu_run(stream, rotate_rows, &t, ceil_div(n, ROWS_PER_TASK), err);
     return !code && t.too_large ? lazy_cpu_refuse_range(stream, err) : code;
 }

@@ -86,7 +86,7 @@ int lazy_cpu_scores(lazy_stream *stream, float *scores, const lazy_attending *a,
     bool has_raw_scores = scratch->has_raw_scores && t.n_rows == 1;
     scratch->has_raw_scores = false; /* overwritten below */
     for (t.row = 0; t.row < t.n_rows && !code; t.row++) {
-        t.q = (const float *)a->qkv + (int64_t)(first + t.row) * lazy_qkv_width(c);
+        t.q = (const float *)a->q + (int64_t)(first + t.row) * a->q_stride;
         t.seen = scratch->seen[first + t.row];
         int tasks = has_raw_scores ? 0 : c->n_kv_heads * ceil_div(t.seen.end - t.seen.begin, TOKENS_PER_TASK);
         code = lazy_cpu_run(stream, multiply_keys, &t, tasks, err);

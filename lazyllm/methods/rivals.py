@@ -156,7 +156,8 @@ class GemFilter(OneStage):
         second = super().prefill_flops(config, n_prompt, last_pass)
         if self.kept(n_prompt) == n_prompt:
             return second
-        first = sum(layer_flops(config, layer, n_prompt, n_prompt) for layer in range(self.layer + 1))
+        ends = range(self.layer + 1), [n_prompt] * self.layer + [0]
+        first = sum(layer_flops(config, layer, n_prompt, n_prompt, rows) for layer, rows in zip(*ends, strict=True))
         return first + score_flops(config, n_prompt) + second
 
 

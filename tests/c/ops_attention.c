@@ -31,7 +31,7 @@ static void test_one_attention(sides s, int n, int m, int length)
     void *k = kept(random_floats(kv_size), kv_size), *v = kept(random_floats(kv_size), kv_size);
     float peaked = computing != LAZY_COMPUTE_F32 ? 4 : 3; /* rows; errors of shares grow with the products */
     for (size_t i = 0; i < qkv_size; i++) qkv[i] *= peaked;
-    const lazy_attending a = { qkv, rows, n, { k, v, length }, in_play, m, window };
+    const lazy_attending a = { qkv, (int)qkv_size / n, rows, n, { k, v, length }, in_play, m, window };
     s.fast.stream->scores_follow = random_int(0, 1);
     RUN(s.fast, attention, got, &a, NULL);
     RUN(s.plain, attention, want, &a, NULL);
@@ -90,7 +90,7 @@ static float *spoilt_attention(const char *variant, const lazy_config *c, int th
     if (spoilt == 'k') k[(size_t)middle * d] = NAN;
     if (spoilt == 'v') v[(size_t)middle * d] = NAN;
     side s = open_side(variant, c, threads);
-    const lazy_attending a = { qkv, in_play + length - n, n, { k, v, length }, in_play, length, INT32_MAX };
+    const lazy_attending a = { qkv, (int)width, in_play + length - n, n, { k, v, length }, in_play, length, INT32_MAX };
     RUN(s, attention, y, &a, NULL);
     close_side(s);
     seed = before; /* the next one's data are the same */

@@ -211,6 +211,8 @@ static void test_rotate(sides s, int n, bool normed)
     int32_t *rows = random_positions(n, length);
     float *from = random_floats(qkv_size), *of_q = random_floats((size_t)length * d),
           *of_k = random_floats((size_t)length * d), *weight = random_floats((size_t)c->n_heads * d);
+    size_t q_width = (size_t)c->n_heads * d, width = qkv_size / (size_t)n;
+    bool apart = random_int(0, 1); /* queries by one call, keys and values by another */
     float *q[2], *k[2], *v[2];
     side both[] = { s.fast, s.plain };
     for (int i = 0; i < 2; i++) {
@@ -220,10 +222,10 @@ static void test_rotate(sides s, int n, bool normed)
         memcpy(q[i], from, qkv_size * sizeof *from);
         memset(k[i], 0, kv_size * sizeof *from);
         memset(v[i], 0, kv_size * sizeof *from);
-        RUN(both[i], rotate, q[i], rows, n, (lazy_kv){ k[i], v[i], length }, of_q, of_k, normed ? weight : NULL,
-            normed ? weight : NULL, 1e-6f, NULL);
+        for (int part = apart && !i ? 0 : 2; part < (apart && !i ? 2 : 3); part++)
+            RUN(both[i], rotate, part == 1 ? NULL : q[i], part == 0 ? NULL : q[i] + q_width, (int)width, rows, n,
+                (lazy_kv){ k[i], v[i], length }, of_q, of_k, normed ? weight : NULL, normed ? weight : NULL, 1e-6f, NULL);
     }
-    size_t q_width = (size_t)c->n_heads * d, width = qkv_size / (size_t)n;
     double error = fmax(error_of(k[0], k[1], kv_size), error_of(v[0], v[1], kv_size));
     for (int r = 0; r < n; r++)
         error = fmax(error, error_of(q[0] + (size_t)r * width, q[1] + (size_t)r * width, q_width));
@@ -253,7 +255,7 @@ static void *rotated(const char *variant, const lazy_config *c, lazy_dtype type,
     }
     uint32_t *both = guarded(2 * words);
     side s = open_side(variant, c, 3);
-    *code = RUN(s, rotate, qkv, rows, n, (lazy_kv){ both, both + words, n }, rope, rope, norm, value != 0 ? NULL : norm,
+    *code = RUN(s, rotate, qkv, qkv + (size_t)c->n_heads * d, (int)(heads * d), rows, n, (lazy_kv){ both, both + words, n }, rope, rope, norm, value != 0 ? NULL : norm,
                 1e-6f, err);
     close_side(s);
     keeping = LAZY_F32;

@@ -164,14 +164,16 @@ static void rotate_head(float *head, int d, const float *rope, const float *weig
     if (weight && late) norm(head, head, d, weight, eps, false, false);
 }
 
-static int reference_rotate(lazy_stream *stream, void *qkv, const int32_t *rows, int n, lazy_kv kv, const float *q_rope,
-                            const float *k_rope, const float *q_norm, const float *k_norm, float eps, lazy_error *err)
+static int reference_rotate(lazy_stream *stream, void *q_of_rows, void *k_v_of_rows, int stride, const int32_t *rows,
+                            int n, lazy_kv kv, const float *q_rope, const float *k_rope, const float *q_norm,
+                            const float *k_norm, float eps, lazy_error *err)
 {
     const lazy_config *c = stream->config;
     int d = c->head_dim, step = c->layer_norm ? d : 0;
     bool fits = true, wide = c->wide_qk_norm, late = c->late_qk_norm;
     for (int r = 0; r < n; r++) {
-        float *q = (float *)qkv + (int64_t)r * lazy_qkv_width(c), *k = q + c->n_heads * d, *v = k + c->n_kv_heads * d;
+        float *q = (float *)q_of_rows + (int64_t)r * stride, *k = (float *)k_v_of_rows + (int64_t)r * stride,
+              *v = k + c->n_kv_heads * d;
         int64_t at = (int64_t)rows[r] * d;
         if (wide && q_norm) norm(q, q, c->n_heads * d, q_norm, eps, false, false);
         if (wide && k_norm) norm(k, k, c->n_kv_heads * d, k_norm, eps, false, false);
@@ -192,7 +194,7 @@ static int reference_rotate(lazy_stream *stream, void *qkv, const int32_t *rows,
 static void attend_row(lazy_stream *stream, float *p, const lazy_attending *a, int row, int head)
 {
     const lazy_config *c = stream->config;
-    const float *q = (const float *)a->qkv + (int64_t)row * lazy_qkv_width(c);
+    const float *q = (const float *)a->q + (int64_t)row * a->q_stride;
     const lazy_seen seen = ((lazy_cpu_stream *)stream)->seen[row];
     int d = c->head_dim, g = head / (c->n_heads / c->n_kv_heads);
     float *key = scratch_of(stream, 0);

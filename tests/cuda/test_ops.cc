@@ -577,8 +577,12 @@ static void test_rotate(rig &r, int n, bool q_normed, bool k_normed, float limit
     output qkv = r.out(r.values((size_t)n * width, limit)), k = r.out(r.values(kv_width * (size_t)capacity)),
            v = r.out(r.values(kv_width * (size_t)capacity));
     r.both([&](const side &s) {
-        DO(s, rotate, qkv.on(s), rows.on(s), n, { k.on(s), v.on(s), capacity }, q_rope.on(s), k_rope.on(s),
-           q_normed ? q_norm.on(s) : address{}, k_normed ? k_norm.on(s) : address{}, 1e-6f);
+        char *q = qkv.on(s), *k_v = q + q_width * lazy_activation_bytes(s.backend);
+        bool apart = &s == &r.gpu && random_int(0, 1); /* queries by one call, keys and values by another */
+        for (int part = apart ? 0 : 2; part < (apart ? 2 : 3); part++)
+            DO(s, rotate, part == 1 ? NULL : q, part == 0 ? NULL : k_v, (int)width, rows.on(s), n,
+               { k.on(s), v.on(s), capacity }, q_rope.on(s), k_rope.on(s), q_normed ? q_norm.on(s) : address{},
+               k_normed ? k_norm.on(s) : address{}, 1e-6f);
     });
     floats q = qkv.read();
     for (size_t i = 0; i < q.size(); i++)
@@ -659,12 +663,13 @@ enum { MAX_ROWS = 130, MAX_TOKENS = 300 };
 /* Inputs of attention: n rows, m tokens in play, from a longer context. Cache slots of tokens that are not in play hold
  * NaN; so does, if there is one, one value of the key `bad` in head bad_head. */
 struct scene {
-    int n, m, length, capacity;
+    int n, m, length, capacity, q_stride;
     input<int32_t> in_play, rows;
     input<float> qkv, k, v;
 
     scene(const rig &r, int of_length, const ints &positions, const ints &of_rows, int bad = -1, int bad_head = 0)
         : n((int)of_rows.size()), m((int)positions.size()), length(of_length), capacity(of_length + 3),
+          q_stride(lazy_qkv_width(&r.config)),
           in_play(r.gpu, positions), rows(r.gpu, of_rows),
           qkv(r.in(r.values((size_t)(n * lazy_qkv_width(&r.config)), 4))), /* large: the softmax is peaked */
           k(r.in(cache(r, positions, bad, bad_head))), v(r.in(cache(r, positions, -1, 0)))
@@ -674,7 +679,7 @@ struct scene {
 
     lazy_attending attending(const side &s, int window)
     {
-        return { qkv.on(s), rows.on(s), n, { k.on(s), v.on(s), capacity }, in_play.on(s), m, window };
+        return { qkv.on(s), q_stride, rows.on(s), n, { k.on(s), v.on(s), capacity }, in_play.on(s), m, window };
     }
 
   private:
