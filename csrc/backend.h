@@ -152,9 +152,9 @@ typedef struct lazy_ops {
                        lazy_error *);
     /* Normalises (unless the norms are NULL) and rotates the heads of q (n, H D) in place, and those of k in k_v
      * (n, 2 G D) into kv.k[rows]; copies v from there into kv.v[rows]. Rows of both are `stride` values apart; q or k_v
-     * may be NULL. Keys and values are rounded to their type; a finite value beyond its range is an error. The norms are
-     * (D,), or H D and G D long, as config->wide_qk_norm, late_qk_norm and layer_norm say. q_rope, k_rope[position, D]:
-     * cosines of the D/2 angles, then their sines. */
+     * may be NULL. Keys and values are rounded to their type; a finite value beyond its range is an error. The norms
+     * are (D,), or H D and G D long, as config->wide_qk_norm, late_qk_norm and layer_norm say. q_rope, k_rope[position,
+     * D]: cosines of the D/2 angles, then their sines. */
     int (*rotate)(lazy_stream *, void *q, void *k_v, int stride, const int32_t *rows, int n, lazy_kv,
                   const float *q_rope, const float *k_rope, const float *q_norm, const float *k_norm, float eps,
                   lazy_error *);

@@ -54,7 +54,7 @@ typedef struct lazy_cache {
 
     /* kept from pass to pass; K,V and Aux with room for kv[l].capacity tokens, which is at least `capacity` */
     lazy_kv *kv; /* (n_layers,) */
-    void **aux;  /* (n_layers,) (capacity, d) inputs of the layer, of tokens dropped before it; or NULL */
+    void **aux;  /* (n_layers,) (capacity, d) or NULL; of tokens that wait for layer l, the inputs of layer l-1 */
     lazy_remembered *remembered; /* (n_layers,) of the stage after each layer */
     float *logits;               /* (vocab,) of the last pass */
     bool has_logits;

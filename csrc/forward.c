@@ -88,7 +88,8 @@ static int add_ffn(pass *p, const lazy_layer *w, const float *norm, lazy_error *
     for (int first = 0, here, code = LAZY_OK; first < p->computed.n; first += here) {
         here = even_part(p->computed.n - first, p->session->model->backend->row_chunk);
         void *x = row_of(p, p->x, first, p->config->hidden), *y = norm ? normed : x;
-        if (norm && (code = norm_rows(p, normed, x, here, norm, false, err))) return lazy_fail_in(err, code, "FFN norm");
+        if (norm && (code = norm_rows(p, normed, x, here, norm, false, err)))
+            return lazy_fail_in(err, code, "FFN norm");
         if (w->experts.gate_up) {
             code = add_product(p, x, y, here, NULL, &w->experts, w->ffn_post_norm, err);
             if (code) return lazy_fail_in(err, code, "experts");
@@ -158,60 +159,65 @@ static int rotate(pass *p, int l, void *q, void *kv, int width, set rows, lazy_e
     return lazy_fail_in(err, code, "RoPE");
 }
 
+/* Queries of these rows of layer l, which are to attend then. x: (rows.n, d), q: room for (rows.n, H D) */
+static int find_queries(pass *p, int l, void *q, void *x, set rows, lazy_error *err)
+{
+    const lazy_layer *w = &p->session->model->layers[l];
+    const lazy_matrix only_q = rows_of(&w->qkv, 0, lazy_q_width(p->config));
+    p->attending.q = q;
+    p->attending.q_stride = only_q.rows;
+    p->attending.rows = rows.positions;
+    p->attending.n = rows.n;
+    int code = project(p, w, q, &only_q, x, rows.n, -1, err);
+    return code ? code : rotate(p, l, q, NULL, only_q.rows, rows, err);
+}
+
 /* Keys and values of C[l], and queries: where a stage drops tokens of a prompt, of the rows that score alone. */
 static int begin_layer(pass *p, int l, lazy_error *err)
 {
-    const lazy_config *c = p->config;
     const lazy_layer *w = &p->session->model->layers[l];
-    const int n = p->computed.n, q_width = lazy_q_width(c), width = lazy_qkv_width(c),
-              source = max_int(l - 1, 0); /* a damaged embedding counts as layer 0's */
-    const bool scored = lazy_scores_layer(p, l) && !p->session->pruning.policy.call;
+    const int n = p->computed.n, q_width = lazy_q_width(p->config), width = lazy_qkv_width(p->config);
     const set asking = tail_of(p->computed, min_int(n, p->session->pruning.queries));
-    void *kv = p->cache->qkv;
-    int code;
+    const bool scored = lazy_scores_layer(p, l) && !p->session->pruning.policy.call,
+               whole = !scored || !p->is_prompt || !lazy_schedule_stage(&p->schedule, l) || asking.n == n;
+    const lazy_matrix rows = whole ? w->qkv : rows_of(&w->qkv, q_width, width - q_width);
+    void *to = p->cache->qkv, *kv = whole ? row_of(p, to, 1, q_width) : to;
+    p->attending =
+        (lazy_attending){ to,           width,    p->computed.positions, n, p->cache->kv[l], p->in_play.positions,
+                          p->in_play.n, w->window };
+    p->attended = scored && !p->is_prompt;
     p->stream->many_rows = computes_part(p, l);
-    if (!scored || !p->is_prompt || !lazy_schedule_stage(&p->schedule, l) || asking.n == n) {
-        code = project(p, w, kv, &w->qkv, p->x, n, source, err);
-        if (!code) code = rotate(p, l, kv, row_of(p, kv, 1, q_width), width, p->computed, err);
-        p->attending = attending_of(p, l, kv, width, p->computed);
-        p->attended = scored && !p->is_prompt;
-        if (code || !p->attended) return code;
-        p->stream->scores_follow = true;
-        code = p->ops->attention(p->stream, p->cache->attention, &p->attending, err);
-        p->stream->scores_follow = false;
-        return lazy_fail_in(err, code, "attention");
+    /* a damaged embedding counts as layer 0's */
+    int code = project(p, w, to, &rows, p->x, n, max_int(l - 1, 0), err);
+    if (!code) code = rotate(p, l, whole ? to : NULL, kv, rows.rows, p->computed, err);
+    if (!code && !whole) {
+        p->stream->many_rows = true; /* as in the last part of a prompt, which may have so many rows */
+        void *x = row_of(p, p->x, n - asking.n, p->config->hidden);
+        code = find_queries(p, l, row_of(p, to, n, rows.rows), x, asking, err);
     }
-    const lazy_matrix only_kv = rows_of(&w->qkv, q_width, width - q_width), only_q = rows_of(&w->qkv, 0, q_width);
-    void *q = row_of(p, kv, n, only_kv.rows), *x = row_of(p, p->x, n - asking.n, c->hidden);
-    code = project(p, w, kv, &only_kv, p->x, n, source, err);
-    if (!code) code = rotate(p, l, NULL, kv, only_kv.rows, p->computed, err);
-    p->stream->many_rows = true; /* as in the last part of a prompt, if it has so many rows */
-    if (!code) code = project(p, w, q, &only_q, x, asking.n, -1, err);
-    if (!code) code = rotate(p, l, q, NULL, q_width, asking, err);
-    p->attending = attending_of(p, l, q, q_width, asking);
-    p->attended = false;
-    return code;
+    if (code || !p->attended) return code;
+    p->stream->scores_follow = true;
+    code = p->ops->attention(p->stream, p->cache->attention, &p->attending, err);
+    p->stream->scores_follow = false;
+    return lazy_fail_in(err, code, "attention");
 }
 
-/* Attention and FFN of layer l for C[l+1], in place: x += o(attention), then x += down(gated(norm(x))), or without norms
- * before x += norm(down(gated(x))); in parallel layers FFN and attention have the same input. */
+/* Attention and FFN of layer l for C[l+1], in place: x += o(attention), then x += down(gated(norm(x))), or without
+ * norms before x += norm(down(gated(x))); in parallel layers FFN and attention have the same input. */
 static int end_layer(pass *p, int l, lazy_error *err)
 {
-    void *qkv = p->cache->qkv, *attention = p->cache->attention;
+    void *attention = p->cache->attention;
     const lazy_config *c = p->config;
     const lazy_layer *w = &p->session->model->layers[l];
     lazy_attending *a = &p->attending;
-    int n = p->computed.n, skipped = a->n - n, q_width = lazy_q_width(c), code = LAZY_OK;
+    int n = p->computed.n, skipped = a->n - n, code = LAZY_OK;
     p->stream->many_rows = computes_part(p, l + 1);
-    if (p->regrouped || skipped < 0) {
-        const lazy_matrix only_q = rows_of(&w->qkv, 0, q_width);
-        code = project(p, w, qkv, &only_q, p->x, n, -1, err);
-        if (!code) code = rotate(p, l, qkv, NULL, q_width, p->computed, err);
-        a->q = qkv;
-        a->q_stride = q_width;
-    } else a->q = row_of(p, (void *)a->q, skipped, a->q_stride);
-    a->rows = p->computed.positions;
-    a->n = n;
+    if (p->regrouped || skipped < 0) code = find_queries(p, l, p->cache->qkv, p->x, p->computed, err);
+    else {
+        a->q = row_of(p, (void *)a->q, skipped, a->q_stride);
+        a->rows = p->computed.positions;
+        a->n = n;
+    }
     if (!code && (!p->attended || p->regrouped || skipped))
         code = lazy_fail_in(err, p->ops->attention(p->stream, attention, a, err), "attention");
     if (!code && c->parallel) code = add_ffn(p, w, w->attention_norm, err);
@@ -261,7 +267,8 @@ static int count_depths(const pass *p, int low, int high)
 }
 
 /* C[l] = the tokens of A[l] whose K,V layer l does not hold: those that go on in layer l-1, and those that come back
- * from Aux, of the n_waiting that are there. Inputs of dropped tokens go to Aux, unless they are gone. before: A[l-1]. */
+ * from Aux, of the n_waiting that are there. Inputs of dropped tokens go to Aux, unless they are gone. before: A[l-1].
+ */
 static int revive(pass *p, int l, set before, int n_waiting, bool for_good, lazy_error *err)
 {
     lazy_cache *cache = p->cache;

@@ -164,7 +164,7 @@ typedef enum lazy_view_part {
     LAZY_VIEW_PROJECTIONS, /* (n, H + 2G, D) H queries, rotated and not scaled; the rest is scratch */
     LAZY_VIEW_KEYS,        /* (G, length, D) rotated, by position */
     LAZY_VIEW_VALUES,      /* (G, length, D) by position */
-    LAZY_VIEW_HIDDEN,      /* (n, hidden) outputs of the layer */
+    LAZY_VIEW_HIDDEN,      /* (n, hidden) inputs of the layer */
 } lazy_view_part;
 
 /* Copies entries first … first+n-1 of the part's first axis (keys and values: of the second) to `out` (host). */

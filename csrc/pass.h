@@ -28,34 +28,20 @@ typedef struct pass {
     int n_newly_gone; /* tokens that this pass has dropped for good */
     int n_free;       /* those that a policy keeps after this layer, of the free ones; -1: as the stage says */
 
-    set in_play;     /* A[l], the tokens in play; in one of cache->in_play, the other is free for A[l+1] */
-    set computed;    /* C[l], whose keys and values layer l computes: A[l] itself, its tail, or in one of cache->rows;
-                        C[l+1] once tokens have been dropped and revived, of which it computes the rest */
-    bool regrouped;  /* C[l+1] is not a tail of C[l] */
-    lazy_attending attending; /* the last rows of C[l], which have queries, to A[l] */
-    bool attended;   /* cache->attention is that of all of them */
-    void *x;         /* (computed.n, d) their hidden states, inputs of the layer */
-    void *x_next;    /* (capacity, d) room for those of the next layer */
-    int trace_first; /* the layer since which the sets are what they are */
+    set in_play;              /* A[l], the tokens in play; in one of cache->in_play, the other is free for A[l+1] */
+    set computed;             /* C[l]: A[l] itself, its tail, or in one of cache->rows */
+    void *x;                  /* (computed.n, d) their hidden states, the inputs of the layer */
+    void *x_next;             /* (capacity, d) room for those of other tokens */
+    lazy_attending attending; /* the last rows of C[l], those whose queries are there, to A[l] */
+    bool attended;            /* cache->attention is theirs */
+    bool regrouped;           /* C[l+1] is not a tail of C[l] */
+    int trace_first;          /* the layer since which the sets are what they are */
 } pass;
 
 /* activations: (…, width) */
 static inline void *row_of(const pass *p, void *activations, int row, int width)
 {
     return (char *)activations + (size_t)row * (size_t)width * lazy_activation_bytes(p->session->model->backend);
-}
-
-/* What these rows attend to in layer l, their queries being in rows of `stride` values. */
-static inline lazy_attending attending_of(const pass *p, int l, const void *q, int stride, set rows)
-{
-    return (lazy_attending){ .q = q,
-                             .q_stride = stride,
-                             .rows = rows.positions,
-                             .n = rows.n,
-                             .kv = p->cache->kv[l],
-                             .in_play = p->in_play.positions,
-                             .m = p->in_play.n,
-                             .window = p->session->model->layers[l].window };
 }
 
 /* ---- scoring.c -------------------------------------------------------------------------- */

@@ -69,7 +69,8 @@ __device__ __forceinline__ void fetch_rows(workspace<T, D> *work, const attentio
         int at = top + i / CHUNKS, chunk = i % CHUNKS;
         bool valid = at < t.n * t.group;
         int row = valid ? at / t.group : 0, head = valid ? g * t.group + at % t.group : 0;
-        cp_async_16(work->q.chunk(i / CHUNKS, chunk), t.q + (int64_t)row * t.q_stride + head * D + chunk * CHUNK, valid);
+        cp_async_16(work->q.chunk(i / CHUNKS, chunk), t.q + (int64_t)row * t.q_stride + head * D + chunk * CHUNK,
+                    valid);
     }
 }
 

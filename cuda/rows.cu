@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(NORM_THREADS, 2)
 }
 
 struct rotation {
-    const int32_t *rows; /* (n,) positions */
+    const int32_t *rows;                          /* (n,) positions */
     int n_heads, n_kv_heads, d, stride, capacity; /* stride: from one row of q and of k_v to the next */
     const float *q_rope, *k_rope, *q_norm, *k_norm;
     float eps;
@@ -383,8 +383,7 @@ int lazy_cuda_rotate(lazy_stream *stream, void *q_of_rows, void *k_v_of_rows, in
         using T = decltype(type);
         T *q = (T *)q_of_rows, *k_v = (T *)k_v_of_rows;
         int code = LAZY_OK;
-        if (wide && q)
-            code = launch_norm(stream, q, q, n, lazy_q_width(c), stride, q_norm, eps, false, false, {}, err);
+        if (wide && q) code = launch_norm(stream, q, q, n, lazy_q_width(c), stride, q_norm, eps, false, false, {}, err);
         if (wide && k_v && !code)
             code = launch_norm(stream, k_v, k_v, n, lazy_kv_width(c), stride, k_norm, eps, false, false, {}, err);
         if (code) return code;

@@ -36,20 +36,19 @@ class Counting(Reference):
 
     work = 0.0
 
-    def run_layer(
-        self, layer: int, computed: list[int], in_play: list[int], hidden: dict[int, np.ndarray]
-    ) -> dict[int, np.ndarray]:
-        """In the last layer all tokens have keys and values, and the query token alone the rest."""
-        self.rows = 1 if layer == self.n_layers - 1 else len(computed)
-        self.of_all = len(computed)
-        rows = super().run_layer(layer, computed, in_play, hidden)
-        seen = [np.count_nonzero(rows[i][0]) for i in computed[-self.rows :]]
-        self.work += 2 * 2 * self.config["n_heads"] * self.config["head_dim"] * sum(seen)
-        return rows
+    def end_layer(
+        self, layer: int, rows: dict[int, np.ndarray], in_play: list[int], hidden: dict[int, np.ndarray]
+    ) -> None:
+        """In the last layer the query token alone has more than keys and values."""
+        if layer == self.n_layers - 1:
+            rows = {max(rows): rows[max(rows)]}
+        width = self.config["n_heads"] * self.config["head_dim"]
+        self.work += 4 * width * sum(np.count_nonzero(row[0]) for row in rows.values())
+        self.work += 2 * width * self.config["hidden"] * len(rows)  # queries
+        super().end_layer(layer, rows, in_play, hidden)
 
     def linear(self, x: np.ndarray, name: str, bias: bool = False) -> np.ndarray:
-        share = 1 if name.endswith(("k_proj", "v_proj")) else self.rows / self.of_all
-        self.work += 2 * self.weights[name + ".weight"].size * share
+        self.work += 2 * self.weights[name + ".weight"].size * (not name.endswith("q_proj"))
         return super().linear(x, name, bias)
 
     def logits(self, x: np.ndarray) -> np.ndarray:
@@ -57,13 +56,14 @@ class Counting(Reference):
         return super().logits(x)
 
 
-@pytest.mark.parametrize("stages", [[], [(0, 0.5), (2, 0.2)]], ids=str)
+@pytest.mark.parametrize("stages", [[], [(0, 0.5)]], ids=str)
 @pytest.mark.parametrize("name", SHAPES)
 def test_counted_work_is_that_of_the_reference(tiny_of: Build, name: str, stages: list[Any]) -> None:
     """Scores aside, in a prompt and in a decode step that revives tokens."""
     made = tiny_of(SHAPES[name])
     config: Any = SimpleNamespace(**made.config)
-    reference = Counting(made.config, made.weights, pruning(stages, decode=[]))
+    window = 12 if stages else 0  # the first stage keeps the last tokens, as is assumed
+    reference = Counting(made.config, made.weights, pruning(stages, decode=[], window=window))
     for ids, generated in ((made.ids(23), False), ([5], True)):
         reference.work = 0
         reference.forward(ids, generated)

@@ -180,7 +180,7 @@ def test_counted_tokens_in_play_are_those_of_the_engine(llm: LLM) -> None:
 def test_counted_work_of_a_decode_step(llm: LLM) -> None:
     c = llm.config
     width, kv_width = c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim
-    row = 4 * c.hidden * (width + kv_width) + 6 * c.hidden * c.ffn
+    row = 4 * c.hidden * width + 6 * c.hidden * c.ffn
     stages = Pruning({1: 0.5}, decode={0: 0.5})
     for pruning, in_play, scored in (
         (Pruning(), [len(IDS) + 1] * c.n_layers, 0),
@@ -192,9 +192,8 @@ def test_counted_work_of_a_decode_step(llm: LLM) -> None:
         last = session.last_pass
         assert last[:, 0].tolist() == in_play
         work = 2 * c.hidden * c.vocab + 2 * width * scored
-        for layer, (m, n, _) in enumerate(last.tolist()):
-            rows = 1 if layer == c.n_layers - 1 else n
-            work += rows * row + (n - rows) * 4 * c.hidden * kv_width
+        for (m, n, _), rows in zip(last.tolist(), [*last[1:, 1].tolist(), 1], strict=True):
+            work += n * 4 * c.hidden * kv_width + rows * row
             work += 4 * width * sum(range(m - rows + 1, m + 1))
         assert pruning.pass_flops(c, last, generated=True) == work
 

@@ -18,7 +18,7 @@ from lazyllm.commands.main import main
 from lazyllm.evaluation.conditions import conditions_of_model
 
 KV = ["f16", "bf16"]
-SHAPE = tiny.Shape(seed=6, n_layers=5, n_heads=6, n_kv_heads=2, head_dim=18, windows=(0, 40, 0, 0, 0))
+SHAPE = tiny.Shape(seed=12, n_layers=5, n_heads=6, n_kv_heads=2, head_dim=18, windows=(0, 40, 0, 0, 0))
 STAGES = tiny.pruning([(1, 0.6), (3, 0.3)], queries=3, decode=[(0, 0.8), (2, 0.3)], memory=0.8)
 PASSES = [(90, False), (1, True), (1, True), (30, False), (1, True)]
 VARIANTS = _core.features()["instruction_sets"].split()

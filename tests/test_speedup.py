@@ -48,10 +48,10 @@ def test_a_short_prompt_runs_dense_and_says_so(llm: LLM) -> None:
 
 def test_a_prompt_too_short_for_a_high_speedup_runs_dense(llm: LLM) -> None:
     """A few tokens stay whatever the keep, which is much of a prompt of a few dozen."""
-    highest = Speedup(3.4)
+    highest = Speedup(5.0)
     highest.check(llm.config)
     with pytest.raises(ValueError, match="out of reach"):
-        Pruning.for_speedup(3.4, llm, SHORTEST)
+        Pruning.for_speedup(5.0, llm, SHORTEST)
     session = llm.session(highest)
     session.forward(IDS[:SHORTEST])
     assert (session.last_pass[:, 0] == SHORTEST).all()

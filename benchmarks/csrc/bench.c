@@ -297,7 +297,9 @@ static int prepare_attention(bench *b, lazy_error *err)
 static lazy_attending attending_of(const bench *b)
 {
     const bench_shape *s = &b->shape;
-    return (lazy_attending){ b->x, lazy_qkv_width(&b->config), b->in_play + (s->m - s->n), s->n, b->kv, b->in_play, s->m, window_of(s) };
+    return (lazy_attending){
+        b->x, lazy_qkv_width(&b->config), b->in_play + (s->m - s->n), s->n, b->kv, b->in_play, s->m, window_of(s)
+    };
 }
 
 static int run_attention(bench *b, lazy_error *err)

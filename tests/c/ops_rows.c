@@ -224,7 +224,8 @@ static void test_rotate(sides s, int n, bool normed)
         memset(v[i], 0, kv_size * sizeof *from);
         for (int part = apart && !i ? 0 : 2; part < (apart && !i ? 2 : 3); part++)
             RUN(both[i], rotate, part == 1 ? NULL : q[i], part == 0 ? NULL : q[i] + q_width, (int)width, rows, n,
-                (lazy_kv){ k[i], v[i], length }, of_q, of_k, normed ? weight : NULL, normed ? weight : NULL, 1e-6f, NULL);
+                (lazy_kv){ k[i], v[i], length }, of_q, of_k, normed ? weight : NULL, normed ? weight : NULL, 1e-6f,
+                NULL);
     }
     double error = fmax(error_of(k[0], k[1], kv_size), error_of(v[0], v[1], kv_size));
     for (int r = 0; r < n; r++)
@@ -255,8 +256,8 @@ static void *rotated(const char *variant, const lazy_config *c, lazy_dtype type,
     }
     uint32_t *both = guarded(2 * words);
     side s = open_side(variant, c, 3);
-    *code = RUN(s, rotate, qkv, qkv + (size_t)c->n_heads * d, (int)(heads * d), rows, n, (lazy_kv){ both, both + words, n }, rope, rope, norm, value != 0 ? NULL : norm,
-                1e-6f, err);
+    *code = RUN(s, rotate, qkv, qkv + (size_t)c->n_heads * d, (int)(heads * d), rows, n,
+                (lazy_kv){ both, both + words, n }, rope, rope, norm, value != 0 ? NULL : norm, 1e-6f, err);
     close_side(s);
     keeping = LAZY_F32;
     seed = before;

@@ -669,8 +669,7 @@ struct scene {
 
     scene(const rig &r, int of_length, const ints &positions, const ints &of_rows, int bad = -1, int bad_head = 0)
         : n((int)of_rows.size()), m((int)positions.size()), length(of_length), capacity(of_length + 3),
-          q_stride(lazy_qkv_width(&r.config)),
-          in_play(r.gpu, positions), rows(r.gpu, of_rows),
+          q_stride(lazy_qkv_width(&r.config)), in_play(r.gpu, positions), rows(r.gpu, of_rows),
           qkv(r.in(r.values((size_t)(n * lazy_qkv_width(&r.config)), 4))), /* large: the softmax is peaked */
           k(r.in(cache(r, positions, bad, bad_head))), v(r.in(cache(r, positions, -1, 0)))
     {
