@@ -215,7 +215,7 @@ static int end_layer(pass *p, int l, lazy_error *err)
     if (p->regrouped || skipped < 0) code = find_queries(p, l, p->cache->qkv, p->x, p->computed, err);
     else {
         a->q = row_of(p, (void *)a->q, skipped, a->q_stride);
-        a->rows = p->computed.positions;
+        a->rows += skipped;
         a->n = n;
     }
     if (!code && (!p->attended || p->regrouped || skipped))
