@@ -412,8 +412,8 @@ static void commit(pass *p)
 {
     lazy_session *session = p->session;
     lazy_cache *cache = p->cache;
-    lazy_tokens_commit(&session->tokens, staged(p, cache->depth), p->n_newly_gone ? staged(p, cache->gone) : NULL);
-    if (!p->request->reads) lazy_tokens_end_reading(&session->tokens, p->first_new);
+    lazy_tokens_commit(&session->tokens, p->request->reads ? 0 : p->first_new, staged(p, cache->depth),
+                       p->n_newly_gone ? staged(p, cache->gone) : NULL);
     lazy_cache_commit(cache);
     lazy_report outdated = session->last;
     session->last = session->under_way;
