@@ -33,14 +33,6 @@ static void add_rows(lazy_cache *cache, void *slot, int pieces, size_t per_token
     cache->shared_bytes += (per_token * (size_t)cache->model->config.context * (size_t)pieces + PAGE - 1) / PAGE * PAGE;
 }
 
-/* The size of the FFN of layers without experts; 0: there is none. */
-static int plain_ffn(const lazy_config *c)
-{
-    for (int l = 0; l < c->n_layers; l++)
-        if (!c->expert_layers[l]) return c->ffn;
-    return 0;
-}
-
 int lazy_buffers_open(lazy_cache *cache, const lazy_pruning *pruning, lazy_error *err)
 {
     enum { MAX_PER_LAYER = 5, MAX_OTHERS = 20 };
@@ -48,7 +40,7 @@ int lazy_buffers_open(lazy_cache *cache, const lazy_pruning *pruning, lazy_error
     const lazy_backend *backend = cache->model->backend;
     size_t a = lazy_activation_bytes(backend), d = (size_t)c->hidden * a,
            head = (size_t)c->head_dim * lazy_float_bytes(backend->kv);
-    int n = c->n_layers,
+    int n = c->n_layers, ffn = 0, /* of layers without experts */
         code = lazy_alloc_zeroed(&cache->buffers, MAX_PER_LAYER * (size_t)n + MAX_OTHERS, "the buffer list", err);
     if (code) return code;
 
@@ -56,6 +48,7 @@ int lazy_buffers_open(lazy_cache *cache, const lazy_pruning *pruning, lazy_error
         bool sparse = !lazy_rules_whole_layer(pruning, l);
         add_rows(cache, &cache->kv[l].k, c->n_kv_heads, head, sparse, l + 1, n, "the key cache");
         add_rows(cache, &cache->kv[l].v, c->n_kv_heads, head, sparse, l + 1, n, "the value cache");
+        if (!c->expert_layers[l]) ffn = c->ffn;
     }
     for (int l = 0; l < n; l++)
         if (lazy_rules_revive_at(pruning, l)) add_rows(cache, &cache->aux[l], 1, d, true, l, l, "the Aux cache");
@@ -78,19 +71,18 @@ int lazy_buffers_open(lazy_cache *cache, const lazy_pruning *pruning, lazy_error
     add(cache, &cache->qkv, 1, (size_t)lazy_qkv_width(c) * a, "q, k and v");
     add(cache, &cache->attention, 1, (size_t)lazy_q_width(c) * a, "the attention's output");
     add_fixed(cache, &cache->normed, (size_t)backend->row_chunk, d, "normed rows");
-    add_fixed(cache, &cache->ffn, (size_t)backend->row_chunk, (size_t)plain_ffn(c) * a, "FFN rows");
+    add_fixed(cache, &cache->ffn, (size_t)backend->row_chunk, (size_t)ffn * a, "FFN rows");
     add_fixed(cache, &cache->logits, (size_t)c->vocab, sizeof(float), "the logits");
     add_fixed(cache, &cache->fresh_logits, (size_t)c->vocab, sizeof(float), "the logits");
     return LAZY_OK;
 }
 
-static bool holds(const lazy_buffer *b, int depth) { return b->least <= depth && depth <= b->most; }
-
 /* True if the buffer has the token at position i, and not because the cache shares its row with the owner. */
 static bool is_own(const lazy_cache *cache, const lazy_buffer *b, const int32_t *depths, int i)
 {
     bool has_rows = b < cache->buffers + cache->n_with_rows;
-    return holds(b, depths[i]) && !(has_rows && i < cache->n_shared && holds(b, cache->shared_depths[i]));
+    return lazy_buffer_holds(b, depths[i]) &&
+           !(has_rows && i < cache->n_shared && lazy_buffer_holds(b, cache->shared_depths[i]));
 }
 
 static int copy_tokens(lazy_stream *stream, const lazy_buffer *b, lazy_room to, lazy_room from, int first, int end,

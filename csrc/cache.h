@@ -115,6 +115,9 @@ typedef struct lazy_room {
 
 static inline lazy_room lazy_room_of(const lazy_buffer *b) { return (lazy_room){ *b->slot, b->capacity }; }
 
+/* True if tokens of this depth have rows in the buffer. */
+static inline bool lazy_buffer_holds(const lazy_buffer *b, int depth) { return b->least <= depth && depth <= b->most; }
+
 /* Bytes of a buffer with room for so many items or tokens. */
 static inline size_t lazy_buffer_bytes(const lazy_buffer *b, int capacity)
 {

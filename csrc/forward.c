@@ -13,9 +13,6 @@ static int32_t *room_beside(int32_t *const buffers[2], set s) { return buffers[s
 /* The last n of a set. */
 static set tail_of(set s, int n) { return (set){ s.positions + s.n - n, n }; }
 
-/* C[l] is a subset of A[l]: of equal size it is the same set, which is then stored once. */
-static set all_or(set in_play, set computed) { return computed.n == in_play.n ? in_play : computed; }
-
 /* ---- beginning -------------------------------------------------------------------------- */
 
 /* Where the staging room has what `part` of what the cache lays out is uploaded from and downloaded to. */
@@ -267,8 +264,7 @@ static int count_depths(const pass *p, int low, int high)
 }
 
 /* C[l] = the tokens of A[l] whose K,V layer l does not hold: those that go on in layer l-1, and those that come back
- * from Aux, of the n_waiting that are there. Inputs of dropped tokens go to Aux, unless they are gone. before: A[l-1].
- */
+ * from Aux, of the n_waiting there. Inputs of dropped tokens go to Aux, unless they are gone. before: A[l-1]. */
 static int revive(pass *p, int l, set before, int n_waiting, bool for_good, lazy_error *err)
 {
     lazy_cache *cache = p->cache;
@@ -285,7 +281,7 @@ static int revive(pass *p, int l, set before, int n_waiting, bool for_good, lazy
         int n = rows.n + n_waiting; /* unless some of them are not in play */
         code = p->ops->filter(p->stream, waiting, whole ? NULL : &n, p->in_play.positions, p->in_play.n, cache->depth,
                               l, l, err);
-        p->computed = all_or(p->in_play, (set){ waiting, n });
+        if (n < p->in_play.n) p->computed = (set){ waiting, n }; /* else the same set, which is stored once */
     }
     if (code || (rows.n == 1 && p->computed.n == 1)) return code; /* the query token */
     p->regrouped = true;
@@ -339,8 +335,7 @@ static int trace(pass *p, int l, set in_play, const float *scores, lazy_error *e
     return code || !scores ? code : p->ops->download(p->stream, to, scores, (size_t)n * sizeof *to, err);
 }
 
-/* Turns the sets of layer l into those of layer l+1. Nothing changes but after a stage, and where tokens may wait in
- * Aux. */
+/* Turns the sets of layer l into those of layer l+1, which differ after a stage, and where tokens may wait in Aux. */
 static int prune_and_revive(pass *p, int l, lazy_error *err)
 {
     const lazy_stage *stage = lazy_schedule_stage(&p->schedule, l);
@@ -412,8 +407,8 @@ static void commit(pass *p)
 {
     lazy_session *session = p->session;
     lazy_cache *cache = p->cache;
-    lazy_tokens_commit(&session->tokens, staged(p, cache->depth), p->n_newly_gone ? staged(p, cache->gone) : NULL);
-    if (!p->request->reads) lazy_tokens_end_reading(&session->tokens, p->first_new);
+    lazy_tokens_commit(&session->tokens, p->request->reads ? 0 : p->first_new, staged(p, cache->depth),
+                       p->n_newly_gone ? staged(p, cache->gone) : NULL);
     lazy_cache_commit(cache);
     lazy_report outdated = session->last;
     session->last = session->under_way;
@@ -456,10 +451,9 @@ static int blame_layer(pass *p, int code, lazy_error *err)
 
 static int finish(pass *p, lazy_error *err)
 {
-    lazy_session *session = p->session;
     lazy_cache *cache = p->cache;
     const lazy_config *c = p->config;
-    const lazy_model *model = session->model;
+    const lazy_model *model = p->session->model;
     float *logits = p->request->logits;
     int code = p->request->surprisal ? find_surprisal(p, err) : LAZY_OK;
     const void *last = row_of(p, p->x, p->computed.n - 1, c->hidden);

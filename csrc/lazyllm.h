@@ -238,8 +238,7 @@ uint64_t lazy_session_bytes(const lazy_session *session, int n_tokens);
  * memory that can be shared, which for a moment takes as much as a copy. */
 uint64_t lazy_session_fork_bytes(const lazy_session *session);
 
-/* Back to the first `length` tokens, 0 to all of them: their K,V, depths and whatever else is known of them stay as
- * they are. */
+/* Back to the first `length` tokens, 0 to all of them: what is known of them, their K,V and depths too, stays. */
 int lazy_session_truncate(lazy_session *session, int64_t length, lazy_error *err);
 
 /* A second session in the same state and with the same room, which has run no pass yet. Nothing that is done to one

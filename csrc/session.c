@@ -129,21 +129,16 @@ int lazy_session_logits(lazy_session *s, float *logits, lazy_error *err)
     return s->model->backend->ops->download(cache->stream, logits, cache->logits, bytes, err);
 }
 
-/* Refuses a pass of a kind that cannot come next, before anything changes. */
-static int check_kind(const lazy_session *s, const lazy_pass *pass, lazy_error *err)
+/* Refuses a pass that cannot come next, before anything changes. */
+static int check_pass(const lazy_session *s, const lazy_pass *pass, lazy_error *err)
 {
     const lazy_pruning *pruning = &s->pruning;
+    int vocab = s->model->config.vocab;
     if (pass->reads && pruning->n_stages && pruning->stages[0].for_good)
         return lazy_invalid(err, "the first stage, after layer %d, drops tokens for good: none can wait there",
                             pruning->stages[0].layer);
-    if (pass->surprisal && lazy_rules_prune(&s->pruning))
+    if (pass->surprisal && lazy_rules_prune(pruning))
         return lazy_invalid(err, "the session prunes, and not every token has a surprisal; open one without pruning");
-    return LAZY_OK;
-}
-
-static int check_ids(const lazy_session *s, const lazy_pass *pass, lazy_error *err)
-{
-    int vocab = s->model->config.vocab;
     if (pass->n < 1) return lazy_invalid(err, "no tokens were given; a pass needs at least one");
     for (int i = 0; i < pass->n; i++)
         if (pass->ids[i] < 0 || pass->ids[i] >= vocab)
@@ -155,9 +150,7 @@ int lazy_session_run(lazy_session *s, const lazy_pass *pass, lazy_error *err)
 {
     enum { SLACK = 64 }; /* tokens: spare room for decoding; later the capacity doubles */
     int64_t length = (int64_t)s->tokens.length + pass->n;
-    int code = check_kind(s, pass, err);
-    if (code) return code;
-    code = check_ids(s, pass, err);
+    int code = check_pass(s, pass, err);
     if (!code) code = reserve(s, length, s->tokens.length ? 2 * length : length + SLACK, err);
     if (!code) code = lazy_cache_write_from(&s->cache, s->tokens.length, (int)length, s->tokens.depths, err);
     const lazy_tokens before = s->tokens;

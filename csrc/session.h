@@ -34,12 +34,10 @@ void lazy_tokens_truncate(lazy_tokens *tokens, int length);
 /* The position of the first token of the prompt that a pass ends whose new tokens begin at `first_new`. */
 int lazy_tokens_prompt_begin(const lazy_tokens *tokens, int first_new);
 
-/* Tokens read before `first_new` become ordinary prompt tokens: a pass has followed. */
-void lazy_tokens_end_reading(lazy_tokens *tokens, int first_new);
-
-/* The end of a pass. depths: (length,) those after it; gone: (length,) 1 for each token that this pass has dropped for
- * good, else 0; NULL: it has dropped none. */
-void lazy_tokens_commit(lazy_tokens *tokens, const int32_t *depths, const int32_t *gone);
+/* The end of a pass. Read tokens just before position n_ended become ordinary prompt tokens: a pass has followed; 0:
+ * none do. depths: (length,) those after it; gone: (length,) 1 for each token that this pass has dropped for good, else
+ * 0; NULL: it has dropped none. */
+void lazy_tokens_commit(lazy_tokens *tokens, int n_ended, const int32_t *depths, const int32_t *gone);
 
 /* flags: (length,) LAZY_PRUNABLE and LAZY_FORCED of every token; the last one is the query token. Returns the number of
  * prunable tokens; *in_play: those of them that are not gone; *n_forced: those in play that always stay. */

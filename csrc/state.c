@@ -1,6 +1,5 @@
 /* state.c — the parts of a session's state, read to be saved and written to be restored. */
 #include "error.h"
-#include "memory.h"
 #include "session.h"
 
 /* The buffer of a part, or NULL if the session has none. */
@@ -17,17 +16,17 @@ static const lazy_buffer *find_buffer(const lazy_session *s, lazy_state_part par
     return NULL;
 }
 
-/* has: (length,) or NULL. Returns how many of the first `length` tokens have a row. */
-static int mark_rows(const lazy_session *s, const lazy_buffer *b, lazy_state_part part, int length, uint8_t *has)
+/* True if the token at position i has a row in the buffer of this part. */
+static bool has_row(const lazy_session *s, const lazy_buffer *b, lazy_state_part part, int i)
 {
     const lazy_tokens *tokens = &s->tokens;
+    return part == LAZY_STATE_REMEMBERED || (!tokens->gone[i] && lazy_buffer_holds(b, tokens->depths[i]));
+}
+
+static int count_rows(const lazy_session *s, const lazy_buffer *b, lazy_state_part part, int length)
+{
     int n = 0;
-    for (int i = 0; i < length; i++) {
-        bool row = part == LAZY_STATE_REMEMBERED ||
-                   (!tokens->gone[i] && b->least <= tokens->depths[i] && tokens->depths[i] <= b->most);
-        if (has) has[i] = row;
-        n += row;
-    }
+    for (int i = 0; i < length; i++) n += has_row(s, b, part, i);
     return n;
 }
 
@@ -37,44 +36,32 @@ int lazy_session_state_length(const lazy_session *s, lazy_state_part part, int l
         return s->cache.has_logits && !lazy_rules_prune(&s->pruning) ? s->model->config.vocab : 0;
     const lazy_buffer *b = find_buffer(s, part, layer);
     if (!b) return -1;
-    return mark_rows(s, b, part, part == LAZY_STATE_REMEMBERED ? s->cache.remembered[layer].n : s->tokens.length, NULL);
+    return count_rows(s, b, part, part == LAZY_STATE_REMEMBERED ? s->cache.remembered[layer].n : s->tokens.length);
 }
 
-/* Reads or writes a buffer's rows of the n tokens that has[0 … length-1] marks. data: (pieces, n, per_token) (host) */
-static int move_rows(lazy_cache *cache, const lazy_buffer *b, const uint8_t *has, int length, int n, char *data,
-                     bool writes, lazy_error *err)
+/* Reads or writes a part, the rows of n tokens. data: (pieces, n, per_token) (host) */
+static int move_part(lazy_session *s, lazy_state_part part, int layer, int n, char *data, bool writes, lazy_error *err)
 {
-    const lazy_ops *ops = cache->model->backend->ops;
-    int code = LAZY_OK, done = 0;
+    const lazy_ops *ops = s->model->backend->ops;
+    lazy_stream *stream = s->cache.stream;
+    const lazy_buffer *b = find_buffer(s, part, layer);
+    int length = part == LAZY_STATE_REMEMBERED ? n : s->tokens.length, code = LAZY_OK, done = 0;
+    if (!b) return lazy_invalid(err, "the session has no part %d of layer %d", (int)part, layer);
+    if (n < 0 || length > s->tokens.length || count_rows(s, b, part, length) != n)
+        return lazy_invalid(err, "part %d of layer %d has %d tokens; the session has rows of %d", (int)part, layer, n,
+                            count_rows(s, b, part, s->tokens.length));
     for (int first = 0, end; first < length && !code; first = end) {
-        for (end = first + 1; end < length && has[end] == has[first];) end++;
-        if (!has[first]) continue;
+        bool has = has_row(s, b, part, first);
+        for (end = first + 1; end < length && has_row(s, b, part, end) == has;) end++;
+        if (!has) continue;
         size_t bytes = (size_t)(end - first) * b->per_token;
         for (size_t i = 0; i < (size_t)b->pieces && !code; i++) {
             char *host = data + (i * (size_t)n + (size_t)done) * b->per_token;
             char *row = (char *)*b->slot + (i * (size_t)b->capacity + (size_t)first) * b->per_token;
-            code = writes ? ops->upload(cache->stream, row, host, bytes, err)
-                          : ops->download(cache->stream, host, row, bytes, err);
+            code = writes ? ops->upload(stream, row, host, bytes, err) : ops->download(stream, host, row, bytes, err);
         }
         done += end - first;
     }
-    return code;
-}
-
-static int move_part(lazy_session *s, lazy_state_part part, int layer, int n, void *data, bool writes, lazy_error *err)
-{
-    const lazy_buffer *b = find_buffer(s, part, layer);
-    int length = part == LAZY_STATE_REMEMBERED ? n : s->tokens.length;
-    if (!b) return lazy_invalid(err, "the session has no part %d of layer %d", (int)part, layer);
-    if (n < 0 || length > s->tokens.length || mark_rows(s, b, part, length, NULL) != n)
-        return lazy_invalid(err, "part %d of layer %d has %d tokens; the session has rows of %d", (int)part, layer, n,
-                            mark_rows(s, b, part, s->tokens.length, NULL));
-    uint8_t *has;
-    int code = lazy_alloc(&has, (size_t)length + 1, "marks of tokens", err);
-    if (code) return code;
-    mark_rows(s, b, part, length, has);
-    code = move_rows(&s->cache, b, has, length, n, data, writes, err);
-    lazy_free(has);
     return code;
 }
 

@@ -21,14 +21,10 @@ int lazy_tokens_reserve(lazy_tokens *tokens, int capacity, lazy_error *err)
 
 void lazy_tokens_copy(lazy_tokens *to, const lazy_tokens *from)
 {
-    const lazy_tokens room = *to;
     size_t n = (size_t)from->length;
-    *to = *from;
-    to->capacity = room.capacity;
-    to->ids = room.ids;
-    to->kinds = room.kinds;
-    to->depths = room.depths;
-    to->gone = room.gone;
+    to->length = from->length;
+    to->n_prompt = from->n_prompt;
+    to->n_gone = from->n_gone;
     if (!n) return;
     memcpy(to->ids, from->ids, n * sizeof *to->ids);
     memcpy(to->kinds, from->kinds, n * sizeof *to->kinds);
@@ -68,13 +64,9 @@ int lazy_tokens_prompt_begin(const lazy_tokens *tokens, int first_new)
     return first_new;
 }
 
-void lazy_tokens_end_reading(lazy_tokens *tokens, int first_new)
+void lazy_tokens_commit(lazy_tokens *tokens, int n_ended, const int32_t *depths, const int32_t *gone)
 {
-    for (int i = lazy_tokens_prompt_begin(tokens, first_new); i < first_new; i++) tokens->kinds[i] = LAZY_PROMPT;
-}
-
-void lazy_tokens_commit(lazy_tokens *tokens, const int32_t *depths, const int32_t *gone)
-{
+    for (int i = lazy_tokens_prompt_begin(tokens, n_ended); i < n_ended; i++) tokens->kinds[i] = LAZY_PROMPT;
     memcpy(tokens->depths, depths, (size_t)tokens->length * sizeof *depths);
     for (int i = 0; i < tokens->length && gone; i++) {
         tokens->gone[i] |= (uint8_t)gone[i];

@@ -10,7 +10,6 @@
  *
  * Exponents are to the base 2: q is scaled by log2(e) / sqrt(query_scalar). A soft cap is applied to each
  * block of products before its softmax. */
-#include <math.h>
 #include <string.h>
 
 #include "cpu.h"

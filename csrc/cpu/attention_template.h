@@ -55,7 +55,6 @@ INLINE const operand *pair_powers(float *p, int width, int n)
             vec high = j + 1 < n ? load(p + (j + 1) * width + c) : splat(0.0f);
             store(p + j / 2 * width + c, INTERLEAVED(load(p + j * width + c), high));
         }
-#else
 #endif
     return (const operand *)p;
 }

@@ -75,19 +75,16 @@ const char *const *lazy_cpu_variants(void)
 
 /* ---- memory, opening, closing ------------------------------------------------------------ */
 
-static int cpu_alloc(lazy_backend *backend, void **out, size_t bytes, const char *what, lazy_error *err)
+int lazy_cpu_alloc(lazy_backend *backend, void **out, size_t bytes, const char *what, lazy_error *err)
 {
     return lazy_alloc_bytes(out, bytes, 1, NULL, what, err);
 }
 
-static void cpu_free(lazy_backend *backend, void *memory) { lazy_free(memory); }
+void lazy_cpu_free(lazy_backend *backend, void *memory) { lazy_free(memory); }
 
-static void cpu_expect_sparse(lazy_backend *backend, void *memory, size_t bytes)
-{
-    lazy_use_small_pages(memory, bytes);
-}
+void lazy_cpu_expect_sparse(lazy_backend *backend, void *memory, size_t bytes) { lazy_use_small_pages(memory, bytes); }
 
-static void cpu_close(lazy_backend *backend)
+void lazy_cpu_close(lazy_backend *backend)
 {
     lazy_cpu *cpu = (lazy_cpu *)backend;
     lazy_pool_close(cpu->pool);
@@ -95,24 +92,15 @@ static void cpu_close(lazy_backend *backend)
     lazy_free(cpu);
 }
 
-static int cpu_copy(lazy_stream *stream, void *to, const void *from, size_t bytes, lazy_error *err)
+int lazy_cpu_copy(lazy_stream *stream, void *to, const void *from, size_t bytes, lazy_error *err)
 {
     memcpy(to, from, bytes);
     return LAZY_OK;
 }
 
 /* Weights are read where they are mapped: the system drops pages that do not fit, and reads them again. */
-static const lazy_ops ops = { .alloc = cpu_alloc,
-                              .free = cpu_free,
-                              .expect_sparse = cpu_expect_sparse,
-                              .close = cpu_close,
-                              .upload = cpu_copy,
-                              .download = cpu_copy,
-                              .copy = cpu_copy,
 #define ENTRY(op) .op = lazy_cpu_##op,
-                              LAZY_CPU_OPS(ENTRY)
-#undef ENTRY
-};
+static const lazy_ops ops = { .upload = lazy_cpu_copy, .download = lazy_cpu_copy, LAZY_CPU_OPS(ENTRY) };
 
 /* The value of LAZYLLM_CPU: an instruction set, or NULL for the best one. */
 static const char *requested_isa(void)
@@ -146,20 +134,14 @@ int lazy_cpu_open(lazy_backend **out, int threads, lazy_compute compute, lazy_dt
     lazy_cpu *cpu;
     int code = lazy_alloc_zeroed(&cpu, 1, "the CPU backend", err);
     if (code) return code;
-    cpu->base = (lazy_backend){
-        .ops = &ops,
-        .name = "cpu",
-        .variant = arithmetic->products->name,
-        .threads = threads,
-        .activations = LAZY_F32,
-        .kv = kv,
-        .row_chunk = ROW_CHUNK,
-    };
+    cpu->base = (lazy_backend){ .ops = &ops, .name = "cpu", .threads = threads, .kv = kv, .row_chunk = ROW_CHUNK };
+    cpu->base.variant = arithmetic->products->name;
+    cpu->base.activations = LAZY_F32;
     cpu->arithmetic = arithmetic;
     cpu->in_f32 = in_f32->products;
     code = lazy_alloc(&cpu->scratch, (size_t)(threads - 1) * WORKER_SCRATCH, "the workers' scratch", err);
     if (!code) code = lazy_pool_open(&cpu->pool, threads, err);
-    if (code) cpu_close(&cpu->base);
+    if (code) lazy_cpu_close(&cpu->base);
     else *out = &cpu->base;
     return code;
 }

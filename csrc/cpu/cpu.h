@@ -107,11 +107,12 @@ static inline float cap_of(const lazy_config *c) { return (float)M_LOG2E * c->at
 
 /* The ops that the files of this folder define, as lazy_cpu_NAME. */
 #define LAZY_CPU_OPS(work)                                                                                             \
-    work(shared_open) work(shared_join) work(shared_leave) work(shared_close) work(stream_open) work(stream_close)     \
-        work(reserve) work(scratch_bytes) work(quantize) work(embed) work(matmul) work(gated) work(mix_experts)        \
-            work(logits) work(rmsnorm) work(checked_rmsnorm) work(rotate) work(surprisal) work(argmax) work(attention) \
-                work(scores) work(share) work(largest) work(remember) work(average) work(smooth) work(mass)            \
-                    work(select) work(mark) work(filter) work(regroup)
+    work(alloc) work(free) work(expect_sparse) work(close) work(copy) work(shared_open) work(shared_join)              \
+        work(shared_leave) work(shared_close) work(stream_open) work(stream_close) work(reserve) work(scratch_bytes)   \
+            work(quantize) work(embed) work(matmul) work(gated) work(mix_experts) work(logits) work(rmsnorm)           \
+                work(checked_rmsnorm) work(rotate) work(surprisal) work(argmax) work(attention) work(scores)           \
+                    work(share) work(largest) work(remember) work(average) work(smooth) work(mass) work(select)        \
+                        work(mark) work(filter) work(regroup)
 #define DECLARE_OP(op) extern __typeof__(*((lazy_ops *)0)->op) lazy_cpu_##op;
 LAZY_CPU_OPS(DECLARE_OP)
 #undef DECLARE_OP

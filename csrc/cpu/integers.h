@@ -14,12 +14,6 @@ enum { ZERO_POINT = 128 };
 
 INLINE eight splat_eight(float x) { return x - (eight){ 0 }; }
 
-INLINE float sum_eight(const eight *e)
-{
-    four f = SHUFFLE(four, *e, *e, 0, 1, 2, 3) + SHUFFLE(four, *e, *e, 4, 5, 6, 7);
-    return (f[0] + f[2]) + (f[1] + f[3]);
-}
-
 INLINE int32_t largest_magnitude_bits(const vec value[GROUP_VECTORS])
 {
     ints largest = { 0 };

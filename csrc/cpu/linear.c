@@ -1,16 +1,16 @@
 /* linear.c — products with weights. Rows of x are converted to operands once. Up to some number of rows, each weight is
- * read once, from where it is stored; for more, weights are packed into panels of operands that stay in a core's cache.
- */
-#include <string.h>
-
-#include "../format.h"
+ * read once, where it is stored; for more, weights are packed into panels of operands that stay in a core's cache. */
 #include "cpu.h"
 
 enum {
+    ROWS_PER_TASK = 16,                        /* of x, converted; of weights, rounded */
     STREAMS = 4,                               /* in which dots reads the weights */
+    HALF_SCRATCH = WORKER_SCRATCH / 2,         /* for dots, and for gate and up */
     PANEL_K = 1024,                            /* most operands of a column in a panel */
     PANELS_SIZE = 160 * 1024,                  /* operands of scratch for panels, */
     BLOCK_SIZE = WORKER_SCRATCH - PANELS_SIZE, /* and for gate and up of one block */
+    BOUND_BY_READING = 4,                      /* most rows of a product that waits for its weights */
+    MIN_COLS = 64,                             /* in a task that multiplies unpacked, while every thread has one */
 };
 
 typedef struct product {
@@ -68,8 +68,6 @@ static void gate_row(const product *p, float *y, const float *gate, const float 
 
 /* ---- operands --------------------------------------------------------------------------- */
 
-enum { ROWS_PER_TASK = 16 };
-
 static void convert_rows(void *job, int task, int worker)
 {
     const product *p = job;
@@ -104,8 +102,6 @@ static void multiply_columns(const product *p, float *y, int64_t y_stride, int b
         col += here;
     }
 }
-
-enum { HALF_SCRATCH = WORKER_SCRATCH / 2 }; /* for dots, and for gate and up */
 
 static void multiply_unpacked(void *job, int task, int worker)
 {
@@ -156,23 +152,18 @@ static panel panel_at(const product *p, const block *b, int out)
     return (panel){ part, column - first, min_int(p->kernels->tile_cols, end - out), out };
 }
 
-/* Packs elements k … k+len-1. */
-static void pack_panel(const product *p, float *to, const panel *columns, int k, int len)
-{
-    const void *row[MAX_TILE_COLS];
-    lazy_dtype dtype = columns->part->dtype;
-    for (int j = 0; j < columns->n; j++)
-        row[j] = weight_row(columns->part, columns->row + j, p->w->cols) + lazy_row_bytes(dtype, k);
-    p->kernels->pack(to, row, columns->n, dtype, len);
-}
-
+/* Packs elements k … k+len-1 of the block's columns, and multiplies by them. */
 static void multiply_k_block(const product *p, const block *b, float *panels, int k, int len)
 {
     int width = b->halves * b->n_cols;
     float *to = panels;
+    const void *row[MAX_TILE_COLS];
     for (panel columns = { 0 }; columns.out < width; columns.out += columns.n, to += p->panel_size) {
         columns = panel_at(p, b, columns.out);
-        pack_panel(p, to, &columns, k, len);
+        const lazy_part *part = columns.part;
+        for (int j = 0; j < columns.n; j++)
+            row[j] = weight_row(part, columns.row + j, p->w->cols) + lazy_row_bytes(part->dtype, k);
+        p->kernels->pack(to, row, columns.n, part->dtype, len);
     }
     int strips = ceil_div(b->n_rows, p->kernels->tile_rows);
     for (int r = 0, rows; r < b->n_rows; r += rows, strips--) {
@@ -214,7 +205,7 @@ static void multiply_packed(void *job, int task, int worker)
 /* Limited by bandwidth: long streams matter more than an even division, but no thread should be without a task. */
 static void divide_unpacked(product *p)
 {
-    enum { BOUND_BY_READING = 4, MIN_COLS = 64, LEAST_COLS = 16 };
+    enum { LEAST_COLS = 16 };
     int threads = p->stream->backend->threads, tasks_per_thread = p->n <= BOUND_BY_READING ? 2 : 3,
         most = min_int(tasks_per_thread * threads, ceil_div(p->columns, MIN_COLS));
     p->col_blocks = most < threads ? min_int(threads, ceil_div(p->columns, LEAST_COLS)) : most - most % threads;
@@ -326,7 +317,6 @@ typedef struct by_expert {
 /* The product of one expert, divided into tasks. */
 static product product_of(const by_expert *b, int expert)
 {
-    enum { MIN_COLS = 64 };
     product p = b->all;
     int first = b->sorted->begin[expert];
     p.n = b->sorted->begin[expert + 1] - first;
@@ -361,18 +351,10 @@ static void multiply_for_expert(void *job, int task, int worker)
 int lazy_cpu_multiply_experts(lazy_stream *stream, float *y, const float *x, const lazy_sorted_rows *sorted,
                               const lazy_matrix *w, lazy_error *err)
 {
-    enum { BOUND_BY_READING = 4 };
-    by_expert b = {
-        .all = { .stream = stream,
-                 .y = y,
-                 .x = x,
-                 .rows = sorted->rows,
-                 .w = w,
-                 .n = sorted->n,
-                 .gated = w->n_parts == 2,
-                 .columns = w->rows / w->n_parts },
-        .sorted = sorted,
-    };
+    by_expert b = { .sorted = sorted };
+    b.all = (product){ .stream = stream, .y = y, .x = x, .rows = sorted->rows, .w = w, .n = sorted->n };
+    b.all.gated = w->n_parts == 2;
+    b.all.columns = w->rows / w->n_parts;
     b.all.kernels = best_products(&b.all);
     for (int e = 1; e < sorted->n_experts; e++) {
         product p = b.all;
@@ -398,14 +380,8 @@ int lazy_cpu_multiply_experts(lazy_stream *stream, float *y, const float *x, con
 int lazy_cpu_multiply_router(lazy_stream *stream, float *y, const float *x, int n, const lazy_matrix *w,
                              lazy_error *err)
 {
-    product p = { .stream = stream,
-                  .kernels = cpu_of(stream)->in_f32,
-                  .y = y,
-                  .operands = x,
-                  .stride = w->cols,
-                  .w = w,
-                  .n = n,
-                  .columns = w->rows };
+    product p = { .stream = stream, .y = y, .operands = x, .stride = w->cols, .w = w, .n = n, .columns = w->rows };
+    p.kernels = cpu_of(stream)->in_f32;
     if (!fits_unpacked(&p)) return lazy_cpu_logits(stream, y, x, n, w, err);
     divide_unpacked(&p);
     return lazy_cpu_run(stream, multiply_unpacked, &p, p.col_blocks, err);

@@ -3,8 +3,7 @@
  * A client is active from its first job until it has been idle for GRACE_NS. With k active clients, k threads are the
  * callers' own, and threads - k workers help them; other workers sleep, so that no more threads run than were asked for
  * (with more clients than threads, the callers alone run). An assignment is kept between the jobs of a client: a decode
- * step is hundreds of short jobs, and a worker that took a task of someone's prefill in each gap would be away for most
- * of them. */
+ * step is hundreds of short jobs, and a worker that took a task of a prefill in each gap would be away for most. */
 #include "pool.h"
 
 #include <fenv.h>
@@ -342,14 +341,6 @@ static void close_job(lazy_pool_client *c)
     wait_outside(c);
 }
 
-/* Gives the workers of clients that went idle to the others. */
-static void reclaim_workers(lazy_pool *pool)
-{
-    pthread_mutex_lock(&pool->lock);
-    if (drop_idle(pool)) assign_workers(pool);
-    pthread_mutex_unlock(&pool->lock);
-}
-
 static void abandon_job(void *client)
 {
     lazy_pool_client *c = client;
@@ -380,7 +371,11 @@ int lazy_pool_run(lazy_pool_client *c, lazy_task task, void *job, int n, lazy_po
     int64_t polled = now_ns();
     for (int i; take_task(c, &i);) {
         task(job, i, 0);
-        if (atomic_load_explicit(&pool->n_active, memory_order_relaxed) > 1) reclaim_workers(pool);
+        if (atomic_load_explicit(&pool->n_active, memory_order_relaxed) > 1) { /* workers of idle clients can help */
+            pthread_mutex_lock(&pool->lock);
+            if (drop_idle(pool)) assign_workers(pool);
+            pthread_mutex_unlock(&pool->lock);
+        }
         if (!poll.watch || now_ns() - polled < POLL_EVERY_NS) continue;
         pid_t here = getpid();
         bool stop = ask_to_stop(c, poll);

@@ -1,5 +1,4 @@
 /* rows.c — ops on single rows: RMS norm, RoPE, surprisal, argmax. */
-#include <math.h>
 #include <stdatomic.h>
 
 #include "../error.h"

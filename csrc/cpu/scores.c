@@ -1,5 +1,4 @@
 /* scores.c — attention of the query rows to each token in play, pooled over heads and rows. */
-#include <math.h>
 #include <string.h>
 
 #include "cpu.h"
@@ -75,13 +74,9 @@ int lazy_cpu_scores(lazy_stream *stream, float *scores, const lazy_attending *a,
     lazy_cpu_stream *scratch = (lazy_cpu_stream *)stream;
     int first = a->n > queries ? a->n - queries : 0, code = LAZY_OK;
     while (a->rows[first] < first_asking) first++; /* ends: the last row is the query token, which is new */
-    scoring t = { .stream = stream,
-                  .kernels = kernels_of(stream),
-                  .a = *a,
-                  .probabilities = scratch->probabilities,
-                  .scores = scores,
-                  .n_rows = a->n - first,
-                  .pooling = pooling };
+    scoring t = { .stream = stream, .kernels = kernels_of(stream), .a = *a, .scores = scores, .pooling = pooling };
+    t.probabilities = scratch->probabilities;
+    t.n_rows = a->n - first;
     lazy_cpu_see(scratch->seen, a);
     bool has_raw_scores = scratch->has_raw_scores && t.n_rows == 1;
     scratch->has_raw_scores = false; /* overwritten below */

@@ -1,5 +1,4 @@
 /* selection.c — averages and smooths scores, selects the tokens that stay in play by them, and regroups their rows. */
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 

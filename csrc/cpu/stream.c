@@ -57,7 +57,6 @@ static void list_buffers(lazy_cpu_stream *s, int n_rows, int n_tokens, buffer li
         BUFFER(expert_rows, pairs * (size_t)c->expert_ffn),
         BUFFER(outputs, pairs * (size_t)c->hidden),
     };
-#undef BUFFER
     memcpy(list, buffers, sizeof buffers);
 }
 

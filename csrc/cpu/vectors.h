@@ -73,19 +73,23 @@ typedef float eight __attribute__((vector_size(32)));
     })
 #endif
 
+INLINE float sum_four(four f) { return (f[0] + f[2]) + (f[1] + f[3]); }
+
+INLINE float sum_eight(const eight *e)
+{
+    return sum_four(SHUFFLE(four, *e, *e, 0, 1, 2, 3) + SHUFFLE(four, *e, *e, 4, 5, 6, 7));
+}
+
 INLINE float sum_lanes(vec v)
 {
 #if LANES == 16
     eight e = SHUFFLE(eight, v, v, 0, 1, 2, 3, 4, 5, 6, 7) + SHUFFLE(eight, v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+    return sum_eight(&e);
 #elif LANES == 8
-    eight e = v;
-#endif
-#if LANES > 4
-    four f = SHUFFLE(four, e, e, 0, 1, 2, 3) + SHUFFLE(four, e, e, 4, 5, 6, 7);
+    return sum_eight(&v);
 #else
-    four f = v;
+    return sum_four(v);
 #endif
-    return (f[0] + f[2]) + (f[1] + f[3]);
 }
 
 /* sum_lanes of four vectors, each in the same order of additions. */

@@ -110,13 +110,13 @@ void watcher_release(watcher *w);
 
 /* policy.c: the session's policy, for the core; what it may read: session.view(part, first, n) -> array. */
 lazy_policy policy_of(SessionObject *self);
-PyObject *policy_view(SessionObject *self, PyObject *args);
+PyObject *session_view(SessionObject *self, PyObject *args);
 
 /* state.c: the parts of a session's state. */
-PyObject *state_length(SessionObject *self, PyObject *args);
-PyObject *state_get(SessionObject *self, PyObject *args);
-PyObject *state_set(SessionObject *self, PyObject *args);
-PyObject *state_set_tokens(SessionObject *self, PyObject *args);
+PyObject *session_state_length(SessionObject *self, PyObject *args);
+PyObject *session_state(SessionObject *self, PyObject *args);
+PyObject *session_set_state(SessionObject *self, PyObject *args);
+PyObject *session_set_tokens(SessionObject *self, PyObject *args);
 
 /* formats.c */
 PyObject *core_widen(PyObject *module, PyObject *args);

@@ -5,7 +5,7 @@
 
 #include "../numeric.h"
 
-PyObject *policy_view(SessionObject *self, PyObject *args)
+PyObject *session_view(SessionObject *self, PyObject *args)
 {
     const char *name;
     const lazy_view *view = self->view;

@@ -294,28 +294,23 @@ static PyGetSetDef session_members[] = {
     { 0 },
 };
 
-#define METHOD(name, function, flags, doc) { #name, (PyCFunction)(void (*)(void))function, flags, doc }
+#define METHOD(name, flags, doc) { #name, (PyCFunction)(void (*)(void))session_##name, flags, doc }
 enum { METH_CALL = METH_VARARGS | METH_KEYWORDS };
 static PyMethodDef session_methods[] = {
-    METHOD(forward, session_forward, METH_CALL,
-           "forward(ids, generated=False, watch=None) -> logits of the last token"),
-    METHOD(advance, session_advance, METH_CALL,
-           "advance(ids, sampler, generated=False, watch=None) -> the next token id"),
-    METHOD(surprisal, session_surprisal, METH_CALL, "surprisal(ids, watch=None) -> -ln p of each new token"),
-    METHOD(read, session_read, METH_CALL,
-           "read(ids, watch=None): runs the beginning of a prompt up to the first stage"),
-    METHOD(reschedule, session_reschedule, METH_O,
-           "reschedule(pruning): another setting, with stages after the same layers"),
-    METHOD(truncate, session_truncate, METH_O, "truncate(length): back to the first tokens"),
-    METHOD(fork, session_fork, METH_NOARGS, "fork() -> a second session in the same state"),
-    METHOD(state_length, state_length, METH_VARARGS, "state_length(part, layer) -> n; 0 where the part has no token"),
-    METHOD(state, state_get, METH_VARARGS, "state(part, layer) -> a part of the state as an array, or None"),
-    METHOD(set_state, state_set, METH_VARARGS, "set_state(part, layer, array), after set_tokens"),
-    METHOD(set_tokens, state_set_tokens, METH_VARARGS, "set_tokens(ids, kinds, depths, gone) of an empty session"),
-    METHOD(bytes_for, session_bytes_for, METH_O, "bytes_for(n_tokens) -> bytes of all buffers with room for n_tokens"),
-    METHOD(view, policy_view, METH_VARARGS,
-           "view(part, first, n) -> entries of a part of what the policy under way may see"),
-    METHOD(reserve, session_reserve, METH_O, "reserve(n_tokens): room for that many tokens in all"),
+    METHOD(forward, METH_CALL, "forward(ids, generated=False, watch=None) -> logits of the last token"),
+    METHOD(advance, METH_CALL, "advance(ids, sampler, generated=False, watch=None) -> the next token id"),
+    METHOD(surprisal, METH_CALL, "surprisal(ids, watch=None) -> -ln p of each new token"),
+    METHOD(read, METH_CALL, "read(ids, watch=None): runs the beginning of a prompt up to the first stage"),
+    METHOD(reschedule, METH_O, "reschedule(pruning): another setting, with stages after the same layers"),
+    METHOD(truncate, METH_O, "truncate(length): back to the first tokens"),
+    METHOD(fork, METH_NOARGS, "fork() -> a second session in the same state"),
+    METHOD(state_length, METH_VARARGS, "state_length(part, layer) -> n; 0 where the part has no token"),
+    METHOD(state, METH_VARARGS, "state(part, layer) -> a part of the state as an array, or None"),
+    METHOD(set_state, METH_VARARGS, "set_state(part, layer, array), after set_tokens"),
+    METHOD(set_tokens, METH_VARARGS, "set_tokens(ids, kinds, depths, gone) of an empty session"),
+    METHOD(bytes_for, METH_O, "bytes_for(n_tokens) -> bytes of all buffers with room for n_tokens"),
+    METHOD(view, METH_VARARGS, "view(part, first, n) -> entries of a part of what the policy under way may see"),
+    METHOD(reserve, METH_O, "reserve(n_tokens): room for that many tokens in all"),
     { 0 },
 };
 

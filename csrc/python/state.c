@@ -31,14 +31,14 @@ static int parse_part(const SessionObject *self, PyObject *args, int *layer, int
     return find_part(self, name, *n, array);
 }
 
-PyObject *state_length(SessionObject *self, PyObject *args)
+PyObject *session_state_length(SessionObject *self, PyObject *args)
 {
     int layer, n;
     array_part array;
     return parse_part(self, args, &layer, &n, &array) < 0 ? NULL : PyLong_FromLong(n < 0 ? 0 : n);
 }
 
-PyObject *state_get(SessionObject *self, PyObject *args)
+PyObject *session_state(SessionObject *self, PyObject *args)
 {
     int layer, n, part;
     array_part array;
@@ -51,7 +51,7 @@ PyObject *state_get(SessionObject *self, PyObject *args)
     return core_result(self, result, &err);
 }
 
-PyObject *state_set(SessionObject *self, PyObject *args)
+PyObject *session_set_state(SessionObject *self, PyObject *args)
 {
     const char *name;
     int layer, part;
@@ -74,7 +74,7 @@ PyObject *state_set(SessionObject *self, PyObject *args)
     return result;
 }
 
-PyObject *state_set_tokens(SessionObject *self, PyObject *args)
+PyObject *session_set_tokens(SessionObject *self, PyObject *args)
 {
     Py_buffer ids, kinds, depths, gone;
     if (!PyArg_ParseTuple(args, "y*y*y*y*", &ids, &kinds, &depths, &gone)) return NULL;
