@@ -21,7 +21,6 @@ from lazyllm import (
     ExpectedAttention,
     FastKV,
     GemFilter,
-    Policy,
     PromptCompression,
     Pruning,
     SnapKV,
@@ -168,7 +167,9 @@ def test_counted_work_of_both_passes(n: int, layer: int) -> None:
             first += 2 * 2 * c.hidden * c.n_kv_heads * c.head_dim
             if passed == layer:
                 continue
-            first += 2 * 2 * c.hidden * width + 2 * 3 * c.hidden * c.ffn + 4 * width * min(i + 1, c.windows[passed] or n)
+            first += (
+                2 * 2 * c.hidden * width + 2 * 3 * c.hidden * c.ffn + 4 * width * min(i + 1, c.windows[passed] or n)
+            )
     second = flops_token_by_token(Pruning(), c, math.ceil(0.3 * n))
     assert GemFilter(layer, 0.3).flops(c, n) == first + second
 
