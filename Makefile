@@ -270,7 +270,7 @@ cuda: $(VENV)/test.stamp ## the CUDA core for real, with nvcc (install with LAZY
 	! nm --print-file-name --undefined-only build/cuda/*.o | grep -w exit # nvcc compiles a host's call of a device function to exit()
 
 # what calls the device's ops in ways of its own: passes against the reference, views of what is on the device, benchmarks
-ON_CPU_TESTS := $(patsubst %,tests/test_%.py,cuda method policy rivals damage session_state benchmarks)
+ON_CPU_TESTS := $(patsubst %,tests/test_%.py,cuda method policy damage session_state benchmarks)
 
 cuda-on-cpu: suites/on_cpu $(ON_CPU_RUNS) suites/on_cpu_asan ## its kernels and the engine on them without a GPU, under sanitizers
 

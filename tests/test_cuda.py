@@ -173,8 +173,9 @@ def test_a_command_with_workers_leaves_the_devices_to_them(
 ) -> None:
     monkeypatch.setenv("LAZYLLM_CUDA_FAKE_DEVICES", "2")
     monkeypatch.setenv("LAZYLLM_PROGRESS", "0")
-    call = ["niah", "--model", str(model_folder(tmp_path / "model")), "--wrapper", "none", "--warm-ups", "0"]
-    call += ["--lengths", "560", "--depths", "0,50", "--out", str(tmp_path / "run")]
+    options = "--wrapper none --warm-ups 0 --datasets niah_single_1 --limit 1 --max-length 480 --max-new-tokens 2"
+    call = ["longbench", "--model", str(model_folder(tmp_path / "model")), *options.split()]
+    call += ["--out", str(tmp_path / "run")]
     before = runtime.peak.value = runtime.bytes.value
     assert main([*call, "--workers", "2", "--device", "cuda"]) == 0
     assert runtime.peak.value == before
