@@ -218,7 +218,7 @@ tsan: build/test_ops_tsan build/test_system_tsan ## the C tests under ThreadSani
 
 UNDER_ASAN  := LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 LAZYLLM_SANITIZED=1
 UNDER_TSAN  := LD_PRELOAD="$$($(CC) -print-file-name=libtsan.so)" LAZYLLM_SANITIZED=1
-PYTHON_ONLY := benchmarks calibrate cli config docs gguf gpu_check growing_runs lm_eval longbench_metrics longbench_prompts longbench_run longbench_summary notebooks oracle own_methods packaging pruning reference reproduce ruler search serve serve_figures serve_limits sweep tokenizer workers
+PYTHON_ONLY := benchmarks calibrate cli config docs gguf gpu_check growing_runs lm_eval longbench_metrics longbench_prompts longbench_run longbench_summary notebooks oracle own_methods packaging pruning reference reproduce ruler search serve serve_figures serve_limits sweep tokenizer turns workers
 CORE_TESTS  := $(filter-out $(PYTHON_ONLY:%=tests/test_%.py),$(wildcard tests/test_*.py))
 # These make calls of the core that others make, too, on larger models, or in more threads than ASan needs.
 ABOVE_CORE  := api checkpoint docs document facts families interrupt prefix_cache processes rivals speedup

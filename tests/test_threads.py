@@ -156,7 +156,8 @@ def test_watches_may_use_models_and_nest(tmp_path: Path) -> None:
 def test_a_thread_with_nothing_to_ask_does_without_the_lock_of_python(tmp_path: Path) -> None:
     """Off the main thread there are no signals to look for."""
     made = tiny.build(replace(WIDE, n_layers=4), tmp_path)
-    session, ids, inside = made.load(threads=1).session(None), made.ids(2000), threading.Event()
+    session, ids = made.load(threads=1).session(None), made.ids(tiny.fewer_if_sanitized(2000))
+    inside = threading.Event()
 
     def run() -> None:
         inside.set()
