@@ -12,7 +12,7 @@
 
 #include "common.h"
 
-enum { LAYERS = 4, HIDDEN = 32, HEADS = 4, KV_HEADS = 2, HEAD = 8, FFN = 40, VOCAB = 97, CONTEXT = 200, PROMPT = 60 };
+enum { LAYERS = 4, HIDDEN = 32, HEADS = 4, KV_HEADS = 2, HEAD = 8, FFN = 40, VOCAB = 97, CONTEXT = 200, PROMPT = 40 };
 static const int32_t WINDOWS[LAYERS] = { 0, 25, 0, 11 };
 const double TOLERANCE = 1e-5; /* relative to the largest logit: f32 sums in another order */
 
@@ -247,7 +247,7 @@ int main()
     checkpoint weights;
     lazy_model *cpu = weights.open("cpu"), *cuda = weights.open("cuda");
     printf("%s\n", lazy_model_isa(cuda));
-    const std::vector<turn> all = turns({ PROMPT, 1, 1, 1, 9, 1, 1 });
+    const std::vector<turn> all = turns({ PROMPT, 1, 1, 9, 1 });
     std::vector<std::thread> threads;
     const std::vector<setting> settings = all_settings();
     for (const setting &s : settings) threads.emplace_back(compare, cpu, cuda, s, all);
