@@ -184,7 +184,7 @@ __device__ __forceinline__ void rotate_head(T *to, const T *from, const float *r
     float mean = 0.0f, factor = 1.0f;
     /* calls f(a, b, cosine, sine) for each pair of the lane */
     auto for_pairs = [&](auto f) {
-        for (int i = first; i < half; i += step) {
+        for (int i = first; to && i < half; i += step) {
             pack a = *(const pack *)(from + i), b = *(const pack *)(from + half + i);
             factors c = *(const factors *)(rope + i), s = *(const factors *)(rope + half + i);
 #pragma unroll
