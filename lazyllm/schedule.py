@@ -7,10 +7,7 @@ from lazyllm.checkpoints.config import ModelConfig
 Shapes = Sequence[tuple[Mapping[float, float], float]]
 """Keeps by depth, relative to the first stage's, and the least keep of the first stage with which a shape is
 taken; in the order in which they are tried."""
-SPEEDUP_SHAPES: Shapes = (
-    ({0.23: 1, 0.50: 0.85, 0.63: 0.72}, 0.05),
-    ({0.13: 1, 0.23: 0.45, 0.50: 0.38, 0.63: 0.32}, 0.0),
-)
+SPEEDUP_SHAPES: Shapes = (({0.23: 1, 0.50: 0.85, 0.63: 0.72}, 0.05), ({0.13: 1, 0.23: 0.45, 0.50: 0.38, 0.63: 0.32}, 0))
 SHAPE_LENGTH = 2048  # tokens with which a shape is chosen: the layers do not depend on the prompt
 
 
