@@ -143,7 +143,7 @@ typedef struct lazy_span {
     int64_t begin, end; /* positions begin … end-1 */
 } lazy_span;
 
-/* A layer that has run, as a policy sees it; lazy_view_copy hands out its arrays. Valid during the policy's call. */
+/* A layer that has keys and values, as a policy sees it; lazy_view_copy hands out arrays. Valid during its call. */
 typedef struct lazy_view {
     int layer;
     bool is_prompt;   /* a pass over prompt tokens */

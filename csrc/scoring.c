@@ -76,7 +76,7 @@ static int call_policy(pass *p, const lazy_view *view, float *scores, lazy_error
     return p->ops->upload(p->stream, scores, staging, (size_t)p->in_play.n * sizeof *scores, err);
 }
 
-/* Asks the policy after layer l: to observe it for a stage above, and for the scores of its own, *out. */
+/* Asks the policy in layer l: to observe it for a stage above, and for the scores of its own, *out. */
 static int ask_policy(pass *p, int l, float **out, lazy_error *err)
 {
     const lazy_stage *stage = lazy_schedule_stage(&p->schedule, l);

@@ -78,7 +78,7 @@ class View:
         return _read_only(self._in_play("protected", axis=0).astype(bool))
 
     def aligned(self, layer: int) -> np.ndarray:
-        """`observed[layer]`, whose last axis is the tokens in play after that layer, for those in play now.
+        """`observed[layer]`, whose last axis is the tokens in play in that layer, for those in play now.
 
         Where positions 0, 2 and 5 were in play, and 0 and 5 still are, [.2, .3, .5] becomes [.2, .5].
         """
@@ -160,7 +160,7 @@ class Policy(Scheduled):
     """
 
     layers: ClassVar[int] = 1
-    """With more than 1, `observe` is called after each of the `layers` - 1 layers below a stage."""
+    """With more than 1, `observe` is called in each of the `layers` - 1 layers below a stage."""
 
     queries: ClassVar[int] = 192
     """The most rows that a view may be asked for; a `PrefixCache` leaves as many tokens to the last pass."""

@@ -156,8 +156,8 @@ class GemFilter(OneStage):
         second = super().prefill_flops(config, n_prompt, last_pass)
         if self.kept(n_prompt) == n_prompt:
             return second
-        ends = range(self.layer + 1), [n_prompt] * self.layer + [0]
-        first = sum(layer_flops(config, layer, n_prompt, n_prompt, rows) for layer, rows in zip(*ends, strict=True))
+        first = sum(layer_flops(config, layer, n_prompt, n_prompt, n_prompt) for layer in range(self.layer))
+        first += layer_flops(config, self.layer, n_prompt, n_prompt, 0)
         return first + score_flops(config, n_prompt) + second
 
 
