@@ -240,7 +240,7 @@ sequences/tsan: $(VENV)/test.stamp build/core_tsan/lib
 
 # ---- what the tests reach: lines of C by gcov and of Python by coverage.py in one run; random changes of C that no test notices ----
 
-FLAGS_coverage := $(SANITIZER_LEVEL) --coverage
+FLAGS_coverage := -O2 -fno-ipa-icf -Wno-format-truncation --coverage
 $(eval $(call core_build,_coverage))
 
 # without the notebooks, which take an hour with a core that counts, and the leaks, as coverage allocates too
@@ -249,7 +249,7 @@ coverage: $(VENV)/test.stamp build/test_ops_coverage build/test_system_coverage 
 	rm -rf build/coverage && find build/core_coverage -name '*.gcda' -delete
 	build/test_ops_coverage
 	build/test_system_coverage
-	$(call tests_with,_coverage,$(BIN)/coverage run --rcfile=tests/coverage.ini) $(patsubst %,--ignore=tests/test_%.py,notebooks leaks)
+	$(call tests_with,_coverage,$(BIN)/coverage run --rcfile=tests/coverage.ini) $(patsubst %,--ignore=tests/test_%.py,notebooks leaks) -n auto
 	$(BIN)/coverage combine --quiet --rcfile=tests/coverage.ini
 	$(BIN)/coverage json --quiet --rcfile=tests/coverage.ini -o build/coverage/python.json
 	$(BIN)/python tests/covered.py

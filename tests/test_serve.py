@@ -1,6 +1,10 @@
 """`lazyllm serve` through the clients that people use: answers are those of `llm.generate`."""
 
 import json
+import re
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -152,11 +156,11 @@ def test_messages_of_protected_roles_are_never_dropped(llm: lazyllm.LLM) -> None
         with serving(llm, {"1": 0.2}, protect=roles) as server:
             happened = server.post("/v1/chat/completions", body)[1]["choices"][0]["lazyllm"]
             assert b'_count{setting="{1: 0.2}"}' in server.send("GET", "/metrics")[2]
-            wrong = server.post("/v1/chat/completions", {**body, "lazyllm": {"pruning": "random:keep=0.5"}})
+            wrong = server.post("/v1/chat/completions", {**body, "lazyllm": {"pruning": SETTINGS[-1]}})
         spans = happened["pruning"]["protect"]
         (first, end), *_ = spans
         assert part is None or llm.tokenizer.decode(ids[first:end]).strip() == part
-        assert wrong[0] == 400
+        assert "cannot protect parts of a prompt" in wrong[1]["error"]["message"]
         trace = llm.generate(ids, happened["pruning"], max_new_tokens=4, trace=True).trace
         assert all(trace.prefill_depths[first:end].min() == llm.config.n_layers for first, end in spans)
         assert trace.prefill_depths.min() < llm.config.n_layers
@@ -212,3 +216,18 @@ def test_the_command_needs_a_key_for_other_machines(folder: Path, capsys: pytest
 
     assert main(["serve", "--model", str(folder), "--host", "0.0.0.0"]) == 2
     assert "needs a key" in capsys.readouterr().err
+
+
+def test_the_command_answers_until_it_is_interrupted(folder: Path) -> None:
+    """It ends well, and prints no traceback."""
+    command = [sys.executable, "-m", "lazyllm", "serve", "--model", str(folder), "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            url = next(found[0] for line in process.stderr if (found := re.search(r"http://[\w.:]+", line)))
+            client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+            assert client.completions.create(model=folder.name, prompt="Hi", max_tokens=2).usage.completion_tokens == 2
+        finally:
+            process.send_signal(signal.SIGINT)
+            rest = process.stderr.read()
+    assert (process.returncode, "Traceback" in rest) == (0, False)

@@ -163,6 +163,7 @@ def test_the_guard_lowers_and_raises_the_speedup(
     ("options", "words"),
     [
         ({"guard": 0.2}, "guard changes nothing without shadow"),
+        ({"guard": 0, "shadow": 0.1, "speedup": "1:2"}, "guard must be above 0, not 0"),
         ({"log": "a"}, "log changes nothing without shadow"),
         ({"log_text": True}, "log_text changes nothing without log"),
         ({"protect": "system,users"}, "a role of protect must be system"),

@@ -90,6 +90,7 @@ def test_any_body_is_answered_or_refused_in_one_sentence(server: Server, body: A
         ({"prompt": [[1], [300]]}, "token id 300"),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens must be from 1"),
         ({"prompt": "a", "max_tokens": 600}, "the model's context is 600"),
+        ({"prompt": ["a"] * 129}, "129 prompts are more than the 128 of one request"),
         ({"prompt": "a", "n": 2}, "a temperature above 0"),
         ({"prompt": "a", "stop": ["a"] * 17}, "17 stop texts"),
         ({"prompt": "a", "temprature": 1}, "a request has no field 'temprature'"),

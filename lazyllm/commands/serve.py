@@ -37,7 +37,7 @@ def serve(parser: argparse.ArgumentParser) -> Run:
         limits = {"timeout_graceful_shutdown": GRACE, "limit_concurrency": MOST_CONNECTIONS}
         place = {"host": host, "port": vars(args).get("port", 8000)}
         try:
-            uvicorn.run(create(service, key or None, host), **place, **limits, http="h11")
+            uvicorn.run(create(service, key or None, host), **place, **limits, http="h11", lifespan="off")
         finally:
             service.close()
 
