@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from lazyllm.llm import LLM
 
 JOINT = "\n\n"  # between the text and a question
-QUESTION_ROWS = 64  # a sentence, the end of a chat template, and as many as it takes to read the weights
-QUESTIONS = ("?", "a")  # their prompts are equal as far as those of all questions are
+QUESTION_ROWS = 64  # of a question in `costs`: a sentence, the end of a chat template, and reading the weights
+QUESTIONS = ("?", "a")  # whose prompts have the beginning in common that all questions' have
 
 
 class Document:
     """A text that has been read up to the first stage; made by `LLM.document`.
 
     Each question is answered as if text and question had been one prompt, in the user's turn of the chat
-    template with `chat`. A pruned document selects other tokens for each; a dense one computes the question
-    alone, and takes less in all from the number of questions on that `repr` names.
+    template with `chat`. A pruned document selects tokens for each question anew; a dense one computes the
+    question alone, and takes less in total from the number of questions on that `repr` names.
     """
 
     def __init__(self, llm: LLM, session: Session, text: str, chat: bool, progress: bool = True) -> None:
@@ -89,7 +89,7 @@ class Document:
 
 @dataclass
 class DocumentChat:
-    """A chat about a document; `session` holds it."""
+    """A chat about a document; `session` is its context."""
 
     document: Document
     session: Session
@@ -103,8 +103,8 @@ class DocumentChat:
 
 
 def costs(model: LLM, setting: Method, n: int) -> tuple[float, float, float, int | None]:
-    """Counted work in dense prefills: of reading `n` tokens, a question, one behind a dense reading. And
-    the least number of questions with which dense reading takes less in all; None if it never does."""
+    """Counted work, in dense prefills of `n` tokens: of reading them, of a question, of a question after a dense
+    reading; and the least number of questions for which dense takes less in total, None if it never does."""
     config, rows, n_layers = model.config, min(n, QUESTION_ROWS), model.config.n_layers
     dense = DENSE.flops(config, n)
     dense_each = bare_flops(config, np.tile([n, rows], (n_layers, 1))) / dense

@@ -14,7 +14,7 @@ Shorten = Callable[[str], str]
 
 @dataclass(frozen=True)
 class ItemPrompt:
-    """Token ids of an item, which was `cut` if it was too long."""
+    """The token ids of an item's prompt; `cut` if it was too long and lost a part."""
 
     ids: list[int]
     cut: bool

@@ -104,14 +104,14 @@ def chain_of(draws: Draws, letters: int) -> Draft:
 
 
 def worked_example(task: str, draft: Draft, context: str, answer: str) -> str:
-    """A whole prompt with its answer, which stands before the one that is asked."""
+    """A whole prompt with its answer, to stand before the prompt that is to be answered."""
     prompt = TEMPLATES[task].format(example="", input=draft.input, context=context)
     return f"{prompt}{draft.answer_prefix} {answer}\n\n"
 
 
 COMMON = 10
 LONG = 4096  # tokens; longer items repeat their words more often
-# repetitions of a common word and of any other word; the same in the example; its words that are not common
+# repetitions of a common word and of another, in the list and in its example; the example's other words
 SHORT_LIST, LONG_LIST = ((6, 1), (3, 1), 10), ((30, 3), (10, 3), 30)
 FREQUENT = 3
 DOTS_FILLER = 64  # this many dots have more tokens than the words that one step of the size adds

@@ -95,10 +95,10 @@ def prompt_encoder(tokenizer: Tokenizer, wrapper: AnyWrapper) -> Encode:
 
 
 def generated_items(encode: Encode, options: RulerOptions | NiahOptions) -> dict[str, list[Item]]:
-    """The items of each task at each length, by data set; default: RULER's tasks.
+    """The items of each task at each length, by data set; the default tasks are RULER's.
 
-    With depths, those of a needle at each; an item's id is DEPTH/NUMBER, and items of a length differ only in
-    depth.
+    With NiahOptions, those with a needle at each depth: ids are DEPTH/NUMBER, such as 50/0, and items of equal
+    length and number differ only in depth.
     """
     checked.a_list(options.lengths, "lengths", "[1024, 4096]")
     items_of = partial(generate, encode=encode, count=options.count, seed=options.seed)
@@ -132,7 +132,7 @@ def needles_found(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[tuple[flo
 
 
 class GeneratedTasks(Tasks):
-    """Generated items."""
+    """The generated tasks for the runner."""
 
     def __init__(self, llm: LLM, options: RulerOptions | NiahOptions, max_new_tokens: int | None = None) -> None:
         encode = prompt_encoder(llm.tokenizer, options.wrapper)

@@ -110,8 +110,8 @@ def prompt_ids(
     """The token ids of one item, a dict with the fields of LongBench's files.
 
     A prompt of more than `max_length` tokens loses its middle. `wrapper` is "llama-2", "xgen",
-    "template" (the checkpoint's own), "none", or "auto" by the checkpoint. `templates` are the official ones
-    unless they are given.
+    "template" (the checkpoint's own), "none", or "auto" by the checkpoint. The default `templates` are the
+    official ones.
     """
     return make_prompt(tokenizer, item, max_length, wrapper, templates).ids
 
@@ -124,9 +124,9 @@ def make_prompt(
     templates: Templates | None = None,
     shorten: Shorten | None = None,
 ) -> ItemPrompt:
-    """`prompt_ids`, with whether the prompt was cut, and its wrapper.
+    """The prompt of `prompt_ids`, with its wrapper, and `cut` if it lost its middle.
 
-    `shorten` compresses what the cut has left of the context.
+    `shorten` compresses the part of the context that the cut has left.
     """
     for field in ("dataset", "input", "context"):
         if not isinstance(item.get(field), str):
