@@ -88,8 +88,8 @@ def load(
 def from_transformers(model: Any, tokenizer: Any = None, **options: Any) -> LLM:
     """The LLM of a model of transformers that is in memory, such as a fine-tuned or a merged one.
 
-    `save_pretrained` writes both to a temporary folder (TMPDIR says where), which is there as long as the LLM:
-    what happens to `model` later changes nothing here. Without a tokenizer, prompts are token ids. The options
+    `save_pretrained` writes both to a temporary folder (TMPDIR says where), which exists as long as the LLM:
+    later changes of `model` have no effect. Without a tokenizer, prompts are token ids. The options
     are `device`, `threads`, `compute`, `weights` and `kv` of `load`.
     """
     if not hasattr(model, "save_pretrained") or not hasattr(model, "config"):
@@ -111,7 +111,7 @@ def from_transformers(model: Any, tokenizer: Any = None, **options: Any) -> LLM:
 
 
 def checked_llm(llm: object) -> LLM:
-    """The model; TypeError for what is none, such as its path."""
+    """`llm` itself; TypeError if it is no LLM, for example its path."""
     if isinstance(llm, LLM):
         return llm
     raise TypeError(f'llm must be an open model such as lazyllm.load("path"), not {llm!r}')
@@ -163,8 +163,8 @@ class LLM:
     def session(
         self, pruning: PruningInput = None, prefix: PrefixCache | None = None, progress: bool = True
     ) -> Session:
-        """A new, empty context; None is dense. Its first prompt takes from `prefix` what earlier ones have
-        read of a beginning like its own."""
+        """A new, empty session; `pruning=None` is dense. Its first prompt takes from `prefix` its beginning, as
+        far as an earlier prompt has read the same."""
         method = as_method(pruning)
         method.check(self.config)
         if prefix is not None and not method.reads_in_parts:
@@ -188,8 +188,8 @@ class LLM:
     ) -> Document:
         """Reads a text once, for many questions, each answered as if text and question were one prompt.
 
-        With `chat` that is the user's turn of the chat template. With pruning, reading takes a part of a
-        dense prefill and each question another; it is dense if that takes less for so many `questions`.
+        With `chat` the prompt is the user's turn of the chat template. With pruning, reading takes a part of a
+        dense prefill and each question another part; the document is dense if that takes less for `questions`.
         """
         if not isinstance(text, str) or not text:
             raise TypeError(f"a document must be text, not {text!r:.80}")
@@ -240,11 +240,11 @@ class LLM:
         many log probabilities to record for each new token. `trace` records tokens in play and their scores.
         `tools` are JSON schemas of functions for chat templates that know tools. `prefix` is a session that
         has read what precedes all prompts; each continues a fork of it, with its setting. Or it is a
-        `PrefixCache`, in which whole prompts find what earlier ones have read of a beginning like theirs.
+        `PrefixCache`: the beginning that a whole prompt shares with an earlier one is not read again.
 
         All prompts of a list are checked before the first is run. If one fails later, or Ctrl-C stops the
-        run, the answers made so far are the exception's attribute `finished`. What there is of the answer
-        under way is its `generation`, and the `resume()` of its `session` goes on.
+        run, the answers made so far are the exception's attribute `finished`. The unfinished answer is its
+        `generation`, and the `resume()` of its `session` continues it.
         """
         request = Request(**options)
         sampling, progress = request.sampling, request.progress
