@@ -54,7 +54,7 @@ class Point:
     reached_top: float = nan
 
     def __repr__(self) -> str:
-        """Its row of a table."""
+        """The point as a table of one row."""
         return Frame([self]).table.text()
 
     @property
