@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Drawn(NamedTuple):
-    """A new token, with `Session.computed` and `reached_top` and the seconds since the answer began."""
+    """A new token, with `computed` and `reached_top` of the session and the seconds since the answer began."""
 
     token: int
     computed: float
@@ -208,7 +208,7 @@ class Answer:
         self._text, self._held = self._text + text[:n], text[n:]
 
     def _generation(self) -> Generation:
-        """The answer as far as it has come, of one token at least."""
+        """The answer so far, which has one token at least."""
         core, model, trace = self._core, self._model, None
         if self._request.trace:
             tokens, tokenizer = (core.ids.tolist(), core.kinds, core.depths), model.checkpoint.tokenizer

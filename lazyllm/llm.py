@@ -163,8 +163,8 @@ class LLM:
     def session(
         self, pruning: PruningInput = None, prefix: PrefixCache | None = None, progress: bool = True
     ) -> Session:
-        """A new, empty session; `pruning=None` is dense. Its first prompt takes from `prefix` its beginning, as
-        far as an earlier prompt has read the same."""
+        """A new, empty session; `pruning=None` is dense. Its first prompt takes its beginning from `prefix`, as
+        far as an earlier prompt began alike."""
         method = as_method(pruning)
         method.check(self.config)
         if prefix is not None and not method.reads_in_parts:
@@ -189,13 +189,13 @@ class LLM:
         """Reads a text once, for many questions, each answered as if text and question were one prompt.
 
         With `chat` the prompt is the user's turn of the chat template. With pruning, reading takes a part of a
-        dense prefill and each question another part; the document is dense if that takes less for `questions`.
+        dense prefill, and each question another; if dense takes less for so many `questions`, the document is dense.
         """
         if not isinstance(text, str) or not text:
             raise TypeError(f"a document must be text, not {text!r:.80}")
         setting, questions = as_method(pruning), checked.whole(questions, "questions", 1)
-        *_, enough = costs(self, setting, len(self.tokenizer.encode(text)))
-        if enough and questions >= enough:
+        *_, break_even = costs(self, setting, len(self.tokenizer.encode(text)))
+        if break_even and questions >= break_even:
             setting = DENSE
         return Document(self, self.session(setting, progress=progress), text, chat, progress)
 

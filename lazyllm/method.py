@@ -61,7 +61,7 @@ class Method:
             raise ValueError(f"method is {named!r}; it must be {cls.name!r}")
         signature = inspect.signature(cls)
         try:
-            signature.bind_partial(**values)  # a wrong name is told before a missing one
+            signature.bind_partial(**values)  # to report a wrong name before a missing one
             signature.bind(**values)
         except TypeError as error:
             raise ValueError(f"{cls.name}: {error}; it takes {', '.join(signature.parameters)}") from None

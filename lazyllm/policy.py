@@ -153,7 +153,7 @@ class Policy(Scheduled):
         llm.generate(prompt, pruning=Mine({9: 0.3, 15: 0.1}))
 
     `stages` and options are those of `Pruning`, without `Mass` and `scoring`; or `stages` is a whole `Pruning`,
-    such as `Pruning.for_speedup` gives, of which all but the scoring and the options given here counts. Attributes
+    such as `Pruning.for_speedup` gives; its scoring is ignored, and options given here replace its own. Attributes
     that a subclass sets are part of the setting, and are numbers, texts, lists, dicts or arrays; those with a
     leading underscore are not. Sessions in several threads may share a policy, so what one pass has to
     remember belongs in what `observe` returns, not in attributes.

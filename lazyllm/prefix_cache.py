@@ -86,7 +86,7 @@ class PrefixCache:
         return max(lengths, default=0)
 
     def _longest(self, owner: Owner, ids: np.ndarray) -> _core.Session | None:
-        """A fork, cut to them, of the context that has read most of these ids; None if they are below LEAST_READ."""
+        """A fork of a context, cut to the longest known beginning of these ids; None if it is below LEAST_READ."""
         with self._lock:
             lengths = [shared(core.ids, ids) if other == owner else 0 for other, core in self._entries]
             if (n := max(lengths, default=0)) < LEAST_READ:

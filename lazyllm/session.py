@@ -38,7 +38,7 @@ class Session:
     """A context that grows by `forward` and `ask`; made by `LLM.session`. It serves one thread at a time.
 
     A pass that is interrupted (Ctrl-C) or fails leaves the session as it was. An answer is many passes: the
-    exception that interrupts one has what there is of it as `generation`, and `resume` goes on.
+    exception that interrupts one has its part so far as `generation`, and `resume` continues it.
     """
 
     llm: LLM
@@ -323,7 +323,7 @@ class Session:
             raise
 
     def run_pass(self, run: Callable[..., T], ids: list[int], n_given: int | None, progress: bool) -> T:
-        """The result of a pass over these ids; of a prompt of `n_given` tokens, unless that is None."""
+        """The result of a pass over these ids. `n_given` is that of `Place` for ids of a prompt, None for others."""
         with prefill_watch(len(ids), self.llm.config.n_layers, progress) as watch:
             if n_given is not None:  # from here on nothing but the pass itself can fail
                 self.places = (*self.prompts, Place(self.length, len(ids), n_given))

@@ -27,7 +27,7 @@ FOLDER_SUFFIX = ".calibration"
 SHARES = (0.45, 0.55, 0.65, 0.75)
 """By schedule tried: the share of the work left by the speedup that layers below the first stage take."""
 FURTHER = ((0.35, 0.85), (0.26, 0.72 / 0.85))
-"""The rise and the fall of their second and third stage, near those of the first of SPEEDUP_SHAPES."""
+"""Rise and fall, as in `shape`, of their second and third stage, near those of the first of SPEEDUP_SHAPES."""
 
 
 def calibrate(

@@ -15,7 +15,7 @@ from lazyllm.llm import LLM
 from lazyllm.prompt import Prompt as UserPrompt
 
 NEEDLES = ("niah_single_2", "niah_multikey_1", "niah_multivalue")
-LENGTHS = (1024, 2048)  # tokens of a prompt with its answer, unless others are given
+LENGTHS = (1024, 2048)  # tokens of a prompt with its answer, by default
 MAX_NEW_TOKENS = 48  # of the answers that name needles
 OWN = "own prompts"  # name of the data set of the user's prompts
 
@@ -27,9 +27,9 @@ class CalibrationTasks(GeneratedTasks):
     """
 
     def __init__(
-        self, llm: LLM, own: Sequence[UserPrompt], count: int, seed: int, lengths: Sequence[int] | None = None
+        self, llm: LLM, prompts: Sequence[UserPrompt], count: int, seed: int, lengths: Sequence[int] | None = None
     ) -> None:
-        own_ids = encoded(llm, own)
+        own_ids = encoded(llm, prompts)
         if lengths is None:
             lengths = sorted({min(length, llm.config.context) for length in LENGTHS})
         options = RulerOptions(tasks=NEEDLES, lengths=lengths, count=count, seed=seed)

@@ -36,8 +36,8 @@ class Family:
     query_scalar: str | None = None
     """The field whose root divides scores, in place of the head dimension's."""
     scales: Sequence[str] = ()
-    """Fields of numbers that are read: Granite's multipliers, Cohere's `logit_scale`, and SOFT_CAPS, which
-    other families refuse."""
+    """Fields of scales and caps that are read: Granite's multipliers, Cohere's `logit_scale`, SOFT_CAPS. Other
+    families refuse SOFT_CAPS."""
     windows: Literal["none", "all", "all_if_used", "pattern", "optional"] = "none"
     """Layers with a sliding window: none; all; all if `use_sliding_window` is set; those that `layer_types` or
     else `sliding_window_pattern` names; or, if `use_sliding_window` is set, those that `layer_types` or else

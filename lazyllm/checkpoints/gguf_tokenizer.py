@@ -66,8 +66,8 @@ class GgufVocabulary:
             for name, key in SPECIAL_TOKENS.items()
             if self.fields.get(f"{PREFIX}{key}_token_id") is not None
         }
-        asked = self.fields.get(f"{PREFIX}add_bos_token", self.kind == "llama" or self.split is LLAMA3)
-        adds_bos = bool(asked) and "bos_token" in self.special
+        flag = self.fields.get(f"{PREFIX}add_bos_token", self.kind == "llama" or self.split is LLAMA3)
+        adds_bos = bool(flag) and "bos_token" in self.special
         template = self.fields.get("tokenizer.chat_template")
         self.settings: dict[str, Any] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -112,11 +112,11 @@ class GgufVocabulary:
         merges, unknown = self.sentencepiece_merges(), self.special.get("unk_token")
         backend = Tokenizer(BPE(self.ids, merges, byte_fallback=True, fuse_unk=True, unk_token=unknown))
         steps: list[Any] = [normalizers.Replace(" ", WORD_MARK)]
-        back: list[Any] = [decoders.Replace(WORD_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
+        decoding: list[Any] = [decoders.Replace(WORD_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
         if self.fields.get(f"{PREFIX}add_space_prefix", True):
             steps.insert(0, normalizers.Prepend(WORD_MARK))
-            back.append(decoders.Strip(" ", 1, 0))
-        backend.normalizer, backend.decoder = normalizers.Sequence(steps), decoders.Sequence(back)
+            decoding.append(decoders.Strip(" ", 1, 0))
+        backend.normalizer, backend.decoder = normalizers.Sequence(steps), decoders.Sequence(decoding)
         return backend
 
     def sentencepiece_merges(self) -> list[tuple[str, str]]:

@@ -41,7 +41,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
     `pretrained` is a folder, a hub id or an open LLM; `pruning` is a method, its text for `parse_method`, or
     its parsed JSON; `options` are those of `load`. Texts of more than `max_length` tokens, by default the
     model's context, lose their beginning. `seed` is that of sampled answers. Requests run one by one at any
-    batch size; what their prompts begin with is read once.
+    batch size; a beginning that their prompts share is read once.
     """
 
     def __init__(

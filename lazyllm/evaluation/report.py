@@ -151,7 +151,7 @@ def turns_table(summary: Summary) -> Table:
 
 
 def category_of(name: str) -> str:
-    """The category of a LongBench data set or of a generated task at a length; own prompts are one."""
+    """The category of a LongBench data set or of a generated task; any other name is its own category."""
     if AT in name:
         return kind_of(name).category
     return DATA_SETS[name].category if name in DATA_SETS else name

@@ -63,10 +63,10 @@ def joined(first: Manifest, second: Manifest, place: str, other_place: str) -> M
             "cannot be compared need folders of their own"
         )
     new = [selection for selection in second["selections"] if selection not in first["selections"]]
-    both = {name: {**value, **other[name]} if isinstance(value, dict) else value for name, value in base.items()}
+    merged = {name: {**value, **other[name]} if isinstance(value, dict) else value for name, value in base.items()}
     return {
         **first,
-        "conditions": both,
+        "conditions": merged,
         "environments": {**first["environments"], **second["environments"]},
         "selections": [*first["selections"], *new],
     }

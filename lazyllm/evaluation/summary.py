@@ -177,7 +177,7 @@ class Interval(NamedTuple):
 
 
 def mean(values: Sequence[float] | np.ndarray) -> float:
-    """The mean; nan of no values."""
+    """The mean; nan without values."""
     return float(np.mean(values)) if len(values) else nan
 
 

@@ -45,7 +45,7 @@ class Tasks(Protocol):
         return []
 
     def prediction(self, llm: LLM, text: str) -> str:
-        """The part of an answer that is scored; the wrapper is the model's, even where prompts have none."""
+        """The part of an answer that is scored, by the model's wrapper, also where prompts are not wrapped."""
         of_xgen = chat_wrapper(llm.tokenizer, self.wrapper) == "xgen"
         return text.strip().replace(XGEN_ASSISTANT.strip(), "") if of_xgen else text
 

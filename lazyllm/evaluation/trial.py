@@ -113,7 +113,7 @@ class Prepared:
             "prompt_tokens": n_whole,
             "cut": self.prompt.cut,
             "wrapper": self.prompt.wrapper,
-            "pruning": str(use.pruning),  # what the setting has become for this prompt
+            "pruning": str(use.pruning),  # the setting for this prompt
             "flops": use.pruning.prefill_flops(llm.config, len(ids), counts),
             # of the whole prompt, of which compression left a share
             "computed": round(use.computed * len(ids) / n_whole, 6),

@@ -147,5 +147,5 @@ def run_part(part: Sequence[Trial], recipe: Recipe) -> tuple[list[dict[str, Any]
             warm_up(llm, recipe.tasks, cold, recipe.warm_ups)
             _warm.update((recipe.call, setting) for setting in methods)
         rows = [result_row(llm, recipe.tasks, trial, recipe.measure) for trial in part]
-        beside = {"workers there": recipe.workers} if (recipe.workers or 1) > 1 else {}
-        return rows, environment(llm, recipe.warm_ups) | beside
+        shared = {"workers there": recipe.workers} if (recipe.workers or 1) > 1 else {}
+        return rows, environment(llm, recipe.warm_ups) | shared

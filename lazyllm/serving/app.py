@@ -1,4 +1,4 @@
-"""The application: OpenAI's paths over a Service, a model and how requests to it are answered."""
+"""The web application: OpenAI's paths over a Service, which answers requests to one model."""
 
 import logging
 import threading

@@ -152,7 +152,7 @@ def contents(ask: Ask, parts: Iterable[Part]) -> Iterator[Any]:
     """The events of streamed answers; or the body of whole answers, each of which is one part."""
     kind, prefix = ("chat.completion", "chatcmpl") if ask.chat else ("text_completion", "cmpl")
     kind += ".chunk" if ask.chat and ask.stream else ""
-    about = {"id": f"{prefix}-{uuid4().hex}", "object": kind, "created": int(time.time()), "model": ask.model}
+    common = {"id": f"{prefix}-{uuid4().hex}", "object": kind, "created": int(time.time()), "model": ask.model}
     started, choices, n_given, n_new = set[int](), list[dict[str, Any]](), sum(map(len, ask.prompts)), 0
     for number, text, end, effect in parts:
         choice: dict[str, Any] = {"index": number, "logprobs": None, "finish_reason": None}
@@ -164,11 +164,11 @@ def contents(ask: Ask, parts: Iterable[Part]) -> Iterator[Any]:
             choice |= {"finish_reason": end.finish_reason, "lazyllm": effect}
             choice["logprobs"] = _logprobs(ask, end) if ask.logprobs else None
         if ask.stream:
-            yield f"data: {json.dumps({**about, 'choices': [choice]})}\n\n"
+            yield f"data: {json.dumps({**common, 'choices': [choice]})}\n\n"
         else:
             choices.append(choice)
     usage = {"prompt_tokens": n_given, "completion_tokens": n_new, "total_tokens": n_given + n_new}
-    last = {**about, "choices": choices, "usage": usage}
+    last = {**common, "choices": choices, "usage": usage}
     if ask.stream:
         yield (f"data: {json.dumps(last)}\n\n" if ask.include_usage else "") + "data: [DONE]\n\n"
     else:

@@ -68,7 +68,7 @@ def keep(value: object, what: str) -> float:
 
 
 def choice(value: object, what: str, choices: Sequence[str]) -> str:
-    """One of the words."""
+    """The value, which must be one of `choices`."""
     if not isinstance(value, str):
         raise TypeError(f"{what} must be a string, not {value!r}")
     if value not in choices:

@@ -16,8 +16,8 @@ _own_watch: ContextVar[Watch | None] = ContextVar("own_watch", default=None)
 
 @contextmanager
 def watching(watch: Watch) -> Iterator[None]:
-    """Calls `watch` in this thread with the layers done and all layers: after each layer of a long pass and
-    at the end of each pass. An exception that it raises ends the pass as Ctrl-C does."""
+    """Calls `watch` in this thread with the numbers of layers done and of all layers, after each layer of a long
+    pass and at the end of each pass. An exception that it raises ends the pass as Ctrl-C does."""
     before = _own_watch.set(watch)
     try:
         yield

@@ -20,25 +20,25 @@ def hidden_needles(
     in_noise: bool = False,
     values: Source = numbers,
     keys: int = 1,
-    each: int = 1,
+    per_key: int = 1,
     asked: int = 1,
     in_turn: bool = False,
 ) -> Draft:
-    """A text with `keys` keys of `each` codes, the first code at the item's depth; the question is for the codes
-    of the first `asked` keys, or `in_turn` for the code of each key."""
+    """A text with `keys` keys of `per_key` codes, the first code at the item's depth; the question is for the
+    codes of the first `asked` keys, or `in_turn` for the code of each key."""
     draws, text = spec.draws, noise() if in_noise else prose()
     all_keys = list(islice(distinct(names(draws.fork("keys")), text), keys))
-    codes = list(islice(distinct(values(draws.fork("values")), text), keys * each))
-    needle = ONE_OF_SEVERAL if each > 1 else NEEDLE
-    needles = [needle.format(all_keys[place // each], code) for place, code in enumerate(codes)]
+    codes = list(islice(distinct(values(draws.fork("values")), text), keys * per_key))
+    needle = ONE_OF_SEVERAL if per_key > 1 else NEEDLE
+    needles = [needle.format(all_keys[place // per_key], code) for place, code in enumerate(codes)]
     depths = [spec.depth, *(depth for depth in draws.depths(len(needles)) if depth != spec.depth)]
     start = draws.below(len(text.sentences))
-    asked_for, prefix = question(all_keys[:asked], each)
+    asked_for, prefix = question(all_keys[:asked], per_key)
 
     def context(words: int) -> str:
         return text.around(zip(depths, needles, strict=False), words, start)
 
-    draft = Draft(asked_for, codes[: asked * each], context, MIN_WORDS, prefix)
+    draft = Draft(asked_for, codes[: asked * per_key], context, MIN_WORDS, prefix)
     if not in_turn:
         return draft
     turns = [
@@ -66,12 +66,12 @@ def only_needles(spec: Spec, keys: Source, values: Source, filler: int) -> Draft
     return Draft(asked, [code], context, filler, prefix)
 
 
-def question(keys: Sequence[str], each: int = 1) -> tuple[str, str]:
+def question(keys: Sequence[str], per_key: int = 1) -> tuple[str, str]:
     """The question for the codes of some keys, and the beginning of its answer."""
     listed = f"{', '.join(keys[:-1])} and {keys[-1]}" if len(keys) > 1 else keys[0]
-    if each == len(keys) == 1:
+    if per_key == len(keys) == 1:
         return f"What is the secret code of {listed}?", f" The secret code of {listed} is"
-    codes = f"{each} secret codes" if each > 1 else "secret codes"
+    codes = f"{per_key} secret codes" if per_key > 1 else "secret codes"
     return f"What are the {codes} of {listed}?", f" The {codes} of {listed} are"
 
 

@@ -29,7 +29,7 @@ NEEDLES: Mapping[str, Callable[[Spec], Draft]] = {
     "niah_multikey_1": partial(ruler.hidden_needles, keys=4),
     "niah_multikey_2": partial(ruler.only_needles, keys=names, values=numbers, filler=ruler.NUMBER_FILLER),
     "niah_multikey_3": partial(ruler.only_needles, keys=uuids, values=uuids, filler=ruler.UUID_FILLER),
-    "niah_multivalue": partial(ruler.hidden_needles, each=4),
+    "niah_multivalue": partial(ruler.hidden_needles, per_key=4),
     "niah_multiquery": partial(ruler.hidden_needles, keys=4, asked=4),
 }
 ONE_NEEDLE = tuple(NEEDLES)[:6]  # niah_single_* and niah_multikey_*
@@ -83,8 +83,8 @@ def generate(task: str, encode: Encode, length: int, count: int, seed: int, dept
         # the same texts and questions in turn and alone
         draws = Draws(f"{IN_TURN if kind.alone else task}/{length}/{seed}/{number}")
         (drawn,) = draws.depths(1)
-        at = drawn if depth is None else depth
-        spec = Spec(draws, at, length, seed, number)
+        spec_depth = drawn if depth is None else depth
+        spec = Spec(draws, spec_depth, length, seed, number)
         items.append(kind.item(encode, spec))
     return items
 

@@ -88,8 +88,8 @@ def read_templates(file: Path) -> Templates:
     """The templates in a file, and the lengths beside it, or else the official ones."""
     if not file.is_file():
         raise FileNotFoundError(f"{file} is missing; expected a file such as {PROMPT_FILE} of {ORIGIN}")
-    beside = file.with_name(LENGTH_FILE)
-    lengths = beside if beside.is_file() else OFFICIAL / LENGTH_FILE
+    neighbour = file.with_name(LENGTH_FILE)
+    lengths = neighbour if neighbour.is_file() else OFFICIAL / LENGTH_FILE
     templates = Templates(str(file), *(parse_object(table.read_bytes(), table) for table in (file, lengths)))
     for name, template in templates.prompts.items():
         if wrong := BRACES.findall(ALLOWED.sub("", template)) if isinstance(template, str) else [template]:
