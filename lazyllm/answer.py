@@ -1,4 +1,4 @@
-"""Answer: one answer under way, token by token; it can be interrupted and go on later."""
+"""Answer: one answer under way, token by token; it can be interrupted and continued."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def load(
     `revision`: a branch, tag or commit of a hub id. `file`: the name of a GGUF file in the folder or hub
     repository, which is used in place of safetensors. `device`: auto, cpu, cuda or cuda:N. `weights`: auto
     (as stored, or q8 where they are not quantized and compute is int8), q8 (rounded to 8 bits: Q8_0), or q4
-    (the layers to 4 bits: Q4_1; the embedding and the LM head to 8). The others are for the CPU. `threads`:
+    (the layers to 4 bits: Q4_1; the embedding and the LM head to 8). The remaining options are for the CPU. `threads`:
     None takes every physical core that this process may use. `compute`: the type of the operands of products,
     f32, bf16 or int8 where the processor has instructions for it, or fastest: bf16, else f32. int8 rounds
     activations and weights to 8 bits by groups of 32. `kv`: the type of keys and values, f32, f16 or bf16.
@@ -236,7 +236,7 @@ class LLM:
         give further variables such as `{"enable_thinking": False}`. An answer ends at the checkpoint's end
         token or one of `stop_token_ids`, before the first of the `stop` strings, or after `max_new_tokens`.
         The default `sampling` is greedy; with a seed the prompts of a list draw with that seed, the next one,
-        and so on. With `n` above 1 there are as many answers to each prompt, which runs once. `logprobs`: how
+        and so on. With `n` above 1 each prompt runs once and gets a list of `n` answers. `logprobs`: how
         many log probabilities to record for each new token. `trace` records tokens in play and their scores.
         `tools` are JSON schemas of functions for chat templates that know tools. `prefix` is a session that
         has read what precedes all prompts; each continues a fork of it, with its setting. Or it is a

@@ -50,7 +50,7 @@ class View:
         return f"<View of layer {self.layer}: {self._facts['n_in_play']} tokens in play>"
 
     def _part(self, name: str, first: int, n: int) -> np.ndarray:
-        """A copy of `n` entries of a part, activations in float32; the core has bfloat16 as its 16 bits."""
+        """A copy of `n` entries of a part, activations in float32; the core gives bfloat16 as 16-bit integers."""
         if self._core is None:
             raise RuntimeError(f"the view of layer {self.layer} was used after its call; keep its arrays")
         if (name, n) not in self._copied:

@@ -47,7 +47,7 @@ class Mass:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """A stage's rule: the share `keep` of the prompt stays; what is dropped is gone for good, from every
+    """A stage's rule: the share `keep` of the prompt stays; dropped tokens are gone for good, from every
     layer of all later passes."""
 
     keep: float
@@ -331,7 +331,7 @@ class Pruning(Scheduled):
         """Counted operations of a pass that has run, from its token counts, `Session.last_pass`. Those
         computed are assumed to be the last ones in play: an upper bound on the pairs."""
         in_play = last_pass[:, 0].tolist()
-        # what is gone counts for min_tokens but is not in play; a pass that dropped something had stages
+        # tokens that are gone count for min_tokens but are not in play; a pass that dropped tokens had stages
         n_context = math.inf if in_play[-1] < in_play[0] else in_play[0]
         stages = [layer for layer, _ in self._stages_of(n_context, generated)]
         total, scoring = bare_flops(config, last_pass), self.scoring

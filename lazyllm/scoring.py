@@ -18,12 +18,11 @@ RMS_BELOW = 1 / 3  # kept by the first stage: below, heads are pooled by their r
 class Scoring:
     """The options of the score; without any it is the paper's, the query token's attention.
 
-    A score is the mean over heads and over the last `queries` new tokens; with `pooling="max"` the mean over
-    heads and the largest over these tokens, with "rms" the root mean square over heads and the largest over
-    tokens; then the largest share in the last `layers` layers, the mean over `smooth` neighbours (odd), and in
-    decode steps at least `memory` times the remembered score, of which `revival` counts for a token that would
-    have to be revived.
-    docs/method.md defines each.
+    The attention of the last `queries` new tokens is pooled: "mean" is the mean over heads and these tokens,
+    "max" the mean over heads and the largest over tokens, "rms" the root mean square over heads and the largest
+    over tokens. Then a score is the largest share in the last `layers` layers, averaged over `smooth` neighbours
+    (odd), and in decode steps at least `memory` times the remembered score. The score of a token that would have
+    to be revived counts `revival` times. docs/method.md defines each.
     """
 
     layers: int = 1

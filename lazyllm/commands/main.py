@@ -29,8 +29,8 @@ COMMANDS: dict[Callable[[argparse.ArgumentParser], Run], str] = {
     small.lm_eval: "--model lazyllm --tasks arc_easy "
     """--model_args '{"pretrained": "DIR", "pruning": "2x"}'""",
 }
-"""In the order that --help lists them, with an example of its arguments: functions that add the arguments of
-a command to its parser and return what runs it. Their docstring is its help."""
+"""The commands in the order of --help, each with an example of its arguments. The function of a command adds the
+arguments to its parser and returns the function that runs it; its docstring is the help."""
 USAGE_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 
 

@@ -53,7 +53,7 @@ def preset_file(text: str) -> Path:
 
 
 def out_folder(text: str) -> Path:
-    """The folder need not exist, nor its parents."""
+    """The path of a folder, which need not exist, nor its parents."""
     path = user_path(text)
     existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not existing.is_dir():

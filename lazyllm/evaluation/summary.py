@@ -95,8 +95,8 @@ class Summary:
         return sum(len(self.of(label, environment=environment)) for label in self.settings)
 
     def environment_of(self, setting: str) -> str | None:
-        """The environment with the most rows in which the setting and dense were timed on a common item; if
-        there is none, that in which the setting was timed."""
+        """The environment with the most rows: of those that timed the setting and dense on a common item, or
+        else of those that timed the setting."""
         rows = {name: self.of(setting, environment=name) for name in self.environments}
         timed = [name for name in self.environments if rows[name]]
         paired = (name for name in timed if rows[name].keys() & self.of(DENSE_LABEL, environment=name).keys())

@@ -57,7 +57,7 @@ def as_method(pruning: object) -> Method:
 
 
 def parse_method(text: str) -> Method:
-    """A method from one argument: `2x`, `dense`, `random:keep=0.5`, stages as JSON, what `to_json` writes, or
+    """A method from one argument: `2x`, `dense`, `random:keep=0.5`, stages as JSON, the text of `to_json`, or
     the file of a preset, whose name ends with .json. Installed packages may offer more (`ENTRY_POINTS`)."""
     text = text.strip()
     name, _, options = text.partition(":")

@@ -34,8 +34,8 @@ TITLE = "Settings tried [95 %]; * is the preset's"
 class Preset(Method):
     """A setting found by `calibrate` or `search`; as `pruning=` it warns on other checkpoints.
 
-    `model` and `sha256` (of config and weights) name the checkpoint. `speedup` is the counted one, of the
-    prompts it was found with. `versions` are those of the software. `evidence` is plain JSON data: the
+    `model` and `sha256` (of config and weights) name the checkpoint. `speedup` is counted, for the prompts
+    with which the setting was found. `versions` are those of the software. `evidence` is plain JSON data: the
     `candidates` with their measurements, and the numbers of `prompts`. Comparisons ignore the last two fields.
     """
 
@@ -95,7 +95,7 @@ class Preset(Method):
 
     @property
     def table(self) -> Table:
-        """The settings that were tried, the chosen one marked; what was not measured has no column."""
+        """The settings that were tried, the chosen one marked; columns without a measurement are left out."""
         columns: dict[str, list[str]] = {"setting": [], "counted speedup": []}
         candidates = self.evidence["candidates"]
         for candidate in candidates:

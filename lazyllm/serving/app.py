@@ -68,7 +68,7 @@ class Service:
         session = self.llm.session(setting, self.cache if setting.reads_in_parts else None, progress=False)
         prompts = [session.checked_prompt(ids, ask.request) for ids in ask.prompts]
         n_tokens = max(setting.kept(len(ids)) for ids in ask.prompts) + ask.request.max_new_tokens
-        n_sessions = 1 if ask.n == 1 else 2  # one answer after the other goes on in a fork
+        n_sessions = 1 if ask.n == 1 else 2  # each of several answers continues in a fork, one by one
         with self._promised(n_tokens, n_sessions * session.core.bytes_for(n_tokens)):
             for number, prompt in enumerate(prompts):
                 request = replace(ask.request, sampling=ask.request.sampling.for_prompt(number))

@@ -38,7 +38,7 @@ ONLY: Mapping[str, Any] = {
     "response_format": {"type": "text"},
     "tool_choice": "auto",
 }
-"""Fields with the only value that is accepted, which has no effect."""
+"""By field: the only value that is accepted, which has no effect."""
 
 KINDS = {bool: "true or false", dict: "an object", list: "a list"}
 
@@ -100,8 +100,8 @@ def _field(values: Mapping[str, Any], name: str, kind: type) -> Any:
 
 
 def _chat(llm: LLM, values: Mapping[str, Any], roles: Sequence[str]) -> tuple[list[list[int]], Spans]:
-    """The token ids that the chat template makes of messages and tools; and for each role the span of its text:
-    where they differ from those of the chat with other text in its messages, or without tools."""
+    """The token ids that the chat template makes of messages and tools; and for each role the span in
+    which the ids change if its messages have another text, or for the role "tools" if there are no tools."""
     messages, tools = checked_messages(_field(values, "messages", list)), _field(values, "tools", list)
     variables = _field(values, "chat_template_kwargs", dict)
     if not messages:

@@ -27,8 +27,8 @@ from lazyllm.support.progress import watching
 
 TOKENS = 16  # of dense's answer that are compared
 MOST_WAITING = 16  # prompts that wait to be compared; others are left out
-PAUSE = 0.02  # seconds between looks whether requests run
-STEP = 0.25  # of the speedup, by which the guard changes it
+PAUSE = 0.02  # seconds between checks for running requests
+STEP = 0.25  # by which the guard changes the speedup
 LEAST, WINDOW = 4, 8  # comparisons that the guard needs to lower the speedup, and to raise it
 log = logging.getLogger("lazyllm.serving")
 

@@ -87,7 +87,7 @@ def chained_variables(spec: Spec) -> Draft:
 
 
 def chain_of(draws: Draws, letters: int) -> Draft:
-    """One chain of HOPS assignments, of variables of so many letters; its size is the words of noise."""
+    """One chain of HOPS assignments, of variables of `letters` letters; its size is the words of noise."""
     found = islice(distinct(codewords(draws.fork("variables"), letters)), 1 + HOPS)
     variables = [name.upper() for name in found]
     value = next(numbers(draws, digits=5))
