@@ -41,7 +41,7 @@ class Generation:
     `text` excludes those. `finish_reason` is "stop" (an end token or a stop string), "length", or
     "interrupted" in the part of an answer that an exception carries. `speedup` is the counted work of running
     this prompt, dense over pruned: 1.0 if nothing of it was dropped, None where it cannot be counted.
-    `unpruned` says why a setting dropped nothing in the whole answer; "" if it did, or is dense.
+    `unpruned` says why a setting dropped nothing in the whole answer; "" if it dropped tokens or is dense.
     `seed` is that of the draws; None for a greedy answer. `logprobs` has, for each new token, logarithms of
     the model's own probabilities by token: the largest, as many as were asked for, and the new token's.
     """

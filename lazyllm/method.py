@@ -75,7 +75,7 @@ class Method:
         return None
 
     def conditions(self, llm: Any, progress: bool) -> dict[str, Any]:
-        """Conditions of results beside the setting's text: the hash of the source of a class of the user's."""
+        """Conditions of results beside the setting's text: the hash of the source of a class outside this package."""
         digest = source_digest(type(self))
         return {"source sha256": digest} if digest else {}
 

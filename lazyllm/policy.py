@@ -213,7 +213,7 @@ class Policy(Scheduled):
         return json.dumps(table | {"schedule": self.schedule._plain(), "fields": self._fields})
 
     def check(self, config: ModelConfig) -> None:
-        """Raises an error if a stage is above the model's layers, or an attribute cannot be part of a setting."""
+        """Raises an error if a stage does not fit the model, or an attribute cannot be part of a setting."""
         self.schedule.check(config)
         checked.whole(self.layers, f"{type(self).__name__}.layers", 1)
         checked.whole(self.queries, f"{type(self).__name__}.queries", 1)

@@ -374,10 +374,10 @@ class Pruning(Scheduled):
     ) -> Pruning:
         """The schedule for a counted speedup of a prompt of `n_prompt` tokens, chosen to lose little.
 
-        `model` is an LLM or its config. Stages have the first of the `shapes` that reaches the speedup, else the
-        last; docs/method.md has the default ones. The layers depend on the model, the target and the scoring;
-        the keeps on `n_prompt` too. `scoring`: recommended, paper, or a Scoring; its work is counted. The
-        speedup is at most 1 % above the target, more for prompts of a few dozen tokens.
+        `model` is an LLM or its config. Stages have the first of the `shapes` that reaches the speedup with its
+        least keep, or the last; docs/method.md has the default ones. The layers depend on the model, the target
+        and the scoring; the keeps on `n_prompt` too. `scoring`: recommended, paper, or a Scoring; its work is
+        counted. The speedup is at most 1 % above the target, more for prompts of a few dozen tokens.
         """
         if isinstance(scoring, str):
             checked.choice(scoring, "scoring", ("recommended", "paper"))

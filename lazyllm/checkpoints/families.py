@@ -47,7 +47,7 @@ class Family:
     local_theta: tuple[str, float] | None = None
     """The field and the default of the base frequency in layers with a window, where it differs."""
     partial_rope: bool = False
-    """RoPE may rotate the first values of each head only."""
+    """RoPE may rotate only the first values of each head."""
     no_rope: Literal["none", "listed", "full", "full_if_mixed"] = "none"
     """Layers without RoPE: none; those that `no_rope_layers` or else `no_rope_layer_interval` names; those
     without a window; or those without a window unless `sliding_window` is null."""

@@ -83,8 +83,8 @@ def generate(task: str, encode: Encode, length: int, count: int, seed: int, dept
         # the same texts and questions in turn and alone
         draws = Draws(f"{IN_TURN if kind.alone else task}/{length}/{seed}/{number}")
         (drawn,) = draws.depths(1)
-        spec_depth = drawn if depth is None else depth
-        spec = Spec(draws, spec_depth, length, seed, number)
+        needle_depth = drawn if depth is None else depth
+        spec = Spec(draws, needle_depth, length, seed, number)
         items.append(kind.item(encode, spec))
     return items
 
