@@ -26,9 +26,9 @@ def placed(shape: Mapping[float, float], config: ModelConfig) -> dict[int, float
     stages before, or at the last layer that sees it if there is none above."""
     keeps: dict[int, float] = {}
     layers = seeing_layers(config, config.n_layers - 2)
-    for nearest, keep in {round(depth * config.n_layers): keep for depth, keep in shape.items()}.items():
+    for ideal, keep in {round(depth * config.n_layers): keep for depth, keep in shape.items()}.items():
         free = [layer for layer in layers if layer > max(keeps, default=-1)] or layers[-1:]
-        keeps[min(free, key=lambda layer: abs(layer - nearest))] = keep
+        keeps[min(free, key=lambda layer: abs(layer - ideal))] = keep
     return keeps
 
 

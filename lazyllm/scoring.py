@@ -11,7 +11,7 @@ from lazyllm.support import checked
 
 PLACES = 11  # runs of `smooth` tokens for which the first stage has room
 NARROWEST, WIDEST = 13, 31  # limits of `smooth`
-RMS_BELOW = 1 / 3  # kept by the first stage: below, heads are pooled by their root mean square
+RMS_BELOW = 1 / 3  # share kept by the first stage, below which heads are pooled by their root mean square
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
