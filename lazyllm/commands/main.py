@@ -67,12 +67,12 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command, example in COMMANDS.items():
         name, summary = command.__name__.replace("_", "-"), command.__doc__ or ""
-        own = commands.add_parser(
+        subparser = commands.add_parser(
             name,
             help=summary[:1].lower() + summary[1:].removesuffix("."),
             description=summary,
             epilog=f"example:\n  lazyllm {name} {example}".rstrip(),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        own.set_defaults(run=command(own))
+        subparser.set_defaults(run=command(subparser))
     return top
