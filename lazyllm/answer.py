@@ -1,4 +1,4 @@
-"""Answer: one answer under way, token by token; it can be interrupted and go on later."""
+"""Answer: one answer under way, token by token; it can be interrupted and continued."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Drawn(NamedTuple):
-    """A new token, with `Session.computed` and `reached_top` and the seconds since the answer began."""
+    """A new token, with `computed` and `reached_top` of the session and the seconds since the answer began."""
 
     token: int
     computed: float
@@ -34,9 +34,9 @@ class Drawn(NamedTuple):
 
 
 class Answer:
-    """One answer under way in a session; it keeps no reference to the session, which keeps it.
+    """One answer under way in a session. The session may refer to it; it does not refer to the session.
 
-    `_prompt_ids` are those that the model reads, from position `_begins` on; there are none before its pass.
+    `_prompt_ids` are the ids that the model reads, from position `_begins` on; empty before the prompt's pass.
     """
 
     def __init__(self, session: Session, encoded: EncodedPrompt, request: Request) -> None:
@@ -44,7 +44,7 @@ class Answer:
         self._encoded, self._request = encoded, request
         self._prompt_ids: list[int] = []
         self._begins = 0
-        self._seconds = encoded.compress_seconds  # spent on it before this call
+        self._seconds = encoded.compress_seconds  # spent on the answer before the current call
         self._passes: list[Pass] = []
         self._drawn: list[Drawn] = []
         self._ends = self._model.eos_token_ids | frozenset(request.stop_token_ids)
@@ -57,7 +57,7 @@ class Answer:
         self._sampler = _core.Sampler(sampling.temperature, sampling.top_p, sampling.top_k, seed)
 
     def prefill(self, session: Session) -> None:
-        """Runs the prompt, and draws nothing yet: `branch` gives answers that go on from here."""
+        """Runs the prompt without drawing a token; `branch` makes answers that continue from there."""
         with session.exclusive_use():
             self._started = time.perf_counter() - self._seconds
             self._run_prompt(session, draws=False)
@@ -65,7 +65,7 @@ class Answer:
             self._seconds = time.perf_counter() - self._started
 
     def branch(self, fork: Session, index: int) -> Answer:
-        """An answer of its own in a fork of the session, with the seed of that index."""
+        """A copy of this answer that continues in a fork of the session and draws with seed + `index`."""
         branch = copy(self)
         branch._core, branch._passes, branch._drawn = fork.core, [*self._passes], []
         branch._seed_with((self._seed + index) % SEED_LIMIT)
@@ -73,8 +73,8 @@ class Answer:
         return branch
 
     def run(self, session: Session) -> Generator[str, None, Generation]:
-        """Generates what the answer lacks, yields pieces of its text and returns the Generation. The last new
-        id is run by the next call on the session."""
+        """Generates the tokens that are missing, yields pieces of the text and returns the Generation. The last
+        new token is drawn but not run: the next call on the session runs it."""
         with session.exclusive_use():
             self._started = time.perf_counter() - self._seconds
             try:
@@ -99,7 +99,7 @@ class Answer:
         return self._core.length - self._begins - len(self._prompt_ids) if self._prompt_ids else -1
 
     def _advance(self, session: Session) -> None:
-        """Draws the next token. What an interrupted call has done already is not done again."""
+        """Draws the next token. A pass that an interrupted call has completed is not repeated."""
         if self._n_run < 0:
             self._run_prompt(session)
         elif self._n_run < len(self._drawn):
@@ -124,7 +124,7 @@ class Answer:
             session.run_pass(run, ids[n_read:], self._encoded.n_given - n_read, request.progress)
 
     def _run(self) -> Callable[..., Any]:
-        """The pass that draws the next token, unless something has to look at its logits first."""
+        """The pass that draws the next token, or `forward` if its logits are read or changed before the draw."""
         request = self._request
         first = request.never_first and not self._drawn
         if first or request.logprobs or request.sampling.changes_logits:
@@ -132,7 +132,7 @@ class Answer:
         return partial(self._core.advance, sampler=self._sampler)
 
     def _take(self, session: Session) -> None:
-        """Takes the token that the last pass has drawn; draws it from the pass's logits if it has not."""
+        """Appends the token that the last pass has drawn; draws it from the logits if the pass has not."""
         self._record()
         core, request, token = self._core, self._request, self._core.drawn
         if token is None:
@@ -154,7 +154,7 @@ class Answer:
             self._passes.append(Pass.last_of(self._core, len(self._passes)))
 
     def _interrupted(self, session: Session, error: BaseException) -> None:
-        """Keeps an answer that can go on; the exception carries what there is of it."""
+        """Keeps the answer for `resume`, and attaches the part that exists to the exception."""
         if self._n_run < 0:
             return
         if self._n_run == len(self._drawn) and self._core.drawn is not None:
@@ -172,7 +172,7 @@ class Answer:
 
     @property
     def _complete(self) -> bool:
-        """True if no token is to follow those read."""
+        """True if the answer has its last token."""
         return len(self._drawn) == self._request.max_new_tokens or self._stopped
 
     @property
@@ -180,7 +180,7 @@ class Answer:
         return self._found_stop or any(drawn.token in self._ends for drawn in self._drawn[-1:])
 
     def _read_anew(self) -> None:
-        """Forgets the text, of which an interrupted call may have lost a piece."""
+        """Resets the text, to be read from the first token again: an interrupted call may have lost a piece."""
         tokenizer = self._model.checkpoint.tokenizer
         self._stream = TextStream(tokenizer) if tokenizer else None
         self._n_read = 0  # tokens
@@ -188,7 +188,7 @@ class Answer:
         self._found_stop = False
 
     def _read(self) -> str:
-        """The text that the tokens since the last call have made certain."""
+        """The text that can be shown in addition to that of the last call; later tokens do not change it."""
         if self._stream is None:
             return ""
         n_before = len(self._text)
@@ -208,7 +208,7 @@ class Answer:
         self._text, self._held = self._text + text[:n], text[n:]
 
     def _generation(self) -> Generation:
-        """The answer as far as it has come, of one token at least."""
+        """The answer so far, which has one token at least."""
         core, model, trace = self._core, self._model, None
         if self._request.trace:
             tokens, tokenizer = (core.ids.tolist(), core.kinds, core.depths), model.checkpoint.tokenizer
@@ -236,7 +236,7 @@ class Answer:
         )
 
     def _speedup(self) -> float | None:
-        """Tokens that were read before count as if this prompt's pass had computed them."""
+        """Counted work, dense over pruned. Tokens read ahead count as if the prompt's pass had computed them."""
         n_given = len(self._encoded.ids)
         n_context, n_new = self._begins + n_given, n_given + (self._n_read_before if self._begins else 0)
         prefill = next(item for item in self._passes if item.length == self._begins + len(self._prompt_ids))
@@ -257,10 +257,10 @@ class Answer:
 
 
 def shown(text: str, stops: Iterable[str]) -> tuple[int, bool]:
-    """How much of a text may be shown while more may follow, and True if a stop string ends it there. An end
-    that may be the beginning of a stop string waits."""
-    places = [text.find(stop) for stop in stops if stop in text]
-    if places:
-        return min(places), True
+    """How many characters of an unfinished text may be shown, and True if a stop string follows them. An end
+    that may be the beginning of a stop string is held back: with the stop "END", "the EN" gives 4."""
+    found = [text.find(stop) for stop in stops if stop in text]
+    if found:
+        return min(found), True
     held = [n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])]
     return len(text) - max(held, default=0), False

@@ -24,7 +24,7 @@ def layer_flops(config: ModelConfig, layer: int, in_play: int, computed: int, ro
         ffn_row = 2 * config.hidden * (config.n_experts + 3 * config.experts_per_token * config.expert_ffn)
     other_row = 4 * config.hidden * width + ffn_row
     window = min(config.windows[layer] or in_play, in_play)
-    # each row sees a window of keys, or of fewer tokens one more than the row before it
+    # the last rows see `window` keys each; a row before them sees one key less than the next row
     whole_windows = min(rows, in_play - window)
     rest = rows - whole_windows
     pairs = whole_windows * window + rest * (2 * (in_play - rows) + rest + 1) // 2

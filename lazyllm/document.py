@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from lazyllm.llm import LLM
 
 JOINT = "\n\n"  # between the text and a question
-QUESTION_ROWS = 64  # a sentence, the end of a chat template, and as many as it takes to read the weights
-QUESTIONS = ("?", "a")  # their prompts are equal as far as those of all questions are
+QUESTION_ROWS = 64  # of a question, in `costs`: a sentence, the end of a chat template, and reading the weights
+QUESTIONS = ("?", "a")  # their prompts differ where the prompts of different questions begin to differ
 
 
 class Document:
     """A text that has been read up to the first stage; made by `LLM.document`.
 
     Each question is answered as if text and question had been one prompt, in the user's turn of the chat
-    template with `chat`. A pruned document selects other tokens for each; a dense one computes the question
-    alone, and takes less in all from the number of questions on that `repr` names.
+    template with `chat`. A pruned document selects tokens for each question anew; a dense one computes the
+    question alone, and takes less in total from the number of questions on that `repr` names.
     """
 
     def __init__(self, llm: LLM, session: Session, text: str, chat: bool, progress: bool = True) -> None:
@@ -45,12 +45,12 @@ class Document:
     def __repr__(self) -> str:
         n = self._session.length
         text = f"<Document of {self.llm.config.name or 'a model'}: {n} tokens read, {self.pruning.label}"
-        read, each, dense_each, enough = costs(self.llm, self.pruning, n)
-        if enough is None:
+        read, question, dense_question, break_even = costs(self.llm, self.pruning, n)
+        if break_even is None:
             return f"{text}>"
         return (
-            f"{text}; in dense prefills, reading took {read:.2f} and each question takes {each:.2f}; without "
-            f"pruning 1.00 and {dense_each:.2f}, which is less in all from {enough} questions on>"
+            f"{text}; in dense prefills, reading took {read:.2f} and each question takes {question:.2f}; without "
+            f"pruning 1.00 and {dense_question:.2f}, which is less in all from {break_even} questions on>"
         )
 
     @overload
@@ -89,7 +89,7 @@ class Document:
 
 @dataclass
 class DocumentChat:
-    """A chat about a document; `session` holds it."""
+    """A chat about a document; `session` is its context."""
 
     document: Document
     session: Session
@@ -103,17 +103,17 @@ class DocumentChat:
 
 
 def costs(model: LLM, setting: Method, n: int) -> tuple[float, float, float, int | None]:
-    """Counted work in dense prefills: of reading `n` tokens, a question, one behind a dense reading. And
-    the least number of questions with which dense reading takes less in all; None if it never does."""
+    """Counted work, in dense prefills of `n` tokens: of reading them, of a question, of a question after a dense
+    reading; and the least number of questions for which dense takes less in total, None if it never does."""
     config, rows, n_layers = model.config, min(n, QUESTION_ROWS), model.config.n_layers
     dense = DENSE.flops(config, n)
-    dense_each = bare_flops(config, np.tile([n, rows], (n_layers, 1))) / dense
+    dense_question = bare_flops(config, np.tile([n, rows], (n_layers, 1))) / dense
     pruning = setting.for_prompt(config, n)
     if not isinstance(pruning, Pruning) or not pruning.stages:
-        return 1.0, dense_each, dense_each, None
+        return 1.0, dense_question, dense_question, None
     below, in_play = pruning.stages[0][0] + 1, pruning.planned(config, n)  # layers that reading computes
     layers = [n] * below + [0] * (n_layers - below)
     read = bare_flops(config, np.stack([layers, layers], axis=1)) / dense
-    each = bare_flops(config, np.stack([in_play, [rows] * below + in_play[below:]], axis=1)) / dense
-    enough = int((1 - read) / (each - dense_each)) + 1 if each > dense_each else None
-    return read, each, dense_each, enough
+    question = bare_flops(config, np.stack([in_play, [rows] * below + in_play[below:]], axis=1)) / dense
+    break_even = int((1 - read) / (question - dense_question)) + 1 if question > dense_question else None
+    return read, question, dense_question, break_even

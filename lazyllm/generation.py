@@ -41,7 +41,7 @@ class Generation:
     `text` excludes those. `finish_reason` is "stop" (an end token or a stop string), "length", or
     "interrupted" in the part of an answer that an exception carries. `speedup` is the counted work of running
     this prompt, dense over pruned: 1.0 if nothing of it was dropped, None where it cannot be counted.
-    `unpruned` says why a setting dropped nothing in the whole answer, and is empty if it did, or is dense.
+    `unpruned` says why a setting dropped nothing in the whole answer; "" if it dropped tokens or is dense.
     `seed` is that of the draws; None for a greedy answer. `logprobs` has, for each new token, logarithms of
     the model's own probabilities by token: the largest, as many as were asked for, and the new token's.
     """
@@ -194,8 +194,8 @@ class TracedStage(NamedTuple):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Pass:
-    """One pass of an answer: the context's length after it, whether tokens of that were out of play in a
-    layer or are gone, and counts (layers, 3). A traced one has `stages`, and if of a prompt `depths`."""
+    """One pass of an answer: the `length` of the context after it, `dropped` if a token was out of play in a
+    layer or is gone, `counts` (layers, 3). A traced pass has `stages`, and one of a prompt also `depths`."""
 
     pass_: int
     length: int
@@ -210,7 +210,7 @@ class Pass:
         """The pass that a session has run last."""
         gone, counts, stages, depths = core.gone != 0, core.last_pass, [], None
         if core.trace:
-            runs = core.last_trace  # each of layers with the same tokens, with scores where a stage follows
+            runs = core.last_trace  # runs of layers with the same tokens in play, with scores if a stage follows
             top = runs[-1]["in_play"]
             above = [*(run["in_play"] for run in runs[1:]), top[~gone[top]]]
             stages = [

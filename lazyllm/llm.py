@@ -55,7 +55,7 @@ def load(
     `revision`: a branch, tag or commit of a hub id. `file`: the name of a GGUF file in the folder or hub
     repository, which is used in place of safetensors. `device`: auto, cpu, cuda or cuda:N. `weights`: auto
     (as stored, or q8 where they are not quantized and compute is int8), q8 (rounded to 8 bits: Q8_0), or q4
-    (the layers to 4 bits: Q4_1; the embedding and the LM head to 8). The others are for the CPU. `threads`:
+    (the layers to 4 bits: Q4_1; the embedding and the LM head to 8). The remaining options are for the CPU. `threads`:
     None takes every physical core that this process may use. `compute`: the type of the operands of products,
     f32, bf16 or int8 where the processor has instructions for it, or fastest: bf16, else f32. int8 rounds
     activations and weights to 8 bits by groups of 32. `kv`: the type of keys and values, f32, f16 or bf16.
@@ -88,8 +88,8 @@ def load(
 def from_transformers(model: Any, tokenizer: Any = None, **options: Any) -> LLM:
     """The LLM of a model of transformers that is in memory, such as a fine-tuned or a merged one.
 
-    `save_pretrained` writes both to a temporary folder (TMPDIR says where), which is there as long as the LLM:
-    what happens to `model` later changes nothing here. Without a tokenizer, prompts are token ids. The options
+    `save_pretrained` writes both to a temporary folder (TMPDIR says where), which exists as long as the LLM:
+    later changes of `model` have no effect. Without a tokenizer, prompts are token ids. The options
     are `device`, `threads`, `compute`, `weights` and `kv` of `load`.
     """
     if not hasattr(model, "save_pretrained") or not hasattr(model, "config"):
@@ -111,7 +111,7 @@ def from_transformers(model: Any, tokenizer: Any = None, **options: Any) -> LLM:
 
 
 def checked_llm(llm: object) -> LLM:
-    """The model; TypeError for what is none, such as its path."""
+    """`llm` itself; TypeError if it is no LLM, for example its path."""
     if isinstance(llm, LLM):
         return llm
     raise TypeError(f'llm must be an open model such as lazyllm.load("path"), not {llm!r}')
@@ -163,8 +163,8 @@ class LLM:
     def session(
         self, pruning: PruningInput = None, prefix: PrefixCache | None = None, progress: bool = True
     ) -> Session:
-        """A new, empty context; None is dense. Its first prompt takes from `prefix` what earlier ones have
-        read of a beginning like its own."""
+        """A new, empty session; `pruning=None` is dense. Its first prompt takes its beginning from `prefix`, as
+        far as an earlier prompt began alike."""
         method = as_method(pruning)
         method.check(self.config)
         if prefix is not None and not method.reads_in_parts:
@@ -188,14 +188,14 @@ class LLM:
     ) -> Document:
         """Reads a text once, for many questions, each answered as if text and question were one prompt.
 
-        With `chat` that is the user's turn of the chat template. With pruning, reading takes a part of a
-        dense prefill and each question another; it is dense if that takes less for so many `questions`.
+        With `chat` the prompt is the user's turn of the chat template. With pruning, reading takes a part of a
+        dense prefill, and each question another; if dense takes less for so many `questions`, the document is dense.
         """
         if not isinstance(text, str) or not text:
             raise TypeError(f"a document must be text, not {text!r:.80}")
         setting, questions = as_method(pruning), checked.whole(questions, "questions", 1)
-        *_, enough = costs(self, setting, len(self.tokenizer.encode(text)))
-        if enough and questions >= enough:
+        *_, break_even = costs(self, setting, len(self.tokenizer.encode(text)))
+        if break_even and questions >= break_even:
             setting = DENSE
         return Document(self, self.session(setting, progress=progress), text, chat, progress)
 
@@ -236,15 +236,15 @@ class LLM:
         give further variables such as `{"enable_thinking": False}`. An answer ends at the checkpoint's end
         token or one of `stop_token_ids`, before the first of the `stop` strings, or after `max_new_tokens`.
         The default `sampling` is greedy; with a seed the prompts of a list draw with that seed, the next one,
-        and so on. With `n` above 1 there are as many answers to each prompt, which runs once. `logprobs`: how
+        and so on. With `n` above 1 each prompt runs once and gets a list of `n` answers. `logprobs`: how
         many log probabilities to record for each new token. `trace` records tokens in play and their scores.
         `tools` are JSON schemas of functions for chat templates that know tools. `prefix` is a session that
         has read what precedes all prompts; each continues a fork of it, with its setting. Or it is a
-        `PrefixCache`, in which whole prompts find what earlier ones have read of a beginning like theirs.
+        `PrefixCache`: the beginning that a whole prompt shares with an earlier one is not read again.
 
         All prompts of a list are checked before the first is run. If one fails later, or Ctrl-C stops the
-        run, the answers made so far are the exception's attribute `finished`. What there is of the answer
-        under way is its `generation`, and the `resume()` of its `session` goes on.
+        run, the answers made so far are the exception's attribute `finished`. The unfinished answer is its
+        `generation`, and the `resume()` of its `session` continues it.
         """
         request = Request(**options)
         sampling, progress = request.sampling, request.progress

@@ -18,7 +18,7 @@ from lazyllm.support.json_text import json_digest
 
 LABEL_WIDTH = 72
 Spans = tuple[tuple[int, int], ...]
-MANY = 2**20  # tokens: a prompt of which any method that shortens prompts removes some
+MANY = 2**20  # tokens; of so long a prompt, every method that shortens prompts removes some
 
 
 class Method:
@@ -53,7 +53,7 @@ class Method:
 
     @classmethod
     def from_fields(cls, value: Any) -> Self:
-        """The setting with these arguments of the class, of which `method` may be its name."""
+        """The setting with these arguments of the class; an entry `method`, if any, must be the class's name."""
         if not isinstance(value, Mapping):
             raise TypeError(f"{cls.name} must be a JSON object, not {value!r}")
         values = dict(value)
@@ -61,7 +61,7 @@ class Method:
             raise ValueError(f"method is {named!r}; it must be {cls.name!r}")
         signature = inspect.signature(cls)
         try:
-            signature.bind_partial(**values)  # a wrong name is told before a missing one
+            signature.bind_partial(**values)  # to report a wrong name before a missing one
             signature.bind(**values)
         except TypeError as error:
             raise ValueError(f"{cls.name}: {error}; it takes {', '.join(signature.parameters)}") from None
@@ -75,7 +75,7 @@ class Method:
         return None
 
     def conditions(self, llm: Any, progress: bool) -> dict[str, Any]:
-        """Conditions of results beside the setting's text: the hash of a class's source if it is not ours."""
+        """Conditions of results beside the setting's text: the hash of the source of a class outside this package."""
         digest = source_digest(type(self))
         return {"source sha256": digest} if digest else {}
 
@@ -114,7 +114,7 @@ class Method:
 
     @property
     def asking_rows(self) -> int:
-        """The last tokens of a prompt that may take part in scoring it, and have to be in its last pass."""
+        """How many of a prompt's last tokens may score the others, and so have to be in its last pass."""
         return int((self.core() or {}).get("queries", 1))
 
     def core(self) -> dict[str, Any] | None:
@@ -126,7 +126,7 @@ class Method:
         return None
 
     def why_unpruned(self, n_prompt: int, n_context: int) -> str:
-        """The reason why no token was dropped of a context with that many tokens, n_prompt of prompts."""
+        """Why no token was dropped of a context of `n_context` tokens, `n_prompt` of them prompt tokens."""
         return f"{self.name or type(self).__name__} found no token to drop"
 
 
@@ -137,10 +137,10 @@ def shortened(text: str) -> str:
 
 def source_digest(cls: type[Any]) -> str | None:
     """The hash of the source of a class and its bases outside this package; None where there is no source."""
-    ours = (__name__.partition(".")[0], "builtins", "abc")
-    theirs = [base for base in cls.__mro__ if base.__module__.partition(".")[0] not in ours]
+    skipped = (__name__.partition(".")[0], "builtins", "abc")
+    bases = [base for base in cls.__mro__ if base.__module__.partition(".")[0] not in skipped]
     try:
-        sources = "".join(inspect.getsource(base) for base in theirs)
+        sources = "".join(inspect.getsource(base) for base in bases)
     except (OSError, TypeError):
         return None
-    return hashlib.sha256(sources.encode()).hexdigest() if theirs else None
+    return hashlib.sha256(sources.encode()).hexdigest() if bases else None

@@ -50,7 +50,7 @@ class View:
         return f"<View of layer {self.layer}: {self._facts['n_in_play']} tokens in play>"
 
     def _part(self, name: str, first: int, n: int) -> np.ndarray:
-        """A copy of `n` entries of a part, activations in float32; the core has bfloat16 as its 16 bits."""
+        """A copy of `n` entries of a part, activations in float32; the core gives bfloat16 as 16-bit integers."""
         if self._core is None:
             raise RuntimeError(f"the view of layer {self.layer} was used after its call; keep its arrays")
         if (name, n) not in self._copied:
@@ -112,7 +112,7 @@ class View:
         return self._part("hidden", 0, self._facts["n_rows"])
 
     def attention(self, rows: int = 1) -> np.ndarray:
-        """Attention (H, w, m) of the tokens of `queries(rows)` to those in play; 0 where one is not seen."""
+        """Attention (H, w, m) of the tokens of `queries(rows)` to those in play; 0 where a token is not seen."""
         queries, keys = self.queries(rows), self.keys()
         heads, n, size = queries.shape
         with np.errstate(invalid="ignore", over="ignore"):  # NaN is refused as a score
@@ -131,7 +131,7 @@ class View:
         return _read_only(weights)
 
     def _in_play(self, name: str, axis: int) -> np.ndarray:
-        """A part of which the core has an entry for each position, for those in play."""
+        """The entries for positions in play of a part that the core holds for all positions."""
         positions = self.positions
         first, end = int(positions[0]), int(positions[-1]) + 1
         part = self._part(name, first, end - first)
@@ -153,7 +153,7 @@ class Policy(Scheduled):
         llm.generate(prompt, pruning=Mine({9: 0.3, 15: 0.1}))
 
     `stages` and options are those of `Pruning`, without `Mass` and `scoring`; or `stages` is a whole `Pruning`,
-    such as `Pruning.for_speedup` gives, of which all but the scoring and the options given here counts. Attributes
+    such as `Pruning.for_speedup` gives; its scoring is ignored, and options given here replace its own. Attributes
     that a subclass sets are part of the setting, and are numbers, texts, lists, dicts or arrays; those with a
     leading underscore are not. Sessions in several threads may share a policy, so what one pass has to
     remember belongs in what `observe` returns, not in attributes.
@@ -213,7 +213,7 @@ class Policy(Scheduled):
         return json.dumps(table | {"schedule": self.schedule._plain(), "fields": self._fields})
 
     def check(self, config: ModelConfig) -> None:
-        """Raises an error if a stage is out of the model's reach, or an attribute is no setting."""
+        """Raises an error if a stage does not fit the model, or an attribute cannot be part of a setting."""
         self.schedule.check(config)
         checked.whole(self.layers, f"{type(self).__name__}.layers", 1)
         checked.whole(self.queries, f"{type(self).__name__}.queries", 1)
@@ -237,8 +237,8 @@ class Policy(Scheduled):
         return {**self.schedule.core(), "layers": self.layers, "policy": call}
 
     def _answer(self, view: View, returned: object) -> tuple[np.ndarray, int]:
-        """The scores for the core of what `score` returned, and the number of tokens that stay of those that
-        may be dropped, or -1 for the stage's own number."""
+        """What the core takes for the array that `score` returned: scores, and how many of the tokens that may be
+        dropped stay, or -1 for the stage's own number."""
         positions = view.positions
 
         def refused(problem: str, kind: type[Exception] = ValueError) -> Exception:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     Owner = tuple[LLM, Method]
 
 LEAST_READ = 192
-"""Tokens that are worth a fork, or a pass that reads them. The sums of a shorter prompt may have another
-order than those of a prompt read in parts."""
+"""The least number of tokens that is worth a fork, or a pass that reads them. In a shorter prompt, sums may be
+added in another order than in a prompt that is read in parts."""
 MOST_REMEMBERED = 64  # prompts
 
 
@@ -32,16 +32,16 @@ class PrefixCache:
 
     Each prompt takes the longest beginning that it shares with an earlier one under the same setting, reads
     the rest up to the first stage (`Session.read`), and is then pruned by its last rows as if it had been
-    read as a whole. Those used last stay, as many as `max_bytes` holds. Timed answers should not share one.
-    Unless `eager`, a beginning is read apart and kept once a second prompt has it: reading apart takes longer
-    than one pass, which a prompt that shares nothing should not pay.
+    read as a whole. Those used last stay, up to `max_bytes`. Answers that are timed should not share a cache.
+    Unless `eager`, a beginning is read in a pass of its own and kept only for the second prompt that has it: two
+    passes take longer than one, which a prompt that shares nothing should not pay.
     """
 
     def __init__(self, max_bytes: int = 2**30, eager: bool = True) -> None:
         self.max_bytes = checked.whole(max_bytes, "max_bytes", 1, sys.maxsize)
         self.eager = checked.truth(eager, "eager")
-        self.grows = True  # with the prompts that it serves
-        self.hits = self.tokens_shared = 0  # prompts that began like an earlier one, and how far in all
+        self.grows = True  # keeps the beginnings of new prompts
+        self.hits = self.tokens_shared = 0  # prompts that began like an earlier one; tokens in all
         # contexts that nothing runs any more, by model and setting; the one used last is at the end
         self._entries: list[tuple[Owner, _core.Session]] = []
         self._remembered: deque[tuple[Owner, np.ndarray]] = deque(maxlen=MOST_REMEMBERED)
@@ -49,7 +49,7 @@ class PrefixCache:
 
     @classmethod
     def of(cls, session: Session) -> PrefixCache:
-        """A cache of what this session, which nothing runs any more, has read; it takes no more."""
+        """A cache of this session's context alone, to which nothing is added; the session must not run any more."""
         cache = cls()
         cache.grows = False
         cache._entries = [((session.llm, session.setting), session.core)]
@@ -60,12 +60,12 @@ class PrefixCache:
 
     @property
     def bytes(self) -> int:
-        """The memory of all beginnings, as if none shared any with another."""
+        """The memory of all contexts; parts that they share count in each of them."""
         return sum(core.bytes_for(core.length) for _, core in self._entries)
 
     def read(self, session: Session, ids: list[int], n_new: int, progress: bool) -> None:
-        """Reads of an empty session's prompt what may be read ahead of its last pass, whose rows score the
-        stages; as far as it goes from the cache."""
+        """Reads the beginning of an empty session's prompt, up to the rows that score the stages and so have to be
+        in the last pass. As far as the cache has it, it is taken from there."""
         owner = session.llm, session.setting
         ahead = np.array(ids[: max(0, len(ids) - session.setting.asking_rows)], np.int32)
         if fork := self._longest(owner, ahead):
@@ -86,7 +86,7 @@ class PrefixCache:
         return max(lengths, default=0)
 
     def _longest(self, owner: Owner, ids: np.ndarray) -> _core.Session | None:
-        """A context that has read as much of these ids as any before; None if that is not worth a fork."""
+        """A fork of a context, cut to the longest known beginning of these ids; None if it is below LEAST_READ."""
         with self._lock:
             lengths = [shared(core.ids, ids) if other == owner else 0 for other, core in self._entries]
             if (n := max(lengths, default=0)) < LEAST_READ:
@@ -99,8 +99,8 @@ class PrefixCache:
         return fork
 
     def _keep(self, session: Session) -> None:
-        """Keeps the session's context, which goes on in a fork whose memory ends with the answer; without
-        memory for that the context is not kept. It replaces those whose ids it begins with."""
+        """Keeps the session's context; the session goes on in a fork, which is freed with the answer. Without
+        memory for the fork nothing is kept. The context replaces those whose ids it begins with."""
         owner, kept = (session.llm, session.setting), session.core
         try:
             if kept.bytes_for(kept.length) > self.max_bytes:
@@ -121,7 +121,7 @@ class PrefixCache:
 
 
 def shared(ids: Ids, other: Ids) -> int:
-    """The number of ids that both begin with."""
+    """The number of ids that both begin with: 2 for [7, 8, 9] and [7, 8, 5, 9]."""
     n = min(len(ids), len(other))
     different = np.flatnonzero(np.asarray(ids[:n]) != np.asarray(other[:n]))
     return int(different[0]) if different.size else n

@@ -94,8 +94,8 @@ def _part_text(name: str, part: Any) -> str:
 
 @dataclass(frozen=True)
 class Place:
-    """A prompt in the context: its first position, its tokens there, and those given with removed ones. A
-    turn of a chat has its messages, of which the last is the answer, and the tools of the chat."""
+    """A prompt in the context: its first position, the number of its tokens there, and that before a method
+    removed some. A turn of a chat has its messages, the last of which is the answer, and the chat's tools."""
 
     begins: int
     n_run: int
@@ -104,8 +104,8 @@ class Place:
     tools: Tools = ()
 
     def until(self, length: int) -> Place:
-        """The part of the prompt within this length, which is no turn if it is shorter; of the removed tokens
-        the same share counts."""
+        """The part of the prompt within this length of the context. A shorter part is no turn of a chat, and its
+        `n_given` is less in proportion."""
         n_run = length - self.begins
         if n_run >= self.n_run:
             return self

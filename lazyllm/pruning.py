@@ -47,7 +47,7 @@ class Mass:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """A stage's rule: the share `keep` of the prompt stays; what is dropped is gone for good, from every
+    """A stage's rule: the share `keep` of the prompt stays; dropped tokens are gone for good, from every
     layer of all later passes."""
 
     keep: float
@@ -126,7 +126,7 @@ def plain_rule(rule: Rule) -> Any:
 
 
 def core_rule(rule: Rule) -> tuple[Any, ...]:
-    """The rule of a stage in the core's form, behind the layer: (keep,), (keep, True) for Drop, or (mass,)."""
+    """The rule of a stage as the core takes it after the layer: (keep,), (keep, True) for Drop, or (mass,)."""
     if isinstance(rule, Mass):
         return ((rule.mass, rule.keep_min, rule.keep_max),)
     return (rule.keep, True) if isinstance(rule, Drop) else (rule,)
@@ -184,7 +184,7 @@ class Scheduled(Method, ABC):
         return self.prefill_flops(config, n_prompt, np.stack([in_play, in_play], axis=1))
 
     def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int:
-        schedule = self.for_prompt(config, n_prompt).schedule  # a restored session has not asked for it
+        schedule = self.for_prompt(config, n_prompt).schedule  # not yet called by a restored session
         return schedule.pass_flops(config, last_pass, all_layers_score=self.all_layers_score)
 
     def speedup(self, config: ModelConfig, n_prompt: int) -> float:
@@ -243,7 +243,7 @@ class Pruning(Scheduled):
 
     @property
     def label(self) -> str:
-        """The stages, `recommended` unless the scoring is near the paper's, and the options that differ."""
+        """The stages, `recommended` if the scoring is that in all but smooth and pooling, and other options."""
         if self == DENSE:
             return "dense"
         recommended = Scoring.recommended()
@@ -331,7 +331,7 @@ class Pruning(Scheduled):
         """Counted operations of a pass that has run, from its token counts, `Session.last_pass`. Those
         computed are assumed to be the last ones in play: an upper bound on the pairs."""
         in_play = last_pass[:, 0].tolist()
-        # what is gone counts for min_tokens but is not in play; a pass that dropped something had stages
+        # tokens that are gone count for min_tokens but are not in play; a pass that dropped tokens had stages
         n_context = math.inf if in_play[-1] < in_play[0] else in_play[0]
         stages = [layer for layer, _ in self._stages_of(n_context, generated)]
         total, scoring = bare_flops(config, last_pass), self.scoring
@@ -372,12 +372,12 @@ class Pruning(Scheduled):
         scoring: Literal["recommended", "paper"] | Scoring = "recommended",
         shapes: Shapes = SPEEDUP_SHAPES,
     ) -> Pruning:
-        """The schedule that loses little for a counted speedup of a prompt of `n_prompt` tokens.
+        """The schedule for a counted speedup of a prompt of `n_prompt` tokens, chosen to lose little.
 
-        `model` is an LLM or its config. Stages have the first of the `shapes` that fits, else the last;
-        docs/method.md has those of the default. The layers depend on the model, the target and the scoring;
-        the keeps on `n_prompt` too. `scoring`: recommended, paper, or a Scoring; its work is counted. The
-        speedup is at most 1 % above the target, more for prompts of a few dozen tokens.
+        `model` is an LLM or its config. Stages have the first of the `shapes` that reaches the speedup with its
+        least keep, or the last; docs/method.md has the default ones. The layers depend on the model, the target
+        and the scoring; the keeps on `n_prompt` too. `scoring`: recommended, paper, or a Scoring; its work is
+        counted. The speedup is at most 1 % above the target, more for prompts of a few dozen tokens.
         """
         if isinstance(scoring, str):
             checked.choice(scoring, "scoring", ("recommended", "paper"))

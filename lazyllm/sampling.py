@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """The names and meanings are vLLM's.
+    """How the next token is drawn; names and meanings are vLLM's.
 
     `temperature` 0 is greedy; `top_p` 1, `top_k` 0, `min_p` 0 and `repetition_penalty` 1 switch those off.
     `min_p` drops tokens less likely than that share of the likeliest one. `repetition_penalty` divides the
@@ -60,7 +60,7 @@ class SamplingParams:
         return self.repetition_penalty != 1.0 or (self.min_p > 0.0 and self.temperature > 0.0)
 
     def applied(self, logits: np.ndarray, context: Collection[int]) -> np.ndarray:
-        """The logits after `repetition_penalty` and `min_p`, behind a context of these tokens."""
+        """The logits changed by `repetition_penalty` and `min_p`, after a context of these tokens."""
         logits = np.array(logits, np.float32)
         seen = np.unique(np.fromiter(context, np.int64))
         factor = np.where(logits[seen] > 0, 1 / self.repetition_penalty, self.repetition_penalty)
@@ -78,6 +78,6 @@ GREEDY = SamplingParams()
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Over the last axis, in double precision."""
+    """The log-softmax over the last axis, in double precision."""
     shifted = np.asarray(logits, np.float64) - np.max(logits, axis=-1, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))

@@ -5,14 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from lazyllm.checkpoints.config import ModelConfig
 
 Shapes = Sequence[tuple[Mapping[float, float], float]]
-"""Keeps by depth, relative to the first stage's, and the least keep of the first stage with which a shape is
-taken; in the order in which they are tried."""
+"""Shapes in the order in which they are tried: keeps by depth, relative to the first stage's, and the least keep
+of the first stage with which the shape is taken."""
 SPEEDUP_SHAPES: Shapes = (({0.23: 1, 0.50: 0.85, 0.63: 0.72}, 0.05), ({0.13: 1, 0.23: 0.45, 0.50: 0.38, 0.63: 0.32}, 0))
 SHAPE_LENGTH = 2048  # tokens with which a shape is chosen: the layers do not depend on the prompt
 
 
 class OutOfReach(ValueError):
-    """A speedup that no keeps reach."""
+    """Raised for a speedup that no keeps reach."""
 
 
 def seeing_layers(config: ModelConfig, top: int) -> list[int]:
@@ -22,22 +22,22 @@ def seeing_layers(config: ModelConfig, top: int) -> list[int]:
 
 
 def placed(shape: Mapping[float, float], config: ModelConfig) -> dict[int, float]:
-    """Each keep by the nearest layer that sees the whole context, above those taken before; if none is left,
-    by the last such layer."""
+    """The keeps of a shape by layer: each at the nearest layer that sees the whole context and is above the
+    stages before, or at the last layer that sees it if there is none above."""
     keeps: dict[int, float] = {}
     layers = seeing_layers(config, config.n_layers - 2)
-    for wanted, keep in {round(depth * config.n_layers): keep for depth, keep in shape.items()}.items():
+    for ideal, keep in {round(depth * config.n_layers): keep for depth, keep in shape.items()}.items():
         free = [layer for layer in layers if layer > max(keeps, default=-1)] or layers[-1:]
-        keeps[min(free, key=lambda layer: abs(layer - wanted))] = keep
+        keeps[min(free, key=lambda layer: abs(layer - ideal))] = keep
     return keeps
 
 
 def shape(share: float, speedup: float, further: Iterable[tuple[float, float]]) -> dict[float, float]:
-    """Keeps by depth, relative to the first stage's, below which layers take `share` of the work that a
-    speedup leaves.
+    """Keeps by depth, relative to the first stage's. The layers below the first stage take `share` of the work
+    that a speedup leaves.
 
-    Each `further` stage is a rise and a fall: how far up it is between the stage before and the top, and the
-    ratio of its keep to that before. So keeps never rise.
+    Each `further` stage is a rise (its place from 0, the stage before, to 1, the top) and a fall (its keep over
+    that of the stage before). With a share of 0.5, speedup 2 and (1/3, 0.8) it is {0.25: 1, 0.5: 0.8}.
     """
     depth, keep = share / speedup, 1.0
     keeps = {depth: keep}

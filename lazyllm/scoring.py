@@ -9,21 +9,20 @@ from typing import Any, Literal
 
 from lazyllm.support import checked
 
-PLACES = 11  # in the prompt, for which the first stage has room when scores are smoothed
-NARROWEST, WIDEST = 13, 31  # tokens of a place
-RMS_BELOW = 1 / 3  # of the prompt kept by the first stage: heads are pooled by their root mean square
+PLACES = 11  # runs of `smooth` tokens for which the first stage has room
+NARROWEST, WIDEST = 13, 31  # limits of `smooth`
+RMS_BELOW = 1 / 3  # share kept by the first stage, below which heads are pooled by their root mean square
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Scoring:
     """The options of the score; without any it is the paper's, the query token's attention.
 
-    A score is the mean over heads and over the last `queries` new tokens; with `pooling="max"` the mean over
-    heads and the largest over these tokens, with "rms" the root mean square over heads and the largest over
-    tokens; then the largest share in the last `layers` layers, the mean over `smooth` neighbours (odd), and in
-    decode steps at least `memory` times the remembered score, of which `revival` counts for a token that would
-    have to be revived.
-    docs/method.md defines each.
+    The attention of the last `queries` new tokens is pooled: "mean" is the mean over heads and these tokens,
+    "max" the mean over heads and the largest over tokens, "rms" the root mean square over heads and the largest
+    over tokens. Then a score is the largest share in the last `layers` layers, averaged over `smooth` neighbours
+    (odd), and in decode steps at least `memory` times the remembered score. The score of a token that would have
+    to be revived counts `revival` times. docs/method.md defines each.
     """
 
     layers: int = 1
@@ -57,8 +56,8 @@ class Scoring:
     def recommended(cls, n_prompt: int = 2048, keep: float = 0.4) -> Scoring:
         """The rule that was found to lose least, for a first stage that keeps `keep` of `n_prompt` tokens.
 
-        Scores are smoothed over an eleventh of the kept tokens, at least 13 and at most 31: each place that is
-        kept takes as many. Where fewer than a third are kept, tokens that few heads look at count more.
+        Scores are smoothed over an eleventh of the kept tokens, at least 13 and at most 31: a peak keeps
+        about as many tokens. Where fewer than a third are kept, tokens that few heads look at count more.
         """
         n_kept = math.ceil(checked.share(keep, "keep") * checked.whole(n_prompt, "n_prompt", 1))
         smooth = min(max(n_kept // PLACES, NARROWEST), WIDEST) | 1

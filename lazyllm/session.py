@@ -38,20 +38,20 @@ class Session:
     """A context that grows by `forward` and `ask`; made by `LLM.session`. It serves one thread at a time.
 
     A pass that is interrupted (Ctrl-C) or fails leaves the session as it was. An answer is many passes: the
-    exception that interrupts one has what there is of it as `generation`, and `resume` goes on.
+    exception that interrupts one has its part so far as `generation`, and `resume` continues it.
     """
 
     llm: LLM
     setting: Method
-    pruning: Method  # what the setting is for this context's first prompt, once that has begun
+    pruning: Method  # the setting for the length of the first prompt, once that has begun
     core: _core.Session
     prefixes: PrefixCache | None
     room: int = 0  # capacity of the buffers, in tokens
-    places: tuple[Place, ...] = ()  # of prompts, those of passes that failed too
+    places: tuple[Place, ...] = ()  # of prompts, also of those whose pass failed
     document: Mapping[str, Any] | None = None
     """The text and options of the `Document` whose session this is, to make it again."""
     unfinished: Answer | None = field(default=None, init=False)
-    """The interrupted answer that waits to go on; forgotten when anything else changes the context."""
+    """The interrupted answer that `resume` continues; None once anything else has changed the context."""
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def __reduce__(self) -> NoReturn:
@@ -67,12 +67,12 @@ class Session:
 
     @property
     def depths(self) -> np.ndarray:
-        """Layers that hold K,V of each token (of tokens that are gone: that computed it)."""
+        """The number of layers that hold K,V of each token; of a token that is gone, those that computed it."""
         return self.core.depths
 
     @property
     def kinds(self) -> np.ndarray:
-        """0 for prompt tokens, 1 for generated ones, 2 for prompt tokens read, with no pass since."""
+        """0 for prompt tokens, 1 for generated ones, 2 for prompt tokens read, until the next pass."""
         return self.core.kinds
 
     @property
@@ -101,13 +101,13 @@ class Session:
         return self.core.last_pass
 
     def fork(self) -> Session:
-        """A second session in the same state. Nothing that is done to one of them shows in the other."""
+        """A second session in the same state. Later calls on one of them do not change the other."""
         with self.exclusive_use():
             return replace(self, core=self.forked_core(), document=None)
 
     def truncate(self, n: int) -> None:
-        """Back to the first `n` tokens of the context; what has been computed of them stays. A token that was
-        drawn and not run yet is forgotten too, if `n` is the length."""
+        """Shortens the context to its first `n` tokens; what has been computed of them stays. A token that was
+        drawn but not run is dropped, even if `n` is the length."""
         with self.exclusive_use():
             self.core.truncate(n)
             self.unfinished = None
@@ -120,16 +120,16 @@ class Session:
             write(self, user_path(file), progress)
 
     def forward(self, ids: Ids, generated: bool = False, progress: bool = True) -> np.ndarray:
-        """Runs new tokens of a prompt or (generated=True) an answer: the last one's logits (vocab,)."""
-        given = checked_ids(ids, self.llm.config.vocab)
+        """Runs new tokens of a prompt or (generated=True) an answer, and returns the logits (vocab,) of the last."""
+        tokens = checked_ids(ids, self.llm.config.vocab)
         if generated:
-            return self._run_alone(partial(self.core.forward, generated=True), given, None, progress)
+            return self._run_alone(partial(self.core.forward, generated=True), tokens, None, progress)
         self.check_ids_allowed()
         with self.exclusive_use():
-            new = self.setting.ids(self.llm, given, len(self.prompts))
+            new = self.setting.ids(self.llm, tokens, len(self.prompts))
             with self.prompt(new, 0, progress) as begins:
                 n_read = self.length - begins
-                return self.run_pass(self.core.forward, new[n_read:], len(given) - n_read, progress)
+                return self.run_pass(self.core.forward, new[n_read:], len(tokens) - n_read, progress)
 
     def read(self, prompt: str | Ids, progress: bool = True) -> None:
         """Reads the beginning of a prompt, up to the layer of the first stage. The next `ask` or `forward`
@@ -164,8 +164,8 @@ class Session:
         return Stream(Answer(self, prompt, request).run(self))
 
     def answers(self, prompt: EncodedPrompt, request: Request, n: int) -> Generation | list[Generation]:
-        """The answer; with `n` above 1 a list of as many, for which the prompt runs once: each goes on in a
-        fork, with a seed of its own."""
+        """The answer, or with `n` above 1 a list of `n` answers: the prompt runs once, and each answer continues in
+        a fork, with a seed of its own."""
         answers = [stream.finished() for stream in self.streams(prompt, request, n)]
         return answers if n > 1 else answers[0]
 
@@ -180,15 +180,15 @@ class Session:
             yield Stream(answer.branch(fork, i).run(fork))
 
     def resume(self) -> Generation:
-        """The whole of the answer that was interrupted, as if it had not been; only while nothing else has
-        been done to the session since: no other prompt, `forward` or `truncate`."""
+        """The whole of the interrupted answer, equal to one that was not interrupted. It can be continued until
+        something else changes the session: another prompt, `forward` or `truncate`."""
         if self.unfinished is None:
             raise RuntimeError("no answer of this session waits to go on; ask, or generate")
         return Stream(self.unfinished.run(self)).finished()
 
     def checked_prompt(self, prompt: Prompt, request: Request) -> EncodedPrompt:
-        """The prompt for `answer`, which will find nothing wrong with it; ValueError for one that repeats the
-        whole context, too."""
+        """The prompt encoded for `answer`, after all checks; ValueError also for a prompt that repeats the whole
+        context."""
         encoded = self.encode(prompt, request)
         if 0 < self.length <= 2 * len(encoded.ids) and (tokenizer := self.llm.checkpoint.tokenizer):
             held, asked = (tokenizer.decode(ids).strip() for ids in (self.core.ids.tolist(), encoded.ids))
@@ -203,7 +203,7 @@ class Session:
     # ---- prompts and turns of a chat ---------------------------------------------------------------------
 
     def encode(self, prompt: Prompt, request: Request | None = None) -> EncodedPrompt:
-        """A prompt that is to be appended to the context, in the method's shorter form if it compresses."""
+        """A prompt encoded to be appended to the context, its text shortened if the method compresses."""
         request, started = request or Request(), time.perf_counter()
         chat = request.chat or is_messages(prompt)
         if (request.tools or request.chat_template_kwargs) and not chat:
@@ -231,7 +231,7 @@ class Session:
             raise TypeError(f"{type(self.setting).__name__} needs text or messages, not token ids")
 
     def answered(self, begins: int, n_run: int, prompt: Prompt, text: str, tools: Tools) -> None:
-        """Makes a turn of what has been run since `begins`, or renews it: its answer has gone on."""
+        """Records the tokens from `begins` on as a turn of the chat; again when its answer has continued."""
         earlier = tuple(place for place in self.prompts if place.begins < begins)
         n_given = sum(place.n_given for place in self.prompts[len(earlier) :])
         messages = [*as_messages(prompt), {"role": "assistant", "content": text}]
@@ -271,7 +271,7 @@ class Session:
 
     @contextmanager
     def exclusive_use(self) -> Iterator[None]:
-        """Refuses a second caller, and forgets places of prompts that the context does not have."""
+        """Refuses a second caller, and drops the places of prompts that are not in the context any more."""
         if not self._lock.acquire(blocking=False):
             raise RuntimeError(
                 "this session is in use: another thread, a progress callback or a stream is running it; "
@@ -295,7 +295,7 @@ class Session:
         return total
 
     def reserve(self, n_given: int, n_new: int = 0) -> None:
-        """Reserves buffers, then runs the token drawn last; an error beyond the context or free memory."""
+        """Reserves buffers, then runs the token drawn last; raises an error beyond the context or free memory."""
         total = self.check_room(n_given, n_new)
         if total > self.room:
             self.room = reserve(self.core, total, self.llm.config.context, self.llm.device == "cpu")
@@ -305,8 +305,8 @@ class Session:
 
     @contextmanager
     def prompt(self, ids: list[int], n_new: int, progress: bool) -> Iterator[int]:
-        """Where a prompt of these ids begins, once memory is reserved, its beginning taken from `prefixes`
-        and the schedule decided. If the pass in the block fails, nothing of the prompt is left."""
+        """Reserves memory for a prompt, takes its beginning from `prefixes`, decides its schedule, and gives its
+        first position to the block, which runs it. If the block fails, the prompt is removed."""
         self.reserve(len(ids), n_new)
         begins = self.length
         try:
@@ -323,7 +323,7 @@ class Session:
             raise
 
     def run_pass(self, run: Callable[..., T], ids: list[int], n_given: int | None, progress: bool) -> T:
-        """The result of a pass over these ids; of a prompt of `n_given` tokens, unless that is None."""
+        """The result of a pass over these ids. `n_given` is that of `Place` for ids of a prompt, None for others."""
         with prefill_watch(len(ids), self.llm.config.n_layers, progress) as watch:
             if n_given is not None:  # from here on nothing but the pass itself can fail
                 self.places = (*self.prompts, Place(self.length, len(ids), n_given))

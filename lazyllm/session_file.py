@@ -114,7 +114,7 @@ class SessionFile:
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:
-        """Names the file in what goes wrong with its contents, whose author may have chosen them."""
+        """Raises ValueError, which names the file, for errors in its contents, which a stranger may have written."""
         try:
             yield
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
@@ -127,13 +127,13 @@ class SessionFile:
             method = parse_method(text) if pruning is None else pruning
         except (TypeError, ValueError) as error:
             raise ValueError(f"{self.path} is of {text}; give it as pruning=: {error}") from None
-        for name, here in identity(model, method, progress).items():
-            if (there := self.saved.get(name)) != here:
-                raise ValueError(f"{self.path} is a session with {name} {there}; here it is {here}")
+        for name, value in identity(model, method, progress).items():
+            if (saved := self.saved.get(name)) != value:
+                raise ValueError(f"{self.path} is a session with {name} {saved}; here it is {value}")
         return method
 
     def fill(self, session: Session) -> None:
-        """Makes an empty session, of the same model and setting, what this one was."""
+        """Restores the saved state in an empty session of the same model and setting."""
         core, saved = session.core, self.saved
         with self._refusing():
             ids, kinds, depths, gone = map(self._tensor, TOKENS)

@@ -318,13 +318,13 @@ class Reference:
     def fork(self) -> Reference:
         """A second session in the same state; only what never changes is shared."""
         fixed = (self.weights, self.config, self.pruning, self.policy)
-        return copy.deepcopy(self, {id(one): one for one in fixed})
+        return copy.deepcopy(self, {id(value): value for value in fixed})
 
     def truncate(self, n: int) -> None:
         """Removes everything that belongs to positions from `n` on."""
 
         def first(by_position: dict[int, Any]) -> dict[int, Any]:
-            return {i: one for i, one in by_position.items() if i < n}
+            return {i: value for i, value in by_position.items() if i < n}
 
         if n < len(self.ids):
             self.last_logits = None
@@ -478,7 +478,7 @@ class Reference:
         """The shares of the last `layers` layers that see at least as far as this one."""
         windows = [window or math.inf for window in self.config["windows"]]
         last = range(max(0, layer - self.pruning["layers"] + 1), layer + 1)
-        return [shares[one] for one in last if windows[one] >= windows[layer]]
+        return [shares[index] for index in last if windows[index] >= windows[layer]]
 
     def recall(self, layer: int, in_play: list[int], new: np.ndarray) -> np.ndarray:
         """The larger of the new scores and `memory` times those remembered, which it replaces.

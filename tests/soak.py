@@ -132,12 +132,12 @@ def raised_within(seconds: float, call: Callable[[], Any]) -> BaseException | No
     return None
 
 
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and one.tobytes() == other.tobytes()
-    return bool(one == other)
+def same(value: Any, other: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return len(value) == len(other) and all(map(same, value, other))
+    if isinstance(value, np.ndarray):
+        return value.dtype == other.dtype and value.tobytes() == other.tobytes()
+    return bool(value == other)
 
 
 def main() -> int:

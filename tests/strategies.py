@@ -114,4 +114,4 @@ REPLAY = st.integers(2, 4).map(lambda count: [(count, True)])  # several generat
 @st.composite
 def conversations(draw: st.DrawFn) -> list[tuple[int, bool]]:
     turns = draw(st.lists(st.one_of(DECODE, FOLLOW_UP, DECODE, REPLAY), max_size=5))
-    return [(draw(st.integers(1, 40)), False), *(one for turn in turns for one in turn)]
+    return [(draw(st.integers(1, 40)), False), *(step for turn in turns for step in turn)]

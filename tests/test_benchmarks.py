@@ -216,10 +216,10 @@ def test_goals_are_judged_at_full_lengths_and_rounds_only(
 
 
 def test_the_time_of_a_layer_is_the_difference_of_two_models(tmp_path: Path) -> None:
-    several, one = Times((5.0, 7.0, 6.0)), Times((2.0, 1.0, 3.0))
+    deep, shallow = Times((5.0, 7.0, 6.0)), Times((2.0, 1.0, 3.0))
     subject = formats.Subject("a layer", tmp_path, (tmp_path, tmp_path), layers=4)
-    assert subject.time([several, one]) == Times((1.0, 2.0, 1.0))
-    assert formats.Subject("whole", tmp_path, (tmp_path,)).time([several]) == several
+    assert subject.time([deep, shallow]) == Times((1.0, 2.0, 1.0))
+    assert formats.Subject("whole", tmp_path, (tmp_path,)).time([deep]) == deep
 
 
 def test_suites_of_random_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -239,11 +239,11 @@ def test_a_preset_is_a_setting_everywhere(llm: LLM, calibrated: tuple[Preset, Pa
 def test_a_preset_shows_no_bar_where_none_is_wanted(
     llm: LLM, calibrated: tuple[Preset, Path], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    preset, one = calibrated[0], {"max_new_tokens": 1}
+    preset, options = calibrated[0], {"max_new_tokens": 1}
     for progress in (False, True):
         for open_it in (
-            lambda shown: llm.generate(["Hi"], preset, progress=shown, **one),
-            lambda shown: llm.stream("Hi", preset, progress=shown, **one).finished(),
+            lambda shown: llm.generate(["Hi"], preset, progress=shown, **options),
+            lambda shown: llm.stream("Hi", preset, progress=shown, **options).finished(),
             lambda shown: llm.session(preset, progress=shown),
         ):
             monkeypatch.setattr(files, "known_digests", {})  # hashed anew

@@ -72,7 +72,7 @@ def test_settings_have_names(llm: lazyllm.LLM, tmp_path: Path) -> None:
     swept = sweep(llm, tmp_path / "sweep", {"ours": {1: 0.5}, "theirs": "random:keep=0.5"})
     again = lazyllm.Sweep.read(tmp_path / "sweep")
     wanted = [(name, as_method(setting)) for name, setting in named.items()]
-    assert [(one.setting, one.pruning) for one in again] == wanted
+    assert [(point.setting, point.pruning) for point in again] == wanted
     assert again["ours"].pruning == swept["ours"].pruning == Pruning({1: 0.5})
     for wrong in ({"dense": {1: 0.5}}, {"base": None}):
         for call in (ruler, sweep):
@@ -90,7 +90,7 @@ def test_items_lengths_and_tasks_are_added(llm: lazyllm.LLM, tmp_path: Path) -> 
     sizes = {"niah_single_1@560": 4, "niah_single_1@580": 1, "niah_single_2@560": 1, "niah_single_2@580": 1}
     assert made.summary.items == sizes
     assert len(made.rows) == 2 * sum(sizes.values()) == len(set(keys(made.rows)))
-    assert [one["count"] for one in made.manifest["selections"]] == [2, 3, 1, 1]
+    assert [selection["count"] for selection in made.manifest["selections"]] == [2, 3, 1, 1]
     ruler(llm, tmp_path / "new", count=3)
     new = ruler(llm, tmp_path / "new", count=1, seed=7)
     same = [row for row in made.rows if row["dataset"] == "niah_single_1@560"]
@@ -123,8 +123,8 @@ def test_another_item_of_the_same_name_is_refused(llm: lazyllm.LLM, tmp_path: Pa
 def test_a_sweep_grows(llm: lazyllm.LLM, tmp_path: Path) -> None:
     before = sweep(llm, tmp_path, [{1: 0.5}])
     grown = sweep(llm, tmp_path, [{2: 0.5}])
-    assert [one.setting for one in grown] == ["dense", FIRST, SECOND]
-    assert [one.pruning for one in grown] == [one.pruning for one in lazyllm.Sweep.read(tmp_path)]
+    assert [point.setting for point in grown] == ["dense", FIRST, SECOND]
+    assert [point.pruning for point in grown] == [point.pruning for point in lazyllm.Sweep.read(tmp_path)]
     assert grown.rows[:4] == before.rows
     assert len(grown.rows) == 6
     sweep(llm, tmp_path, [Paper({1: 0.5})])
@@ -144,14 +144,14 @@ def test_a_sweep_grows(llm: lazyllm.LLM, tmp_path: Path) -> None:
 def test_times_of_other_threads_are_kept_apart(llm: lazyllm.LLM, two_threads: lazyllm.LLM, tmp_path: Path) -> None:
     ruler(llm, tmp_path)
     made = ruler(two_threads, tmp_path, (None, {1: 0.5}, {2: 0.5}))
-    one, two = made.summary.environments
-    assert [made.manifest["environments"][name]["threads"] for name in (one, two)] == [1, 2]
-    assert [row["environment"] for row in made.rows] == [one] * 4 + [two] * 2
+    first, second = made.summary.environments
+    assert [made.manifest["environments"][name]["threads"] for name in (first, second)] == [1, 2]
+    assert [row["environment"] for row in made.rows] == [first] * 4 + [second] * 2
     assert made.summary.speed(FIRST, "ttft") != NO_SPEED
     assert made.summary.speed(SECOND, "ttft") == NO_SPEED
     assert made.scores()[SECOND] == ruler(llm, tmp_path / "one", [{2: 0.5}]).scores()[SECOND]
     where = environments_table(made.summary, made.manifest["environments"])
-    assert [line[:2] for line in where.rows] == [[one, "4"], [two, "2"]]
+    assert [line[:2] for line in where.rows] == [[first, "4"], [second, "2"]]
     assert where.markdown() in (tmp_path / "report.md").read_text(encoding="utf-8")
 
 
@@ -173,10 +173,10 @@ def test_merged_folders_are_one_run(folders: tuple[Path, Path], llm: lazyllm.LLM
     made = longbench.Run(longbench.merge(folders, tmp_path / "both"))
     assert len(made.rows) == 4 + 9
     assert len(made.summary.rows) == 9
-    one, two = made.summary.environments
-    assert [made.summary.n_timed(name) for name in (one, two)] == [9, 4]
+    first, second = made.summary.environments
+    assert [made.summary.n_timed(name) for name in (first, second)] == [9, 4]
     assert made.scores() == longbench.Run(folders[1]).scores()
-    assert [row["timing"] for row in made.rows if row["environment"] == two] == [
+    assert [row["timing"] for row in made.rows if row["environment"] == second] == [
         row["timing"] for row in longbench.Run(folders[0]).rows
     ]
     before = (tmp_path / "both" / ITEMS).read_bytes()
@@ -243,9 +243,9 @@ def test_runs_under_other_conditions_are_not_merged(
 
 
 def test_mappings_among_conditions_grow_and_must_agree() -> None:
-    one = new_manifest("m", {"packages": {"numpy": "1"}, "tasks": "x"}, {"limit": 1})
-    two = new_manifest("n", {"packages": {"jieba": "2", "numpy": "1"}, "tasks": "x"}, {"limit": 2})
-    made = joined(one, two, "a", "b")
+    first = new_manifest("m", {"packages": {"numpy": "1"}, "tasks": "x"}, {"limit": 1})
+    second = new_manifest("n", {"packages": {"jieba": "2", "numpy": "1"}, "tasks": "x"}, {"limit": 2})
+    made = joined(first, second, "a", "b")
     assert made["conditions"] == {"packages": {"numpy": "1", "jieba": "2"}, "tasks": "x"}
     assert made["selections"] == [{"limit": 1}, {"limit": 2}]
     assert made["model"] == "m"
@@ -277,7 +277,7 @@ def test_the_command_reports_one_folder_and_several(
     sweeps = [str(tmp_path / name) for name in ("one", "two")]
     no_pictures()
     assert main(["report", *sweeps, "--out", str(tmp_path / "sweeps")]) == 0
-    assert [one.setting for one in lazyllm.Sweep.read(tmp_path / "sweeps")] == ["dense", FIRST, SECOND]
+    assert [point.setting for point in lazyllm.Sweep.read(tmp_path / "sweeps")] == ["dense", FIRST, SECOND]
     assert (tmp_path / "sweeps" / "pareto.png").exists()
 
 

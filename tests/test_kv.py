@@ -36,7 +36,7 @@ def test_the_method_with_rounded_keys_and_values(
     made = tiny.build(SHAPE, tmp_path)
     session = made.load(threads=2, kv=kv).session(STAGES)
     session.trace = True
-    rounded, exact = (Reference(made.config, made.weights, STAGES, kv=one) for one in (kv, "f32"))
+    rounded, exact = (Reference(made.config, made.weights, STAGES, kv=dtype) for dtype in (kv, "f32"))
     revived, errors = 0, []
     for number, (count, generated) in enumerate(PASSES):
         ids = made.ids(count, number)
@@ -107,7 +107,7 @@ def test_forks_and_saved_sessions_go_on_to_the_bit(kv: str, folder: Path, tmp_pa
 @pytest.mark.parametrize("kv", KV)
 def test_half_the_memory(kv: str, folder: Path) -> None:
     shape = lazyllm.load(folder, threads=1).config
-    exact, halved = (lazyllm.load(folder, threads=1, kv=one).session().core for one in ("f32", kv))
+    exact, halved = (lazyllm.load(folder, threads=1, kv=dtype).session().core for dtype in ("f32", kv))
     kept = 2 * shape.n_layers * shape.n_kv_heads * shape.head_dim * 4 * 500
     assert exact.bytes_for(500) - halved.bytes_for(500) == kept // 2
 
@@ -132,8 +132,8 @@ def test_models_and_runs_tell_it(folder: Path, llm: LLM) -> None:
     assert (rounded.kv, llm.kv) == ("f16", "f32")
     assert "1 threads, K and V in f16)" in repr(rounded)
     assert "K and V" not in repr(llm)
-    theirs, ours = (conditions_of_model(one, "none", False)["kernels"] for one in (llm, rounded))
-    assert (theirs, ours) == (llm.core.isa, f"{llm.core.isa}, K and V in f16")
+    exact, halved = (conditions_of_model(model, "none", False)["kernels"] for model in (llm, rounded))
+    assert (exact, halved) == (llm.core.isa, f"{llm.core.isa}, K and V in f16")
 
 
 def test_commands_take_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,7 +57,7 @@ def hf(folder: Path) -> HFLM:
 
 
 def asked(kind: str, arguments: list[tuple[Any, ...]]) -> list[Instance]:
-    return [Instance(kind, {}, one, index) for index, one in enumerate(arguments)]
+    return [Instance(kind, {}, call, index) for index, call in enumerate(arguments)]
 
 
 def likelihoods(model: Any, pairs: list[tuple[str, str]] = PAIRS) -> list[tuple[float, bool]]:
@@ -70,8 +70,8 @@ def answers(model: Any, prompts: list[str], **options: Any) -> list[str]:
 
 
 def assert_same(got: list[tuple[float, bool]], want: list[tuple[float, bool]]) -> None:
-    np.testing.assert_allclose([one[0] for one in got], [one[0] for one in want], rtol=0, atol=1e-4)
-    assert [one[1] for one in got] == [one[1] for one in want]
+    np.testing.assert_allclose([pair[0] for pair in got], [pair[0] for pair in want], rtol=0, atol=1e-4)
+    assert [pair[1] for pair in got] == [pair[1] for pair in want]
 
 
 # ---- dense: the harness' own model, over transformers -----------------------------------------------

@@ -17,7 +17,7 @@ def test_outputs_are_in_the_file(name: str) -> None:
     assert code[0].outputs, "the first cell shows the model"
     assert [cell.execution_count for cell in code] == [*range(1, len(code) + 1)], "make notebook writes them"
     outputs = [output for cell in code for output in cell.outputs]
-    assert not [one for one in outputs if one.output_type == "error" or one.get("name") == "stderr"]
+    assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
     for output in outputs:
         texts = {kind: text for kind, text in output.get("data", {}).items() if kind != "image/png"}
         assert not MACHINE_PATH.search(f"{texts} {output.get('text')}"), "an output names a folder"

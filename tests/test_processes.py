@@ -132,8 +132,8 @@ def work(i):
 
 for i in range(4):
     threading.Thread(target=work, args=(i,), daemon=True).start()
-for one in begun:
-    one.wait()
+for event in begun:
+    event.wait()
 time.sleep(float(sys.argv[2]))
 """
 

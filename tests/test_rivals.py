@@ -85,8 +85,8 @@ def test_claa_compares_heads_by_their_own_spread() -> None:
 @pytest.mark.parametrize("n", [5, 9, 50])
 @pytest.mark.parametrize("layer", [0, 2, 3])
 def test_counted_work_of_one_stage(n: int, layer: int) -> None:
-    one, four = (Pruning({layer: 0.3}, scoring=Scoring(queries=8, layers=layers), window=8) for layers in (1, 4))
-    assert FastKV(layer, 0.3).flops(SMALL, n) == flops_token_by_token(one, SMALL, n)
+    single, four = (Pruning({layer: 0.3}, scoring=Scoring(queries=8, layers=layers), window=8) for layers in (1, 4))
+    assert FastKV(layer, 0.3).flops(SMALL, n) == flops_token_by_token(single, SMALL, n)
     assert CLAA(layer, 0.3).flops(SMALL, n) == flops_token_by_token(four, SMALL, n, all_score=True)
 
 

@@ -85,14 +85,14 @@ def test_divergence_of_a_line_is_that_of_its_logits(llm: lazyllm.LLM, swept: laz
     setting = Pruning({1: 0.6, 3: 0.3})
     ids, row = first_of(llm, swept, setting.label)
     answer = llm.generate(ids, max_new_tokens=16).token_ids
-    dense, pruned = (np.array(list(forced_logits(llm.session(one), ids, answer))) for one in (None, setting))
+    dense, pruned = (np.array(list(forced_logits(llm.session(method), ids, answer))) for method in (None, setting))
     assert row["forced_tokens"] == len(answer)
     assert row["kl"] == pytest.approx(kl_divergence(dense, pruned).mean())
     assert row["kl_by_token"] == pytest.approx(kl_divergence(dense, pruned), abs=1e-6)
     assert row["agreement"] == (dense.argmax(1) == pruned.argmax(1)).mean()
     assert row["flops"] == setting.flops(llm.config, len(ids))
     session = llm.session(setting)
-    for token in [ids, *([one] for one in answer[:-1])]:
+    for token in [ids, *([token_id] for token_id in answer[:-1])]:
         session.forward(token, generated=token is not ids)
     assert row["computed"] == pytest.approx(session.computed, abs=1e-6)
     assert row["reached_top"] == pytest.approx(session.reached_top, abs=1e-6)
@@ -120,11 +120,11 @@ def test_tokens_dropped_after_the_last_layer_count_in_answers_of_one_token(llm: 
 
 def test_axes_are_combined_and_dense_comes_first(llm: lazyllm.LLM, swept: lazyllm.Sweep) -> None:
     scorings = [Scoring(smooth=smooth) for smooth in (1, 3)]
-    pruned = [Pruning(stages, scoring=one) for stages in ({1: 0.6, 3: 0.3}, {2: 0.9}) for one in scorings]
+    pruned = [Pruning(stages, scoring=scoring) for stages in ({1: 0.6, 3: 0.3}, {2: 0.9}) for scoring in scorings]
     assert [point.pruning for point in swept] == [Pruning(), *pruned]
     one_stage = settings_of({"keep": np.array([0.25, 0.5]), "layer": range(2), "sink": (4,)}, llm.config)
     stages = [{0: 0.25}, {1: 0.25}, {0: 0.5}, {1: 0.5}]
-    assert list(one_stage.values()) == [Pruning(), *(Pruning(one, sink=4) for one in stages)]
+    assert list(one_stage.values()) == [Pruning(), *(Pruning(stage, sink=4) for stage in stages)]
 
 
 def test_a_wrong_space_or_option_is_refused_before_work_starts(llm: lazyllm.LLM, tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_sweep_is_a_folder_with_a_report(swept: lazyllm.Sweep) -> None:
     names = {path.name for path in swept.folder.iterdir()}
     assert names >= {MANIFEST, ITEMS, "report.md", "settings.csv", "pareto.png"}
     report = (swept.folder / "report.md").read_text(encoding="utf-8")
-    assert all(f"| {one.setting} | " in report for one in swept)
+    assert all(f"| {point.setting} | " in report for point in swept)
     assert "![](pareto.png)" in report
     assert "- forced tokens: 16" in report
     assert "score" not in swept.table.heads
@@ -203,9 +203,9 @@ def test_scores_come_beside_the_divergence(llm: lazyllm.LLM, swept: lazyllm.Swee
     score = sweep(llm, SPACE, measure="score", max_new_tokens=4, limit=2)
     assert [row["kl"] for row in both.rows] == [row["kl"] for row in swept.rows]
     assert [row["prediction"] for row in both.rows] == [row["prediction"] for row in score.rows]
-    assert [one.counted_speedup for one in score] == [one.counted_speedup for one in swept]
+    assert [point.counted_speedup for point in score] == [point.counted_speedup for point in swept]
     pairs = zip(untimed(swept.rows), untimed(score.rows), strict=True)
-    assert untimed(both.rows) == [{**one, **two} for one, two in pairs]
+    assert untimed(both.rows) == [{**forced, **scored} for forced, scored in pairs]
     assert "KL" not in score.table.heads
     assert {"KL", "score"} <= set(both.table.heads)
     assert not any(math.isnan(point.score.value) for point in both)
@@ -250,14 +250,14 @@ POINTS += [point("unmeasured", 0.0, math.nan)]
 
 
 def names(points: Sequence[Point]) -> list[str]:
-    return [one.setting for one in points]
+    return [point.setting for point in points]
 
 
 def test_the_front_is_what_nothing_beats() -> None:
     assert names(front(POINTS)) == ["dense", "good", "fast", "twin"]
     assert names(front(list(reversed(POINTS)))) == ["dense", "good", "twin", "fast"]
     scores = (40, 41, 30, 39, 20, 20, 99)
-    scored = [replace(one, score=exact(score)) for one, score in zip(POINTS, scores, strict=True)]
+    scored = [replace(point, score=exact(score)) for point, score in zip(POINTS, scores, strict=True)]
     assert names(front(scored)) == ["slow", "dense", "beaten", "fast", "twin"]
 
 
@@ -272,15 +272,15 @@ def test_settings_are_compared_on_the_prompts_that_all_have(swept: lazyllm.Sweep
     short = swept[1].setting
     lost = next(row for row in swept.rows if row["setting"] == short)
     rest = [row for row in swept.rows if row is not lost]
-    result = lazyllm.Sweep(rest, swept.manifest, None, {one.setting: one.pruning for one in swept})
-    assert [one.prompts for one in result] == [3 if one.setting == short else 4 for one in result]
-    assert [one.prompts for one in result.compared] == [3] * len(result)
+    result = lazyllm.Sweep(rest, swept.manifest, None, {point.setting: point.pruning for point in swept})
+    assert [point.prompts for point in result] == [3 if point.setting == short else 4 for point in result]
+    assert [point.prompts for point in result.compared] == [3] * len(result)
     gone = lost["dataset"], lost["item"]
-    for one in result.pareto():
-        rows = [row for row in rest if row["setting"] == one.setting]
+    for point in result.pareto():
+        rows = [row for row in rest if row["setting"] == point.setting]
         kl = [row["kl"] for row in rows if (row["dataset"], row["item"]) != gone]
-        assert one.kl.value == pytest.approx(np.mean(kl))
-    assert [one.kl for one in swept.compared] == [one.kl for one in swept]
+        assert point.kl.value == pytest.approx(np.mean(kl))
+    assert [point.kl for point in swept.compared] == [point.kl for point in swept]
 
 
 def test_the_best_is_the_fastest_within_the_drop() -> None:
@@ -300,18 +300,18 @@ def test_the_best_is_the_fastest_within_the_drop() -> None:
 
 
 def test_intervals_and_median_are_over_prompts(swept: lazyllm.Sweep) -> None:
-    one = swept[1]
-    rows, dense = ([row for row in swept.rows if row["setting"] == name] for name in (one.setting, "dense"))
+    point = swept[1]
+    rows, dense = ([row for row in swept.rows if row["setting"] == name] for name in (point.setting, "dense"))
     kl = [row["kl"] for row in rows]
-    assert one.prompts == len(kl) == 4
+    assert point.prompts == len(kl) == 4
     half = 3.1824 * np.std(kl, ddof=1) / 2  # three degrees of freedom
     bounds = np.mean(kl), max(0.0, np.mean(kl) - half), np.mean(kl) + half
-    assert one.kl == pytest.approx(bounds, rel=1e-4)
-    assert one.kl_median == np.median(kl)
-    assert one.agreement.high <= 1
-    assert one.agreement.value == pytest.approx(np.mean([row["agreement"] for row in rows]))
+    assert point.kl == pytest.approx(bounds, rel=1e-4)
+    assert point.kl_median == np.median(kl)
+    assert point.agreement.high <= 1
+    assert point.agreement.value == pytest.approx(np.mean([row["agreement"] for row in rows]))
     ttft, of_dense = (sum(row["timing"]["ttft"] for row in of) for of in (rows, dense))
-    assert (one.ttft, one.ttft_speedup) == pytest.approx((ttft / 4, of_dense / ttft))
+    assert (point.ttft, point.ttft_speedup) == pytest.approx((ttft / 4, of_dense / ttft))
 
 
 def test_a_frame_prints_and_turns_into_pandas(swept: lazyllm.Sweep, tmp_path: Path) -> None:
@@ -320,9 +320,9 @@ def test_a_frame_prints_and_turns_into_pandas(swept: lazyllm.Sweep, tmp_path: Pa
     frame = swept.to_frame()
     frame.to_parquet(tmp_path / "sweep.parquet")
     read = pandas.read_parquet(tmp_path / "sweep.parquet")["pruning"]
-    assert [lazyllm.parse_method(text) for text in read] == [one.pruning for one in swept]
+    assert [lazyllm.parse_method(text) for text in read] == [point.pruning for point in swept]
     assert list(frame["setting"]) == names(swept)
-    assert list(frame["kl"]) == [one.kl.value for one in swept]
+    assert list(frame["kl"]) == [point.kl.value for point in swept]
     columns = "kl_low kl_high agreement ttft ttft_speedup counted_speedup computed reached_top"
     assert set(columns.split()) <= set(frame.columns)
     assert "score" not in frame.columns

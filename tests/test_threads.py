@@ -251,17 +251,17 @@ def test_workers_treat_denormals_as_their_caller_does(tmp_path: Path) -> None:
         session.forward(ids)
         return session.last_trace[0]["scores"]
 
-    one, four = made.load(threads=1), made.load(threads=4)
+    one_thread, four_threads = made.load(threads=1), made.load(threads=4)
     found: list[np.ndarray] = []
 
     def flushing() -> None:
         flush_denormals()
-        found.extend([scores(one), *(scores(four) for _ in range(6))])
+        found.extend([scores(one_thread), *(scores(four_threads) for _ in range(6))])
 
     thread = threading.Thread(target=flushing)
     thread.start()
     thread.join()
-    assert not np.array_equal(scores(one), found[0]), "no score is small enough"
+    assert not np.array_equal(scores(one_thread), found[0]), "no score is small enough"
     for other in found[1:]:
         np.testing.assert_array_equal(other, found[0])
 

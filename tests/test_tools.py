@@ -47,8 +47,8 @@ def test_a_chat_keeps_its_tools(llm: LLM, tmp_path: Path) -> None:
     session.save(tmp_path / "chat")
     want = session.fork().ask("And you?", chat=True, max_new_tokens=2)
     assert "<tools>" not in text(llm, want.prompt_ids)
-    for one in (session.fork(), llm.restore(tmp_path / "chat")):
-        got = one.ask("And you?", chat=True, tools=[WEATHER], max_new_tokens=2)
+    for restored in (session.fork(), llm.restore(tmp_path / "chat")):
+        got = restored.ask("And you?", chat=True, tools=[WEATHER], max_new_tokens=2)
         assert (got.prompt_ids, got.token_ids) == (want.prompt_ids, want.token_ids)
         with pytest.raises(ValueError, match="other ones than its first prompt had"):
-            one.ask("And he?", chat=True, tools=[OTHER])
+            restored.ask("And he?", chat=True, tools=[OTHER])

@@ -70,7 +70,7 @@ def test_a_killed_worker_loses_and_doubles_nothing(llm: lazyllm.LLM, tmp_path: P
         spread = lazyllm.sweep(llm, settings, out=tmp_path / "spread", **place, **options)
         killer.join()
     assert untimed(spread.rows) == untimed(serial.rows)
-    assert [one.setting for one in spread] == [one.setting for one in serial]
+    assert [point.setting for point in spread] == [point.setting for point in serial]
     steps = [line.split() for line in trace.read_text().splitlines()]
     assert steps.count([str(killed[0]), "begins"]) == steps.count([str(killed[0]), "ends"]) + 1
     assert len({pid for pid, _ in steps}) >= 2
@@ -168,5 +168,5 @@ def test_a_worker_keeps_its_model(tmp_path: Path) -> None:
 
 def test_parts_are_items_or_single_trials(llm: lazyllm.LLM) -> None:
     _, trials = recipe_and_trials(llm, 3)
-    assert [[one.key.setting for one in part] for part in parts(trials, 3)] == [["dense", "{1: 0.5}"]] * 3
+    assert [[trial.key.setting for trial in part] for part in parts(trials, 3)] == [["dense", "{1: 0.5}"]] * 3
     assert parts(trials, 4) == [[trial] for trial in trials]

@@ -1,1 +1,1 @@
-"""Calibration: stages for one checkpoint, from what its dense passes attend to and from trials."""
+"""Calibration: a schedule for one checkpoint, the best of a few that are tried on prompts."""

@@ -25,9 +25,9 @@ from lazyllm.sweeps.sweep import measure_of
 PER_KIND, SEED = 3, 102  # generated prompts of each kind and length
 FOLDER_SUFFIX = ".calibration"
 SHARES = (0.45, 0.55, 0.65, 0.75)
-"""Shares that layers below the first stage take of the work that a speedup leaves, in the schedules tried."""
+"""By schedule tried: the share of the work left by the speedup that layers below the first stage take."""
 FURTHER = ((0.35, 0.85), (0.26, 0.72 / 0.85))
-"""The rise and the fall of their second and third stage, near those of the first of SPEEDUP_SHAPES."""
+"""Rise and fall, as in `shape`, of their second and third stage, near those of the first of SPEEDUP_SHAPES."""
 
 
 def calibrate(
@@ -40,13 +40,13 @@ def calibrate(
 ) -> Preset:
     """Tries a few schedules with a wished counted speedup on this checkpoint and returns the best.
 
-    They are the stages of `Pruning.for_speedup` and others whose first stage is lower or higher, all under
-    the `recommended` scores, on generated prompts with needles and on your `prompts`. The one that finds most
-    needles is taken; of equal ones, that with the least KL divergence from dense.
+    The schedules are that of `Pruning.for_speedup` and others whose first stage is lower or higher, all with
+    the `recommended` scores. Each runs on generated prompts with needles and on your `prompts`. The one that
+    finds most needles is returned; among equal ones, the one with the least KL divergence from dense.
 
     `prompts`: texts, lists of messages or lists of token ids. Text goes through the chat template, where the
     model has one. `lengths`: those of the generated prompts, answer included; the default is 1024 and 2048
-    tokens, or as many as the model's context has. `out`: a file such as preset.json for the preset;
+    tokens, or the model's context if it is shorter. `out`: a file such as preset.json for the preset;
     measurements go to the folder preset.calibration, from which an interrupted calibration continues.
     """
     if (speedup := checked.number(speedup, "speedup")) < 1:
@@ -88,10 +88,10 @@ def candidates(speedup: float, config: ModelConfig, n_prompt: int) -> Iterator[P
 
 
 def measurements(summary: Summary, label: str) -> dict[str, Interval]:
-    """95 % intervals; differences are of the same prompts.
+    """A setting's measurements with 95 % intervals; differences are between answers to the same prompts.
 
-    Prompts are one sample: with a few of each kind, all found or none, the kinds by themselves would vary too
-    little.
+    All prompts are one sample. A kind by itself has few prompts, often all found or all missed, and would
+    show no variance.
     """
     dense, needles = 100 * summary.paired(label, lambda row: row.get("score"))
     found = {"needles": interval([[needles]], 0, 100)}

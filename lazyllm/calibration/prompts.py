@@ -15,21 +15,21 @@ from lazyllm.llm import LLM
 from lazyllm.prompt import Prompt as UserPrompt
 
 NEEDLES = ("niah_single_2", "niah_multikey_1", "niah_multivalue")
-LENGTHS = (1024, 2048)  # tokens of a prompt with its answer, unless others are given
+LENGTHS = (1024, 2048)  # tokens of a prompt with its answer, by default
 MAX_NEW_TOKENS = 48  # of the answers that name needles
-OWN = "own prompts"  # the data set of the user's
+OWN = "own prompts"  # name of the data set of the user's prompts
 
 
 class CalibrationTasks(GeneratedTasks):
     """Generated needles, `count` of each kind and length, and the user's own prompts, which have no score.
 
-    `lengths`: None are LENGTHS, or as many tokens as the model's context has.
+    `lengths`: None means LENGTHS, each limited to the model's context.
     """
 
     def __init__(
-        self, llm: LLM, own: Sequence[UserPrompt], count: int, seed: int, lengths: Sequence[int] | None = None
+        self, llm: LLM, prompts: Sequence[UserPrompt], count: int, seed: int, lengths: Sequence[int] | None = None
     ) -> None:
-        own_ids = encoded(llm, own)
+        own_ids = encoded(llm, prompts)
         if lengths is None:
             lengths = sorted({min(length, llm.config.context) for length in LENGTHS})
         options = RulerOptions(tasks=NEEDLES, lengths=lengths, count=count, seed=seed)

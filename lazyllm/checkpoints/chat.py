@@ -67,7 +67,7 @@ class ChatTemplate:
         /,
         **variables: Any,
     ) -> str:
-        """The text of a chat; `variables` are others that the template reads, as enable_thinking=False."""
+        """The text of a chat; `variables` are further ones that the template reads, such as enable_thinking=False."""
         values = {
             "messages": plain(messages, "messages"),
             "tools": plain(tools, "tools") or None,
@@ -115,8 +115,8 @@ def plain(values: Sequence[Mapping[str, Any]], name: str) -> list[dict[str, Any]
 
 
 def find_template(settings: Fields, tokens: Mapping[str, str], folder: Path | None = None) -> ChatTemplate | None:
-    """The default template of a checkpoint: that of chat_template.jinja in its folder, else that of
-    tokenizer_config.json, a string or the one of that name in a list of named ones."""
+    """The default template of a checkpoint, or None: chat_template.jinja in its folder, else the field
+    chat_template of tokenizer_config.json, a string or a list with an entry named "default"."""
     if folder and (source := folder / "chat_template.jinja").is_file():
         check_size(source, LONGEST)
         try:

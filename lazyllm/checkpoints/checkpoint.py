@@ -45,7 +45,7 @@ TEXT_MODEL = {
     "model.language_model.": "model.",
     "lm_head.": "lm_head.",
 }
-"""Prefixes of the text model's tensors in multimodal checkpoints, old and new, and in text checkpoints."""
+"""By prefix of the text model's tensors in multimodal checkpoints, old or new: that in text checkpoints."""
 
 CHUNK_BYTES = 1 << 23
 
@@ -70,7 +70,7 @@ def resolve(path_or_id: str | Path, revision: str | None = None, file: str | Non
 
 
 def download(client: Any, model_id: str, revision: str | None, file: str | None) -> str:
-    """The folder of a repository's files in the hub's cache, with those that are used, or the GGUF file."""
+    """The path in the hub's cache of the folder with the files that are used, or of the GGUF file."""
     if file is None:
         weights, patterns, ignored = [SINGLE_FILE, INDEX_FILE], HUB_FILES, HUB_IGNORED
     else:
@@ -83,7 +83,7 @@ def download(client: Any, model_id: str, revision: str | None, file: str | None)
 
 
 def gguf_choice(names: Iterable[str]) -> str:
-    """The end of an error about a place without the weights asked for, whose files have these names."""
+    """The end of an error about missing weights: the GGUF files among `names`, as a hint; empty without any."""
     ggufs = sorted(name for name in names if name.endswith(".gguf"))
     return f"; `file` takes one of its GGUF files: {', '.join(ggufs)}" if ggufs else ""
 
@@ -93,7 +93,7 @@ class Checkpoint:
     the core takes. `generation_config` has the contents of generation_config.json, {} without such a file.
 
     The model's outputs depend on `config_files` and `shard_files`, the ids of a text on `tokenizer_files`.
-    All stay open, so that their digests are of what was loaded.
+    All stay open, so that their digests are those of the loaded contents.
 
     The table of a multimodal checkpoint holds its text model only; the vision tower is never read.
     """
@@ -118,10 +118,10 @@ class Checkpoint:
         family = FAMILIES[self.config.architecture]
         if family.multimodal:  # the vision tower has other prefixes
             tensors = [
-                tensor._replace(name=ours + tensor.name.removeprefix(theirs))
+                tensor._replace(name=text_prefix + tensor.name.removeprefix(prefix))
                 for tensor in tensors
-                for theirs, ours in TEXT_MODEL.items()
-                if tensor.name.startswith(theirs)
+                for prefix, text_prefix in TEXT_MODEL.items()
+                if tensor.name.startswith(prefix)
             ]
         named = (tensor._replace(name=renamed(tensor.name, family.renamed)) for tensor in tensors)
         self.tensors = list(core_tensors(named, self.config, self.path))
@@ -136,7 +136,7 @@ class Checkpoint:
         return digest([*self.config_files, *self.shard_files], progress)
 
     def chunks(self, tensor: Tensor, together: int = 1) -> Iterator[bytes]:
-        """The bytes of a tensor, a bounded number of rows at a time, which is a multiple of `together`."""
+        """The bytes of a tensor in chunks of bounded size, each a multiple of `together` rows."""
         least = max(tensor.n_bytes // max(math.prod(tensor.shape[:-1]), 1), 1) * together
         step = max(CHUNK_BYTES // least, 1) * least
         for begin in range(0, tensor.n_bytes, step):
@@ -144,7 +144,7 @@ class Checkpoint:
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        """None where there is no vocabulary; such a model takes token ids only."""
+        """The tokenizer; None if the folder has no vocabulary, and prompts must be token ids."""
         if not any(file.path.name in VOCABULARIES for file in self.tokenizer_files):
             return None
         tokenizer = Tokenizer.from_folder(self.path, self.config)
@@ -155,7 +155,7 @@ class Checkpoint:
 
 
 def opened(folder: Path, names: Iterable[str]) -> list[OpenedFile]:
-    """The files with these names, where there are any."""
+    """The files with these names in the folder, opened; those that do not exist are left out."""
     return [OpenedFile(path) for name in names if (path := folder / name).is_file()]
 
 
@@ -185,7 +185,7 @@ def list_shards(folder: Path) -> tuple[list[str], dict[str, str]]:
 
 
 def read_shard(path: Path, index: int) -> list[Tensor]:
-    """The tensors of one file, which the safetensors package has checked; it does not tell their places."""
+    """The tensors of one file. The safetensors package checks it; it does not give offsets in the file."""
     try:
         with safe_open(path, framework="np"):
             pass

@@ -35,11 +35,11 @@ class ModelConfig:
     """The shape of one model. `context` is the maximum length of a session.
 
     `windows` has the sliding window of each layer, 0 where the layer sees the whole context; `layer_rope` the
-    row of `inv_freq` and `rope_scale` by which it turns, or in contexts longer than `short_context` the row
-    after it. RoPE turns the first `rotary_dim` values of a head, with `paired_rope` the neighbours 2i and
+    row of `inv_freq` and `rope_scale` that it uses; in contexts longer than `short_context` it uses the next
+    row. RoPE turns the first `rotary_dim` values of a head, with `paired_rope` the neighbours 2i and
     2i + 1, else i and i + rotary_dim / 2. q at position p is multiplied by
     1 + query_growth ln(1 + floor(p / query_step)). `expert_layers` has 1 for each layer with experts, 0 for
-    others; only the others are of the size `ffn`.
+    the others, whose FFNs are `ffn` wide.
     """
 
     name: str
@@ -88,13 +88,13 @@ class ModelConfig:
 
     @classmethod
     def from_folder(cls, folder: Path) -> ModelConfig:
-        """From config.json and generation_config.json in the folder."""
+        """The configuration in config.json and generation_config.json of the folder."""
         fields = Fields(folder / "config.json", read_json(folder / "config.json"))
         return cls.read(fields, optional_fields(folder / "generation_config.json"), folder)
 
     @classmethod
     def read(cls, fields: Fields, generation: Fields | None = None, path: Path | None = None) -> ModelConfig:
-        """Reads the fields of config.json and generation_config.json; `path` gives the model its name."""
+        """The configuration in the fields of config.json and generation_config.json; `path` names the model."""
         architecture = read_architecture(fields)
         fields, family = text_fields(fields, FAMILIES[architecture])
         fields.only(*family.activation, "other activations")
@@ -225,22 +225,22 @@ def read_head_dim(fields: Fields, hidden: int, heads: int) -> int:
 
 def read_layers(fields: Fields, family: Family, n_layers: int) -> tuple[tuple[int, ...], list[str]]:
     """The sliding window of each layer, 0 where it sees the whole context, and the name of its rope."""
-    turns = read_turns(fields, n_layers) if family.no_rope == "listed" else [True] * n_layers
-    sliding = read_sliding(fields, family, turns)
+    has_rope = read_turns(fields, n_layers) if family.no_rope == "listed" else [True] * n_layers
+    sliding = read_sliding(fields, family, has_rope)
     needed = family.local_theta or family.no_rope == "full"
     has_window = any(sliding) and (needed or fields.get("sliding_window") is not None)
     window = fields.whole("sliding_window", MAX_CONTEXT) if has_window else 0
     windows = tuple(window if slides else 0 for slides in sliding)
     mixed = family.no_rope == "full_if_mixed" and fields.get("sliding_window") is not None
     if family.no_rope == "full" or mixed:
-        turns = [window > 0 for window in windows]
+        has_rope = [window > 0 for window in windows]
     local = SLIDING if family.local_theta else FULL
     kinds = [local if window else FULL for window in windows]
-    return windows, [kind if turn else NO_ROPE for kind, turn in zip(kinds, turns, strict=True)]
+    return windows, [kind if rope else NO_ROPE for kind, rope in zip(kinds, has_rope, strict=True)]
 
 
 def read_turns(fields: Fields, n_layers: int) -> list[bool]:
-    """By layer, True if it has RoPE; so are the values of `no_rope_layers`, despite its name."""
+    """By layer, True if it has RoPE. `no_rope_layers`, despite its name, has 1 for a layer with RoPE."""
     listed = fields.get("no_rope_layers")
     if listed is None:
         interval = fields.whole("no_rope_layer_interval", MAX_CONTEXT, default=4)
@@ -250,9 +250,9 @@ def read_turns(fields: Fields, n_layers: int) -> list[bool]:
     return [entry == 1 for entry in listed]
 
 
-def read_sliding(fields: Fields, family: Family, turns: list[bool]) -> list[bool]:
+def read_sliding(fields: Fields, family: Family, has_rope: list[bool]) -> list[bool]:
     """By layer, True if it has a sliding window."""
-    layer_types, n_layers = fields.get("layer_types"), len(turns)
+    layer_types, n_layers = fields.get("layer_types"), len(has_rope)
     if_used = family.windows in ("optional", "all_if_used")
     if family.windows == "none" or (if_used and not fields.flag("use_sliding_window", False)):
         return [False] * n_layers
@@ -265,7 +265,7 @@ def read_sliding(fields: Fields, family: Family, turns: list[bool]) -> list[bool
             fields.refuse("layer_types", f"{' and '.join(LAYER_TYPES)} only, not {unknown[0]!r}")
         return [kind == SLIDING for kind in layer_types]
     if family.no_rope == "listed":
-        return [not turn for turn in turns]
+        return [not rope for rope in has_rope]
     if family.windows == "optional":
         first = fields.whole("max_window_layers", MAX_CONTEXT, default=28, low=0)
         return [layer >= first for layer in range(n_layers)]
@@ -274,10 +274,10 @@ def read_sliding(fields: Fields, family: Family, turns: list[bool]) -> list[bool
 
 
 def read_experts(fields: Fields, ffn: str | None, n_layers: int) -> dict[str, Any]:
-    """The fields of ModelConfig about experts; `ffn` is the field of their size, if there are any."""
+    """The fields of ModelConfig about experts; `ffn` names the field of their size, None without experts."""
     if ffn is None:
         return {"expert_layers": (0,) * n_layers}
-    named = fields.get("num_local_experts") is not None  # by transformers; by the files of some families not
+    named = fields.get("num_local_experts") is not None  # transformers' name; some files have the other
     count = fields.whole("num_local_experts" if named else "num_experts", MAX_EXPERTS)
     step = fields.whole("decoder_sparse_step", MAX_LAYERS, default=1)
     plain = fields.get("mlp_only_layers", [])

@@ -18,17 +18,17 @@ class Family:
     features: Mapping[str, bool | str]
     """Flags of `ModelConfig`, each with its value or with the field that has it."""
     scalings: Mapping[str, str]
-    """The rule that each type of RoPE's scaling names."""
+    """By the type of RoPE's scaling in files: the rule that it names."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values of fields that are missing or null."""
     nullable: Mapping[str, float] = field(default_factory=dict)
-    """Values of fields that are missing; null in a file is none."""
+    """Values of fields that are missing; null in a file stays null."""
     multimodal: bool = False
     """The text model's fields are in the object `text_config`, whose `model_type` may name another row."""
     activation: tuple[str, str] = ("hidden_act", "silu")
-    """The field that names it, and the name."""
+    """The field that names the activation, and the name that it must have."""
     norms: Literal["pre", "post", "both"] = "pre"
-    """Before attention and FFN, behind them, or both."""
+    """The place of norms: before attention and FFN, behind them, or both."""
     eps: str = "rms_norm_eps"
     """The field of the number that norms add to the mean square."""
     scaled_embedding: bool = False
@@ -36,21 +36,21 @@ class Family:
     query_scalar: str | None = None
     """The field whose root divides scores, in place of the head dimension's."""
     scales: Sequence[str] = ()
-    """Fields of numbers that are read: Granite's multipliers, Cohere's `logit_scale`, and SOFT_CAPS, which
-    other families refuse."""
+    """Fields of scales and caps that are read: Granite's multipliers, Cohere's `logit_scale`, SOFT_CAPS. Other
+    families refuse SOFT_CAPS."""
     windows: Literal["none", "all", "all_if_used", "pattern", "optional"] = "none"
-    """In all layers; in all if `use_sliding_window` is set; in those that `layer_types` or else
-    `sliding_window_pattern` says; or, if `use_sliding_window` is set, in those that `layer_types` or else
-    `max_window_layers` says."""
+    """Layers with a sliding window: none; all; all if `use_sliding_window` is set; those that `layer_types` or
+    else `sliding_window_pattern` names; or, if `use_sliding_window` is set, those that `layer_types` or else
+    `max_window_layers` names."""
     theta: float = 10000.0
     """The base frequency of RoPE in files that leave it out."""
     local_theta: tuple[str, float] | None = None
-    """The field and the default of another base frequency, in layers with a window."""
+    """The field and the default of the base frequency in layers with a window, where it differs."""
     partial_rope: bool = False
-    """RoPE may turn the first part of a head alone."""
+    """RoPE may rotate only the first values of each head."""
     no_rope: Literal["none", "listed", "full", "full_if_mixed"] = "none"
-    """Layers without RoPE: those that `no_rope_layers` or else `no_rope_layer_interval` says; those without a
-    window; or those, but none where `sliding_window` is null."""
+    """Layers without RoPE: none; those that `no_rope_layers` or else `no_rope_layer_interval` names; those
+    without a window; or those without a window unless `sliding_window` is null."""
     ffn: str = "intermediate_size"
     """The field of the FFN's width."""
     expert_ffn: str | None = None
@@ -58,9 +58,9 @@ class Family:
     attention_only: bool = False
     """`layer_types` must name attention in every layer."""
     only: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    """Fields with the only value that runs, if any does, and what others mean."""
+    """By field: the only value that runs, if any does, and what other values mean, for errors."""
     renamed: Mapping[str, str] = field(default_factory=dict)
-    """Parts of tensors' names in files, in the order in which they become those that the core takes."""
+    """By part of a tensor's name in files: that part in the core's names; replaced in this order."""
 
 
 def read_families() -> dict[str, Family]:
@@ -75,5 +75,5 @@ def read_families() -> dict[str, Family]:
 
 
 FAMILIES = read_families()
-"""By architecture."""
+"""The families by architecture."""
 BY_TYPE = {family.model_type: architecture for architecture, family in FAMILIES.items()}

@@ -22,7 +22,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_size(path: Path, limit: int) -> None:
-    """Refuses a file that is much larger than any good one; 0 bytes of one that is missing."""
+    """Raises CheckpointError for a file of more than `limit` bytes; a missing file passes."""
     if path.is_file() and (size := path.stat().st_size) > limit:
         raise CheckpointError(f"{path} has {size} bytes; expected at most {limit}")
 
@@ -47,7 +47,7 @@ def optional_fields(path: Path) -> Fields:
 class Fields:
     """Typed look-ups in an object from a file; a missing or null field takes the default, or is an error.
 
-    `names` has what the file calls a field where that differs, as in GGUF files; errors say that name.
+    `names` has the file's own names of fields, where they differ, as in GGUF files; errors use them.
     """
 
     def __init__(self, source: str | Path, values: dict[str, Any], names: Mapping[str, str] | None = None):
@@ -86,7 +86,7 @@ class Fields:
         return value
 
     def only(self, name: str, value: Any, meaning: str) -> None:
-        """Refuses other values than the one that runs, and says what they mean; a missing field runs."""
+        """Raises an error unless the field is `value` or missing; `meaning` says what other values mean."""
         if self.get(name, value) != value:
             expected = repr(value) if isinstance(value, str) else json.dumps(value)
             self.refuse(name, f"{expected}: {meaning} are not supported")

@@ -56,7 +56,7 @@ def write_json(path: Path, contents: dict[str, Any]) -> None:
 def write_weights(checkpoint: GgufCheckpoint, path: Path, dtype: str, progress: bool) -> None:
     stored, width, _ = DTYPES[dtype]
     tensors, names = checkpoint.named_tensors, FAMILIES[checkpoint.architecture].renamed
-    files_names = {ours: theirs for theirs, ours in reversed([*names.items()])}
+    files_names = {new: old for old, new in reversed([*names.items()])}
     entries = {
         renamed(tensor.name, files_names): (stored, tensor.shape, math.prod(tensor.shape) * width) for tensor in tensors
     }

@@ -1,4 +1,4 @@
-"""A model in one GGUF file: what it says, in the terms of a folder in Hugging Face layout."""
+"""A model in one GGUF file, described like a folder in Hugging Face layout."""
 
 import math
 import re
@@ -44,8 +44,8 @@ class GgufCheckpoint(Checkpoint):
     """Like `Checkpoint`, from a GGUF file in place of a folder.
 
     `config_json` and `generation_config` are the contents of the files that a folder would have. The file's
-    `named_tensors` have the core's names. Unlike what the config says, Gemma's norms have 1 added, and with
-    `is_paired` the rows of q and k lie by RoPE's pairs.
+    `named_tensors` have the core's names. Unlike in a folder, Gemma's norms have 1 added already, and with
+    `is_paired` the two rows of each of RoPE's pairs lie side by side in q and k.
     """
 
     def __init__(self, path: Path):
@@ -142,11 +142,11 @@ class GgufCheckpoint(Checkpoint):
         if self.gemma:
             is_27b = values["num_hidden_layers"] == LAYERS_OF_27B[self.arch]
             config["query_pre_attn_scalar"] = hidden // heads if is_27b else head_dim
-        turned = f"{self.arch}.rope.dimension_count"
+        rotary = f"{self.arch}.rope.dimension_count"
         if family.partial_rope:
-            config["partial_rotary_factor"] = self.fields.whole(turned, head_dim, default=head_dim) / head_dim
+            config["partial_rotary_factor"] = self.fields.whole(rotary, head_dim, default=head_dim) / head_dim
         else:
-            self.fields.only(turned, head_dim, "partial rotary embeddings")
+            self.fields.only(rotary, head_dim, "partial rotary embeddings")
         if family.expert_ffn:
             config["norm_topk_prob"] = self.arch != "olmoe"
         else:
@@ -157,10 +157,10 @@ class GgufCheckpoint(Checkpoint):
         return config | self.rope_scaling(config["max_position_embeddings"])
 
     def rope_scaling(self, context: int) -> dict[str, Any]:
-        """The fields of config.json about it; none where RoPE is not scaled. The divisors of frequencies that
-        files of Llama 3.1 have in place of its rule are those of a longrope whose two tables are equal."""
+        """The fields of config.json about RoPE's scaling; {} without scaling. Files of Llama 3.1 hold divisors of
+        frequencies in place of the rule; they become a longrope whose two tables are equal."""
         name = "original_max_position_embeddings"
-        scaling = {key: value for key, at in NAMES["rope"].items() if (value := self.field(at)) is not None}
+        scaling = {key: value for key, field in NAMES["rope"].items() if (value := self.field(field)) is not None}
         tensors = dict.fromkeys(LONGROPE, ROPE_DIVISORS) if ROPE_DIVISORS in self.stored else LONGROPE
         if not set(tensors.values()) <= set(self.stored):
             return {"rope_scaling": scaling} if scaling.get("rope_type", "none") != "none" else {}

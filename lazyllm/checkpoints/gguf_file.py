@@ -1,6 +1,6 @@
 """The header of a GGUF file, which may be damaged: its metadata, and the place of each tensor.
 
-Counts and lengths are compared with the bytes that the file has before anything is made of them.
+Counts and lengths are limited, or compared with the size of the file, before memory is taken for them.
 """
 
 import math
@@ -17,7 +17,7 @@ from lazyllm.errors import CheckpointError
 MOST_ENTRIES, MOST_STRINGS, MOST_DIMENSIONS = 1 << 16, 1 << 22, 4
 BOOL, STRING, ARRAY = 7, 8, 9
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", BOOL: "?", 10: "Q", 11: "q", 12: "d"}
-"""The number of each type of a value, and what struct and array call it."""
+"""By the number of a value's type: its format character in struct and array."""
 NAMES = tomllib.loads(Path(__file__).with_name("gguf.toml").read_text())
 BLOCKS: dict[int, tuple[str, int, int]] = {number: (name, *size) for name, (number, *size) in NAMES["formats"].items()}
 """The formats that the core reads, by their number: name, values and bytes of a block."""
@@ -78,7 +78,7 @@ class Reader:
         return fields, [self.tensor(name, *entry, begin) for name, entry in entries.items()]
 
     def names(self, what: str, count: int) -> Iterator[str]:
-        """The names of so many entries, each of which follows its name."""
+        """The names of `count` entries; between two names, the caller reads the entry of the first."""
         names = set()
         for i in range(count):
             self.place = f"the name of {what} {i}"
@@ -111,7 +111,7 @@ class Reader:
         return values
 
     def entry(self) -> tuple[list[int], int, int]:
-        """The shape of a tensor, the dimension of a row first, the number of its format, and its offset."""
+        """The shape of a tensor (length of a row first), the number of its format, and its offset."""
         shape = [self.number("Q") for _ in range(self.count("dimensions", MOST_DIMENSIONS, "I"))]
         return shape, self.number("I"), self.number("Q")
 

@@ -15,7 +15,7 @@ from lazyllm.checkpoints.vocabulary import WORD_MARK, refusing
 PREFIX = "tokenizer.ggml."
 UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6
 SPECIAL_TOKENS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-LONGEST_TOKEN = 1000  # characters; finding a token's merges takes time with the square of them
+LONGEST_TOKEN = 1000  # characters; the time to find a token's merges grows with their square
 
 # Regular expressions that split text into words before merging, by the name in tokenizer.ggml.pre.
 # The newer two differ in the length of a run of digits; gpt-2's expression is built into ByteLevel.
@@ -52,7 +52,7 @@ class GgufVocabulary:
             self.fields.refuse(f"{PREFIX}model", "'gpt2' (byte-level BPE) or 'llama' (SentencePiece BPE)")
         self.gemma = metadata.get("general.architecture") in ("gemma2", "gemma3")
         self.tokens = self.array("tokens", str)
-        if self.gemma:  # its files spell runs of blanks as blanks, the text to be merged has marks
+        if self.gemma:  # files spell runs of blanks with blanks; merges are of text with marks
             self.tokens = [token if token.strip(" ") else WORD_MARK * len(token) for token in self.tokens]
         self.ids = {token: index for index, token in enumerate(self.tokens)}
         if len(self.ids) != len(self.tokens) or max(map(len, self.tokens), default=0) > LONGEST_TOKEN:
@@ -62,12 +62,12 @@ class GgufVocabulary:
         if self.kind == "gpt2" and not self.split:
             self.fields.refuse(f"{PREFIX}pre", f"one of {', '.join(SPLITS)}")
         self.special = {
-            name: self.tokens[self.fields.whole(f"{PREFIX}{own}_token_id", len(self.tokens) - 1, low=0)]
-            for name, own in SPECIAL_TOKENS.items()
-            if self.fields.get(f"{PREFIX}{own}_token_id") is not None
+            name: self.tokens[self.fields.whole(f"{PREFIX}{key}_token_id", len(self.tokens) - 1, low=0)]
+            for name, key in SPECIAL_TOKENS.items()
+            if self.fields.get(f"{PREFIX}{key}_token_id") is not None
         }
-        asked = self.fields.get(f"{PREFIX}add_bos_token", self.kind == "llama" or self.split is LLAMA3)
-        adds_bos = bool(asked) and "bos_token" in self.special
+        flag = self.fields.get(f"{PREFIX}add_bos_token", self.kind == "llama" or self.split is LLAMA3)
+        adds_bos = bool(flag) and "bos_token" in self.special
         template = self.fields.get("tokenizer.chat_template")
         self.settings: dict[str, Any] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -112,18 +112,18 @@ class GgufVocabulary:
         merges, unknown = self.sentencepiece_merges(), self.special.get("unk_token")
         backend = Tokenizer(BPE(self.ids, merges, byte_fallback=True, fuse_unk=True, unk_token=unknown))
         steps: list[Any] = [normalizers.Replace(" ", WORD_MARK)]
-        back: list[Any] = [decoders.Replace(WORD_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
+        decoding: list[Any] = [decoders.Replace(WORD_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
         if self.fields.get(f"{PREFIX}add_space_prefix", True):
             steps.insert(0, normalizers.Prepend(WORD_MARK))
-            back.append(decoders.Strip(" ", 1, 0))
-        backend.normalizer, backend.decoder = normalizers.Sequence(steps), decoders.Sequence(back)
+            decoding.append(decoders.Strip(" ", 1, 0))
+        backend.normalizer, backend.decoder = normalizers.Sequence(steps), decoders.Sequence(decoding)
         return backend
 
     def sentencepiece_merges(self) -> list[tuple[str, str]]:
         """Merges equivalent to SentencePiece's scores: every pair that makes a piece, best first.
 
-        Gemma's pieces are in the order of their merges; the scores in a file are not, because llama.cpp gives
-        pieces that are matched whole the lowest. As in transformers, the longer left part comes first.
+        Gemma's pieces are in the order of their merges, and scores are ignored: llama.cpp gives the lowest to
+        pieces that are matched whole. As in transformers, the split with the longer left part comes first.
         """
         scores = self.array("scores", float, len(self.tokens))
         ids = {token: index for token, index in self.ids.items() if self.types[index] not in (CONTROL, BYTE)}

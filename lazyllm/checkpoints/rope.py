@@ -17,7 +17,7 @@ NO_ROPE = "no_rope"
 
 class Rope(NamedTuple):
     """`inv_freq` holds float32 values of all pairs of a head, 0 for those after the first `rotary_dim`
-    values, which RoPE leaves alone; `scale` multiplies cosine and sine; `context` is the length limit.
+    values, which RoPE does not rotate; `scale` multiplies cosine and sine; `context` is the length limit.
 
     In contexts longer than `short_context`, `long_inv_freq` are the frequencies. `original` is the length of
     context before scaling; `query_growth`: see `ModelConfig`.
@@ -36,8 +36,8 @@ class Rope(NamedTuple):
 def read_ropes(fields: Fields, family: Family, head_dim: int, kinds: Sequence[str]) -> dict[str, Any]:
     """The fields of `ModelConfig` about RoPE and the context; `kinds` has the name of each layer's rope.
 
-    `rope_scaling` is of the layers that see the whole context. In `rope_parameters`, which transformers 5
-    writes, a model of several ropes has an object for each type of layer.
+    `rope_scaling` applies to layers that see the whole context. `rope_parameters`, which transformers 5 writes,
+    has an object for each type of layer if the model has several ropes.
     """
     context = fields.whole("max_position_embeddings", MAX_CONTEXT)
     scaling, parameters = fields.section("rope_scaling"), fields.section("rope_parameters")

@@ -1,4 +1,4 @@
-"""The table of a checkpoint's tensors: those of the core, whatever the checkpoint calls and stacks them."""
+"""The table of tensors that the core takes, also from checkpoints that rename, fuse or stack them."""
 
 import math
 import re
@@ -29,7 +29,7 @@ class Tensor(NamedTuple):
 
 def rounded_bytes(tensors: Iterable[Tensor], weights: str) -> int | None:
     """The bytes of all matrices as `weights` rounds them, q8 or q4 (see `load`); None if one of them is
-    quantized or has no rows of whole blocks, and cannot be rounded."""
+    quantized or its rows are not whole blocks, so that it cannot be rounded."""
     total = 0
     for name, dtype, shape, *_ in tensors:
         if len(shape) < 2 or name.endswith(ROUTER):
@@ -42,7 +42,7 @@ def rounded_bytes(tensors: Iterable[Tensor], weights: str) -> int | None:
 
 
 def core_tensors(tensors: Iterable[Tensor], config: ModelConfig, source: Path) -> Iterator[Tensor]:
-    """The core's tensors, one for each matrix that a tensor holds."""
+    """The core's tensors; a fused or stacked tensor gives one for each matrix that it holds."""
     q, kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
     rows = {
         "self_attn.qkv": {"self_attn.q_proj": q, "self_attn.k_proj": kv, "self_attn.v_proj": kv},
@@ -54,21 +54,21 @@ def core_tensors(tensors: Iterable[Tensor], config: ModelConfig, source: Path) -
             continue
         parts = rows[fused["parts"]]
         if tensor.shape[:1] != (sum(parts.values()),):
-            wanted = f"{' + '.join(map(str, parts.values()))} rows, of {', '.join(parts)}"
-            raise CheckpointError(f"{source}: {tensor.name!r} has shape {[*tensor.shape]}; expected {wanted}")
+            expected = f"{' + '.join(map(str, parts.values()))} rows, of {', '.join(parts)}"
+            raise CheckpointError(f"{source}: {tensor.name!r} has shape {[*tensor.shape]}; expected {expected}")
         layer, suffix = fused["layer"], fused["suffix"]
         yield from split(tensor, {f"{layer}.{part}.{suffix}": count for part, count in parts.items()})
 
 
 def renamed(name: str, parts: Mapping[str, str]) -> str:
-    """A tensor's name with others in place of some of its parts, which lie between dots."""
+    """A tensor's name with parts between dots replaced: with {"b": "x"}, "a.b.c" becomes "a.x.c"."""
     for old, new in parts.items():
         name = name.replace(f".{old}.", f".{new}.")
     return name
 
 
 def unstacked(tensor: Tensor) -> Iterable[Tensor]:
-    """The matrices of a tensor that holds those of all experts of a layer; of another one, itself."""
+    """The matrices of a tensor that holds those of all experts of a layer; any other tensor alone."""
     stack = STACKED.fullmatch(tensor.name)
     if stack is None or len(tensor.shape) != 3 or not 0 < tensor.shape[0] <= MAX_EXPERTS:
         return [tensor]
@@ -79,7 +79,7 @@ def unstacked(tensor: Tensor) -> Iterable[Tensor]:
 
 
 def split(tensor: Tensor, parts: Mapping[str, int]) -> Iterator[Tensor]:
-    """Tensors with these names and numbers of rows, which lie one behind the other."""
+    """The consecutive parts of a tensor; `parts` has their numbers of rows by name."""
     row_bytes, offset = tensor.n_bytes // max(sum(parts.values()), 1), tensor.offset
     for name, rows in parts.items():
         n_bytes = rows * row_bytes

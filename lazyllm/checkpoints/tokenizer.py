@@ -49,7 +49,7 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path, config: ModelConfig) -> Tokenizer:
-        """From the tokenizer files in `folder`, for a model of `config`."""
+        """The tokenizer of the files in `folder`, for a model of `config`."""
         settings = optional_fields(folder / "tokenizer_config.json")
         tokens = read_token_names(settings, optional_fields(folder / "special_tokens_map.json"))
         vocabulary, source = open_vocabulary(folder, settings, tokens)
@@ -57,14 +57,14 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, gguf: GgufVocabulary, config: ModelConfig) -> Tokenizer:
-        """From the vocabulary that a GGUF file describes."""
+        """The tokenizer of the vocabulary that a GGUF file describes."""
         settings = Fields(gguf.path, gguf.settings)
         vocabulary = JsonVocabulary(gguf.path, gguf.backend, settings, gguf.special)
         return cls(vocabulary, gguf.path, gguf.special, find_template(settings, gguf.special), config)
 
     @property
     def place(self) -> Path:
-        """The checkpoint's folder, or its file where it is one GGUF file."""
+        """The checkpoint's folder, or its GGUF file."""
         return self.source if self.source.suffix == ".gguf" else self.source.parent
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
@@ -94,8 +94,8 @@ class Tokenizer:
 
     def chat_text(self, messages: Chat, add_generation_prompt: bool = True, tools: Chat = (), **variables: Any) -> str:
         """The prompt of a chat such as [{"role": "user", "content": "Hi"}]. `tools` are JSON schemas of
-        functions, which the template describes if it knows tools; `variables` are others that it may read,
-        as enable_thinking=False.
+        functions, which the template describes if it knows tools; `variables` are further ones that it may
+        read, such as enable_thinking=False.
 
         The text has its special tokens already: encode it with add_special=False.
         """

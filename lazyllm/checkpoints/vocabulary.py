@@ -21,12 +21,12 @@ WORD_MARK = "▁"
 PRINTING = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 OTHERS = [byte for byte in range(256) if byte not in PRINTING]
 LETTERS = {chr(byte): byte for byte in PRINTING} | {chr(256 + n): byte for n, byte in enumerate(OTHERS)}
-"""The character of each byte in byte-level BPE: itself if printable, else the next from 256 on."""
+"""By character of byte-level BPE: its byte. A printable byte's is itself; the others' are those from 256 on."""
 
 
 @contextmanager
 def refusing(message: str) -> Iterator[None]:
-    """Raises CheckpointError for whatever the tokenizers package does: plain Exception, or a Rust panic."""
+    """Raises CheckpointError in place of errors of the tokenizers package: plain Exceptions and Rust panics."""
     try:
         yield
     except (CheckpointError, KeyboardInterrupt, MemoryError):
@@ -36,8 +36,8 @@ def refusing(message: str) -> Iterator[None]:
 
 
 class JsonVocabulary:
-    """The vocabulary of a tokenizer.json, or of what a GGUF file describes; `settings` are those of
-    tokenizer_config.json, `tokens` the special tokens by name."""
+    """The vocabulary of a tokenizer.json or of a GGUF file; `settings` are those of tokenizer_config.json,
+    `tokens` the special tokens by name."""
 
     def __init__(self, path: Path, tokenizer: Tokenizer, settings: Fields, tokens: Mapping[str, str]):
         self.tokenizer = tokenizer
@@ -62,16 +62,16 @@ class JsonVocabulary:
             return b""
         if not self.bytewise:
             return piece_bytes(content)
-        known = set(content) <= LETTERS.keys()
-        return bytes(LETTERS[letter] for letter in content) if known else content.encode()
+        is_spelled = set(content) <= LETTERS.keys()
+        return bytes(LETTERS[letter] for letter in content) if is_spelled else content.encode()
 
     def token_id(self, content: str) -> int | None:
         return self.tokenizer.token_to_id(content)
 
 
 def decoding(path: Path, decoder: Any) -> tuple[bool, bool]:
-    """Two truths, as a decoder shows with a few tokens: that they spell bytes, else they are SentencePiece's;
-    and that a leading space is stripped."""
+    """Whether tokens spell bytes (else they are SentencePiece's), and whether a leading space is stripped: the
+    decoder shows both with a few tokens."""
     with refusing(f"{path} is not a tokenizer.json"):
         if decoder and decoder.decode(["Ġa", "_", "Ċ", "##b</w>"]) == " a_\n##b</w>":
             return True, False
@@ -105,10 +105,10 @@ class SentencePieceVocabulary:
         except (OSError, RuntimeError) as error:
             raise CheckpointError(f"{path} is not a SentencePiece model: {error}") from error
         count = pieces.get_piece_size()
-        own = [token for token in range(count) if pieces.is_control(token) or pieces.is_unknown(token)]
-        self.added = {pieces.id_to_piece(token): token for token in own} | added
+        marks = [token for token in range(count) if pieces.is_control(token) or pieces.is_unknown(token)]
+        self.added = {pieces.id_to_piece(token): token for token in marks} | added
         self.contents = {token: content for content, token in self.added.items()}
-        self.special = frozenset(own) | {self.added[content] for content in special if content in self.added}
+        self.special = frozenset(marks) | {self.added[content] for content in special if content in self.added}
         self.size = max(count, 1 + max(self.added.values(), default=0))
         longest_first = sorted(self.added, key=len, reverse=True)
         self.cuts = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
@@ -118,7 +118,7 @@ class SentencePieceVocabulary:
         self.legacy = settings.flag("legacy", True)
 
     def encode(self, text: str, add_special: bool) -> list[int]:
-        first, *others = self.cuts.split(text)  # each part, and the token behind it
+        first, *others = self.cuts.split(text)  # then in turn a token and the part behind it
         ids: list[int] = self.pieces.encode(first)
         for token, part in zip(others[::2], others[1::2], strict=True):
             guard = "" if self.legacy or not part else self.pieces.id_to_piece(self.pieces.unk_id())

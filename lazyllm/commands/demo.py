@@ -14,7 +14,7 @@ DOCUMENT = Path(__file__).with_name("demo_document.txt")
 QUESTION = "In which town were the bells cast?"
 KNOWN_ANSWER = "Lindau"
 SPEEDUP = 2.0
-NEW_TOKENS = (40, 1, 1)  # of each round; the last ones are for times
+NEW_TOKENS = (40, 1, 1)  # by round; the last two are run for their times
 
 
 def demo(parser: argparse.ArgumentParser) -> Run:

@@ -29,8 +29,8 @@ COMMANDS: dict[Callable[[argparse.ArgumentParser], Run], str] = {
     small.lm_eval: "--model lazyllm --tasks arc_easy "
     """--model_args '{"pretrained": "DIR", "pruning": "2x"}'""",
 }
-"""In the order that --help lists them, with an example of its arguments: functions that add the arguments of
-a command to its parser and return what runs it. Their docstring is its help."""
+"""The commands in the order of --help, each with an example of its arguments. The function of a command adds the
+arguments to its parser and returns the function that runs it; its docstring is the help."""
 USAGE_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 
 
@@ -67,12 +67,12 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command, example in COMMANDS.items():
         name, summary = command.__name__.replace("_", "-"), command.__doc__ or ""
-        own = commands.add_parser(
+        subparser = commands.add_parser(
             name,
             help=summary[:1].lower() + summary[1:].removesuffix("."),
             description=summary,
             epilog=f"example:\n  lazyllm {name} {example}".rstrip(),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        own.set_defaults(run=command(own))
+        subparser.set_defaults(run=command(subparser))
     return top

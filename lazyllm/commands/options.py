@@ -53,7 +53,7 @@ def preset_file(text: str) -> Path:
 
 
 def out_folder(text: str) -> Path:
-    """The folder need not exist, nor its parents."""
+    """The path of a folder, which need not exist, nor its parents."""
     path = user_path(text)
     existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not existing.is_dir():
@@ -74,14 +74,14 @@ READERS: Mapping[str | None, Callable[[str], Any]] = {
     "NAME,…": names,
     "LOW,HIGH": speedups,
 }
-"""By the metavar of an argument: the type of its values, which else are text."""
+"""By the metavar of an argument: the function that reads its value; without an entry it is text."""
 
 
 # ---- arguments -----------------------------------------------------------------------------------
 
 
 def add(parser: argparse._ActionsContainer, name: str, help: str, metavar: str | None = None, **more: Any) -> None:
-    """Adds an argument; one that is not given has no value, and the function that is called its default."""
+    """Adds an argument. If it is not given, the default of the function that is called applies."""
     if more.get("action") != "store_true":
         more = {"type": READERS.get(metavar), "metavar": metavar, **more}
     parser.add_argument(name, help=help, default=argparse.SUPPRESS, **more)
@@ -104,8 +104,8 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run(parser: argparse.ArgumentParser, kind: type[RunOptions], **defaults: str) -> None:
-    """Arguments of a run, whose results are in a folder; `defaults` describes those of the command's own
-    function."""
+    """Adds the arguments of a run, whose results are in a folder; `defaults` has the texts of defaults that
+    differ from those of the options."""
     add_model(parser)
     add(parser, "--out", "for results; a run there is resumed", "DIR", type=out_folder, required=True)
     add_options(parser, kind, **defaults)
@@ -165,12 +165,12 @@ def loaded(args: argparse.Namespace) -> LLM:
 
     keywords = keywords_of(args, *signature(load).parameters)
     if "workers" in args or "scheduler" in args:
-        keywords["device"] = "cpu"  # they have the device; here are tokenizer and configuration
+        keywords["device"] = "cpu"  # workers use the device; this process needs tokenizer and configuration
     return load(args.model if "model" in args else demo_model(), **keywords)
 
 
 def of_run(args: argparse.Namespace, kind: type[RunOptions], *more: str) -> dict[str, Any]:
-    """The arguments of a run as keyword arguments, and `more` of them."""
+    """The arguments of a run, and those named in `more`, as keyword arguments."""
     keywords = keywords_of(args, "pruning", "out", *(option.name for option in options_of(kind)), *more)
     if "workers" in args or "scheduler" in args:
         keywords["worker_device"] = vars(args).get("device", "auto")

@@ -25,7 +25,7 @@ def niah(parser: argparse.ArgumentParser) -> Run:
 
 
 def of_function(parser: argparse.ArgumentParser, function: str, kind: type[RunOptions]) -> Run:
-    """Runs a function of lazyllm.longbench, which has options of this kind."""
+    """The command that runs a function of lazyllm.longbench, whose options are of this kind."""
     options.add_pruning(parser)
     options.add_run(parser, kind)
 
@@ -112,8 +112,8 @@ def calibrate(parser: argparse.ArgumentParser) -> Run:
     """Try a few schedules of a wished speedup on a checkpoint; the best is a preset; it resumes."""
     options.add_model(parser)
     options.add(parser, "--speedup", "counted speedup of prefill, default 2.5", "X")
-    own = "a prompt of yours beside the generated ones (repeatable)"
-    options.add(parser, "--prompt-file", own, "FILE", action="append")
+    prompt = "a prompt of yours beside the generated ones (repeatable)"
+    options.add(parser, "--prompt-file", prompt, "FILE", action="append")
     lengths = "tokens of the generated prompts with their answers, default 1024,2048"
     options.add(parser, "--lengths", lengths, "N,…")
     out = "the preset, such as preset.json; --pruning takes it. The folder preset.calibration is resumed"
@@ -133,8 +133,8 @@ def search(parser: argparse.ArgumentParser) -> Run:
     options.add_model(parser)
     options.add(parser, "--speedup", "range of counted speedups of prefill, default 1.5,3", "LOW,HIGH")
     options.add(parser, "--budget", "settings to try, default 40", "N")
-    own = "a prompt of yours (repeatable, at least 3); default: generated ones with needles"
-    options.add(parser, "--prompt-file", own, "FILE", action="append")
+    prompt = "a prompt of yours (repeatable, at least 3); default: generated ones with needles"
+    options.add(parser, "--prompt-file", prompt, "FILE", action="append")
     preset = "write preset.json: the setting that diverges least with a speedup of at least X"
     options.add(parser, "--preset", preset, "X")
     options.add(parser, "--out", "a search there continues", "DIR", type=options.out_folder, required=True)

@@ -32,8 +32,8 @@ def serve(parser: argparse.ArgumentParser) -> Run:
         host, key = vars(args).get("host", LOOPBACK[0]), vars(args).get("api_key", os.environ.get(KEY))
         if host not in LOOPBACK and not key:
             raise ValueError(f"a server that other machines reach needs a key: give --api-key, or set {KEY}")
-        own = Options(**options.keywords_of(args, *(option.name for option in fields(Options))))
-        service = Service(options.loaded(args), own)
+        chosen = Options(**options.keywords_of(args, *(option.name for option in fields(Options))))
+        service = Service(options.loaded(args), chosen)
         limits = {"timeout_graceful_shutdown": GRACE, "limit_concurrency": MOST_CONNECTIONS}
         place = {"host": host, "port": vars(args).get("port", 8000)}
         try:

@@ -36,7 +36,7 @@ def chat_wrapper(tokenizer: Tokenizer, wrapper: AnyWrapper = "auto") -> Wrapper:
     if wrapper != "auto":
         return wrapper
     name = model_name(tokenizer.place).lower()
-    named = (known for known, pattern in NAMES.items() if re.search(pattern, name))
+    named = (family for family, pattern in NAMES.items() if re.search(pattern, name))
     return next(named, "template" if tokenizer.template else "none")
 
 

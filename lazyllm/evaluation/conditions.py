@@ -18,7 +18,7 @@ PACKAGES = ("numpy", "tokenizers", "rouge", "jieba", "rapidfuzz")
 
 
 def conditions_of_model(llm: LLM, wrapper: AnyWrapper, progress: bool) -> dict[str, Any]:
-    """The conditions of a model that comparable rows share. Of mappings, common keys are compared."""
+    """The conditions of a model that comparable rows share. Of mappings, only common keys are compared."""
     core = llm.core
     stored = sorted({DTYPES.get(tensor.dtype, tensor.dtype) for tensor in llm.checkpoint.tensors})
     return {
@@ -36,8 +36,8 @@ def conditions_of_model(llm: LLM, wrapper: AnyWrapper, progress: bool) -> dict[s
 
 def conditions_behind(llm: LLM, settings: Mapping[str, Method], progress: bool) -> dict[str, Any]:
     """The conditions of settings beside their own fields, such as a model that compresses."""
-    behind = {label: method.conditions(llm, progress) for label, method in settings.items()}
-    named = {f"{label}: {what}": value for label, of in behind.items() for what, value in of.items()}
+    tables = {label: method.conditions(llm, progress) for label, method in settings.items()}
+    named = {f"{label}: {name}": value for label, table in tables.items() for name, value in table.items()}
     return {"behind settings": named}
 
 

@@ -41,7 +41,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
     `pretrained` is a folder, a hub id or an open LLM; `pruning` is a method, its text for `parse_method`, or
     its parsed JSON; `options` are those of `load`. Texts of more than `max_length` tokens, by default the
     model's context, lose their beginning. `seed` is that of sampled answers. Requests run one by one at any
-    batch size; what their prompts begin with is read once.
+    batch size; a beginning that their prompts share is read once.
     """
 
     def __init__(
@@ -135,19 +135,19 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
         return answers
 
     def _answer(self, number: int, context: str, options: dict[str, Any]) -> str:
-        wanted = dict(normalize_gen_kwargs(options, MAX_NEW_TOKENS))
-        stop, n_new = wanted.pop("until"), wanted.pop("max_gen_toks")
-        wanted.pop("do_sample")  # implied by temperature
-        if wanted.get("num_beams") == 1:
-            del wanted["num_beams"]
-        checked.known_names(wanted, SAMPLING, "sampling in the harness")
+        sampling = dict(normalize_gen_kwargs(options, MAX_NEW_TOKENS))
+        stop, n_new = sampling.pop("until"), sampling.pop("max_gen_toks")
+        sampling.pop("do_sample")  # implied by temperature
+        if sampling.get("num_beams") == 1:
+            del sampling["num_beams"]
+        checked.known_names(sampling, SAMPLING, "sampling in the harness")
         if n_new >= self.max_length:
             raise ValueError(f"max_gen_toks must be below max_length ({self.max_length}), not {n_new}")
         return self.llm.generate(
             self.cut(self.tok_encode(context), self.max_length - n_new),
             pruning=self.pruning,
             max_new_tokens=n_new,
-            sampling=SamplingParams(seed=self.seed + number, **wanted),
+            sampling=SamplingParams(seed=self.seed + number, **sampling),
             stop=[text for text in stop if text],
             prefix=self.prefixes,
             progress=False,
@@ -201,9 +201,9 @@ def main(arguments: Sequence[str]) -> None:
 def default_device(arguments: Sequence[str]) -> list[str]:
     """Options that replace the harness' default device, cuda:0, by lazyllm's own default; none if a device or
     a config file is given, or the model is of another type."""
-    ours = "lazyllm" in arguments or "--model=lazyllm" in arguments
+    is_lazyllm = "lazyllm" in arguments or "--model=lazyllm" in arguments
     chosen = any(argument.startswith(("--dev", "--config", "-C")) for argument in arguments)
-    return ["--device", "auto"] if ours and not chosen else []
+    return ["--device", "auto"] if is_lazyllm and not chosen else []
 
 
 register_model("lazyllm")(HarnessModel)

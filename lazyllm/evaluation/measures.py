@@ -86,7 +86,7 @@ class Divergence:
             times.append(time.perf_counter())
             rows.append(row)
             passes.append(Pass.last_of(session.core, len(passes)))
-        seconds, dropped = (times[1] - times[0], times[-1] - times[0]), any(each.dropped for each in passes)
+        seconds, dropped = (times[1] - times[0], times[-1] - times[0]), any(item.dropped for item in passes)
         logits = np.array(rows)
         by_token = kl_divergence(dense.logits, logits)
         return {

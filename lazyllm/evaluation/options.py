@@ -19,7 +19,7 @@ OF_PRESET = "that of the preset"
 
 
 class Option(NamedTuple):
-    """An option as it is annotated below; by `metavar`, commands read the type of its value."""
+    """An option as annotated below; by `metavar`, commands choose how to read its value."""
 
     name: str
     default: Any
@@ -27,7 +27,7 @@ class Option(NamedTuple):
     metavar: str | None = None
 
     def described(self, default: str = "") -> str:
-        """The help with the default, or with that of a caller who has another."""
+        """The help text with the default value, or with the text `default` in its place."""
         if not default and not any(self.default is nothing for nothing in (None, False, MISSING)):
             values = self.default if isinstance(self.default, tuple) else [self.default]
             default = ",".join(map(str, values))

@@ -57,11 +57,11 @@ def scores_table(summary: Summary) -> Table:
         means = (cell(summary.mean(label, category)) for label in settings)
         rows.append([f"{category or 'mean of the categories'} [95 %]", *means])
     differences = (nan if label == DENSE_LABEL else summary.difference(label) for label in settings)
-    rows.append(["paired difference to dense [95 %]", *(cell(each, "+.2f") for each in differences)])
+    rows.append(["paired difference to dense [95 %]", *(cell(difference, "+.2f") for difference in differences)])
     dense, items = summary.of(DENSE_LABEL).keys(), [summary.of(label).keys() for label in settings]
-    if any(own != items[0] for own in items):
-        rows.append(["items", *(str(len(own)) for own in items)])
-        rows.append(["items paired", *(str(len(dense & own)) for own in items)])
+    if any(keys != items[0] for keys in items):
+        rows.append(["items", *(str(len(keys)) for keys in items)])
+        rows.append(["items paired", *(str(len(dense & keys)) for keys in items)])
     return Table("Scores", ["data set", *settings], rows)
 
 
@@ -99,7 +99,7 @@ def environments_table(summary: Summary, environments: Environments) -> Table:
 
 
 def lengths_table(summary: Summary) -> Table:
-    """LongBench-E's table, each data set by the words of its items, or RULER's, the mean of its tasks."""
+    """Scores of each data set of LongBench-E by the words of its items; of RULER, the mean of the tasks."""
     groups: dict[str, list[tuple[str, float, float]]] = {}
     for name in summary.datasets:
         if AT in name:
@@ -140,7 +140,7 @@ def turns_table(summary: Summary) -> Table:
         thirds = (score[(low <= depth) & (depth < low + 34)] for low in (0, 34, 67))
         n_turns = score.shape[1]
         cells = [interval([[score.mean(axis=1)]], 0, 100), *score.mean(axis=0), *map(mean, thirds)]
-        cells += [float(taken.mean()) for taken in (ttft[:, 0], ttft[:, 1:], turns["revived"][:, 1:])]
+        cells += [float(values.mean()) for values in (ttft[:, 0], ttft[:, 1:], turns["revived"][:, 1:])]
         rows.append([name, setting, *map(cell, cells), f"{turns['computed'][:, -1].mean():.1%}"])
     heads = ["data set", "setting", "all turns [95 %]", *(f"turn {turn}" for turn in range(1, n_turns + 1))]
     heads += ["first third of the text", "second", "last", "first token, s: turn 1", "later turns"]
@@ -151,7 +151,7 @@ def turns_table(summary: Summary) -> Table:
 
 
 def category_of(name: str) -> str:
-    """The category of a LongBench data set or of a generated task at a length; own prompts are one."""
+    """The category of a LongBench data set or of a generated task; any other name is its own category."""
     if AT in name:
         return kind_of(name).category
     return DATA_SETS[name].category if name in DATA_SETS else name
@@ -170,7 +170,7 @@ class Results:
 
     @property
     def tables(self) -> dict[str, Table]:
-        """By the name of its files."""
+        """The tables of the report, by the name of their files."""
         return {
             "scores": scores_table(self.summary),
             "speed": speed_table(self.summary, self.manifest["environments"]),

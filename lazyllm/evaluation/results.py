@@ -1,5 +1,5 @@
-"""A run's folder: a manifest and one JSON line for each finished item; and the folders of several machines in
-one. A crash loses no line.
+"""A run's folder: a manifest and one JSON line for each finished item; and the merging of such folders. A crash
+loses no line.
 
 The manifest has conditions that all rows share, environments, and how items were selected:
 {"format": 2, "model": name, "conditions": {…}, "environments": {id: {…}}, "selections": [{…}, …]}
@@ -33,7 +33,7 @@ Row = Mapping[str, Any]
 
 
 def new_manifest(model: str, conditions: Mapping[str, Any], selection: Mapping[str, Any]) -> Manifest:
-    """A manifest; of `selection` it has what is not None."""
+    """A manifest, with those options of `selection` that are not None."""
     manifest = {
         "format": FORMAT,
         "model": model,
@@ -41,7 +41,7 @@ def new_manifest(model: str, conditions: Mapping[str, Any], selection: Mapping[s
         "environments": {},
         "selections": [{name: value for name, value in selection.items() if value is not None}],
     }
-    return parse_object(json.dumps(manifest), "the manifest")  # as plain as one that was read
+    return parse_object(json.dumps(manifest), "the manifest")  # as plain data, equal to what is read later
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -55,18 +55,18 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def joined(first: Manifest, second: Manifest, place: str, other_place: str) -> Manifest:
-    """Both in one; an error that names what differs if their rows cannot be compared."""
-    ours, theirs = first["conditions"], second["conditions"]
-    if differing := differences(ours, theirs):
+    """The manifest of both runs together; ValueError names conditions that differ, if rows cannot be compared."""
+    base, other = first["conditions"], second["conditions"]
+    if differing := differences(base, other):
         raise ValueError(
             f"{place} holds a run under other conditions than {other_place}: {differing}. Results that "
             "cannot be compared need folders of their own"
         )
     new = [selection for selection in second["selections"] if selection not in first["selections"]]
-    both = {name: {**value, **theirs[name]} if isinstance(value, dict) else value for name, value in ours.items()}
+    merged = {name: {**value, **other[name]} if isinstance(value, dict) else value for name, value in base.items()}
     return {
         **first,
-        "conditions": both,
+        "conditions": merged,
         "environments": {**first["environments"], **second["environments"]},
         "selections": [*first["selections"], *new],
     }
@@ -76,11 +76,11 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any], within: str
     """The conditions that differ, as text; `within` a condition that is a mapping, only common keys count."""
     texts = []
     for name in {**first, **second}:
-        ours, theirs = first.get(name), second.get(name)
-        if isinstance(ours, dict) and isinstance(theirs, dict):
-            texts.append(differences(ours, theirs, f"{within}{name}, "))
-        elif ours != theirs and not (within and (name not in first or name not in second)):
-            texts.append(f"{within}{name} is {shown(ours)}, not {shown(theirs)}")
+        value, other = first.get(name), second.get(name)
+        if isinstance(value, dict) and isinstance(other, dict):
+            texts.append(differences(value, other, f"{within}{name}, "))
+        elif value != other and not (within and (name not in first or name not in second)):
+            texts.append(f"{within}{name} is {shown(value)}, not {shown(other)}")
     return "; ".join(filter(None, texts))
 
 
@@ -108,11 +108,11 @@ class Key(NamedTuple):
 def opened_run(
     path: Path, manifest: Manifest, digests: Mapping[tuple[str, str], str] | None = None, planned: Collection[Key] = ()
 ) -> Iterator[RunFolder]:
-    """A folder for results, which one process has at a time.
+    """A folder for results, locked for this process.
 
     The conditions in the manifest must agree with those of earlier rows. `digests`: those of the items, by
-    data set and item; a row of an item that was another is an error. Failed rows of the `planned` trials are
-    dropped, so that they run again.
+    data set and item; an earlier row whose item had another digest is an error. Failed rows of the `planned`
+    trials are dropped, so that they run again.
     """
     path.mkdir(parents=True, exist_ok=True)
     try:
@@ -137,9 +137,9 @@ class RunFolder:
 
     def append(self, row: Row, environment: Mapping[str, Any]) -> dict[str, Any]:
         """Appends a row that was timed in an environment, and waits until it is on disk."""
-        name, known = json_digest(environment)[:ENVIRONMENT_DIGITS], self.manifest["environments"]
-        if name not in known:
-            self._write({**self.manifest, "environments": {**known, name: dict(environment)}})
+        name, environments = json_digest(environment)[:ENVIRONMENT_DIGITS], self.manifest["environments"]
+        if name not in environments:
+            self._write({**self.manifest, "environments": {**environments, name: dict(environment)}})
         complete = {**row, "environment": name}
         try:
             with self.items.open("ab") as file:
@@ -158,7 +158,7 @@ class RunFolder:
         self.rows = rows
 
     def sort(self, keys: Sequence[Key]) -> None:
-        """Brings the rows with these keys into their order, after the others."""
+        """Sorts the rows with these keys in the order of the keys; the other rows come first."""
         place = {key: number for number, key in enumerate(keys)}
         self.replace(sorted(self.rows, key=lambda row: place.get(Key.of(row), -1)))
 
@@ -190,7 +190,7 @@ def contents(items: Mapping[str, Iterable[Row]]) -> dict[tuple[str, str], str]:
 
 
 def check_contents(rows: Sequence[Row], place: str, digests: dict[tuple[str, str], str], other_place: str) -> None:
-    """Raises an error for a row whose item has another digest in `digests`, which takes the other rows'."""
+    """Raises an error for a row whose item has another digest in `digests`; new digests are added to it."""
     for row in rows:
         item = row["dataset"], row["item"]
         if digests.setdefault(item, row["content"]) != row["content"]:
@@ -206,9 +206,8 @@ def check_contents(rows: Sequence[Row], place: str, digests: dict[tuple[str, str
 def merge(folders: Sequence[str | Path], out: str | Path) -> Path:
     """Writes the results in `folders`, and those that `out` holds already, to the folder `out`.
 
-    The folders must be of the same conditions. A result that is there more than once must be the same; it
-    stays once for each environment that it was timed in. A failed item is dropped where another folder has
-    its result.
+    The folders must have the same conditions. Rows of one trial must have the same result; one row stays for
+    each environment in which it was timed. A failed item is dropped if another folder has its result.
     """
     paths = [user_path(folder) for folder in dict.fromkeys(map(str, folders))]
     if not paths:
@@ -244,16 +243,16 @@ def united(parts: Iterable[tuple[str, Sequence[Row]]]) -> list[dict[str, Any]]:
 
 def check_same(row: Row, place: str, other: Row, other_place: str) -> None:
     for name in {**row, **other}:
-        ours, theirs = row.get(name), other.get(name)
-        if name not in UNLIKE and not same(ours, theirs):
+        value, other_value = row.get(name), other.get(name)
+        if name not in UNLIKE and not same(value, other_value):
             raise ValueError(
                 f"item {row['item']} of {row['dataset']} under {row['setting']} has the {name} "
-                f"{shown(ours)} in {place} and {shown(theirs)} in {other_place}"
+                f"{shown(value)} in {place} and {shown(other_value)} in {other_place}"
             )
 
 
 def same(value: Any, other: Any) -> bool:
-    """Equality, of floats within CLOSE."""
+    """True if both are equal; floats may differ by CLOSE."""
     if isinstance(value, float) and isinstance(other, float):
         return isclose(value, other, rel_tol=CLOSE, abs_tol=CLOSE)
     if isinstance(value, list) and isinstance(other, list):

@@ -74,8 +74,8 @@ def tasks_of(llm: LLM, options: DataOptions) -> Tasks:
         if getattr(options, name) != getattr(DataOptions, name):
             raise ValueError(f"{name} is for LongBench's own items and needs data; {GET}")
     if of_longbench := [name for name in options.datasets or () if name in DATA_SETS]:
-        known = ", ".join(TASKS)
-        raise ValueError(f"{', '.join(of_longbench)} is of LongBench and needs data, not of {known}; {GET}")
+        names = ", ".join(TASKS)
+        raise ValueError(f"{', '.join(of_longbench)} is of LongBench and needs data, not of {names}; {GET}")
     generated = RulerOptions(
         wrapper=options.wrapper,
         tasks=options.datasets,
@@ -89,7 +89,7 @@ def tasks_of(llm: LLM, options: DataOptions) -> Tasks:
 
 
 def checked_settings(pruning: Settings) -> dict[str, Method]:
-    """Methods by name, which is their label where they have none; None and "dense" are no pruning."""
+    """Methods by name, or by label if they have no name; None and "dense" mean no pruning."""
     if has_names(pruning):
         named = [(name, as_method(value)) for name, value in pruning.items()]
     else:
@@ -106,7 +106,7 @@ def checked_settings(pruning: Settings) -> dict[str, Method]:
 
 
 def has_names(pruning: Settings) -> TypeGuard[Mapping[str, PruningInput]]:
-    """True for settings by name, and not the stages of one by layer, or its fields."""
+    """True for settings by name; False for the stages of one setting by layer, and for its fields."""
     if not isinstance(pruning, Mapping) or not pruning or FIELDS & pruning.keys():
         return False
     return all(isinstance(name, str) and not name.isdecimal() for name in pruning)
@@ -121,8 +121,8 @@ def run_items(
     measure: Measure = scored_answer,
     measured: Mapping[str, Any] = MEASURED,
 ) -> tuple[list[dict[str, Any]], Manifest]:
-    """All rows of the folder, which is temporary if `out` is None, and its manifest, after a run here or on
-    workers of the trials that had no row.
+    """Runs the trials without a row, here or on workers; returns all rows of the folder `out` and its manifest.
+    If `out` is None the folder is temporary.
 
     Each item runs under all settings in turn, so that load on the machine affects them alike. `measured`
     describes the measure in the manifest.

@@ -33,8 +33,8 @@ NO_SPEED = Speed(nan, nan)
 class Summary:
     """Statistics over rows without an error; `failed` has the others. `category` maps data sets.
 
-    A result may be there once for each environment that it was timed in; it counts once in everything but
-    times, and times of different environments are kept apart.
+    A trial may have a row for each environment in which it was timed; it counts once in everything but times,
+    and times of different environments are kept apart.
     """
 
     def __init__(self, rows: Sequence[Row], category: Callable[[str], str]) -> None:
@@ -76,7 +76,7 @@ class Summary:
         return mean(100 * self.values(setting, "score", [name]))
 
     def mean(self, setting: str, category: str | None = None) -> Interval:
-        """Mean with its interval, over the categories, each with the same weight, or over one's data sets."""
+        """Mean with its interval, over the categories with equal weights, or over one category's data sets."""
         return self._mean(lambda name: 100 * self.values(setting, "score", [name]), category, 0)
 
     def difference(self, setting: str, category: str | None = None) -> Interval:
@@ -86,7 +86,7 @@ class Summary:
 
     def _mean(self, sample: Callable[[str], np.ndarray], category: str | None, low: float) -> Interval:
         categories = self.categories if category is None else [category]
-        return interval([[sample(name) for name in self.categories[each]] for each in categories], low, 100)
+        return interval([[sample(name) for name in self.categories[group]] for group in categories], low, 100)
 
     # ---- times -----------------------------------------------------------------------------------
 
@@ -95,11 +95,11 @@ class Summary:
         return sum(len(self.of(label, environment=environment)) for label in self.settings)
 
     def environment_of(self, setting: str) -> str | None:
-        """The environment with the most rows that timed the setting and dense on an item in common, or else
-        the setting."""
-        ours = {name: self.of(setting, environment=name) for name in self.environments}
-        timed = [name for name in self.environments if ours[name]]
-        paired = (name for name in timed if ours[name].keys() & self.of(DENSE_LABEL, environment=name).keys())
+        """The environment with the most rows: of those that timed the setting and dense on a common item, or
+        else of those that timed the setting."""
+        rows = {name: self.of(setting, environment=name) for name in self.environments}
+        timed = [name for name in self.environments if rows[name]]
+        paired = (name for name in timed if rows[name].keys() & self.of(DENSE_LABEL, environment=name).keys())
         return next(paired, timed[0] if timed else None)
 
     def timed(self, setting: str) -> list[Row]:
@@ -111,9 +111,9 @@ class Summary:
         """Speedup of "ttft" or "seconds" in the setting's environment; NO_SPEED without an item in common
         with dense there."""
         if name := self.environment_of(setting):
-            dense, ours = self.paired(setting, lambda row: row["timing"][timing], datasets, name)
-            if len(ours):
-                return Speed(float(dense.sum() / ours.sum()), float(np.median(dense / ours)))
+            dense, pruned = self.paired(setting, lambda row: row["timing"][timing], datasets, name)
+            if len(pruned):
+                return Speed(float(dense.sum() / pruned.sum()), float(np.median(dense / pruned)))
         return NO_SPEED
 
     # ---- any value -------------------------------------------------------------------------------
@@ -126,8 +126,8 @@ class Summary:
         environment: str | None = None,
     ) -> np.ndarray:
         """Values (2, n) of dense and of the setting on common items where both are known."""
-        dense, ours = (self.of(label, datasets, environment) for label in (DENSE_LABEL, setting))
-        pairs = [(value(dense[item]), value(ours[item])) for item in sorted(dense.keys() & ours.keys())]
+        dense, rows = (self.of(label, datasets, environment) for label in (DENSE_LABEL, setting))
+        pairs = [(value(dense[item]), value(rows[item])) for item in sorted(dense.keys() & rows.keys())]
         return np.array([pair for pair in pairs if None not in pair], float).reshape(-1, 2).T
 
     def values(self, setting: str, field: str, datasets: Sequence[str] | None = None) -> np.ndarray:
@@ -177,15 +177,15 @@ class Interval(NamedTuple):
 
 
 def mean(values: Sequence[float] | np.ndarray) -> float:
-    """The mean; nan of no values."""
+    """The mean; nan without values."""
     return float(np.mean(values)) if len(values) else nan
 
 
 def interval(groups: Sequence[Sequence[np.ndarray]], low: float = -inf, high: float = inf) -> Interval:
-    """The mean over groups of the mean over samples of the mean of each sample, with its interval.
-
-    Items are drawn within each sample, as data sets are fixed. `low` and `high` are the least and the
-    greatest value there can be. The bounds are nan if a sample has fewer than two values.
+    """The mean over groups of the mean over their samples of each sample's mean, with its interval. For groups
+    [[a, b], [c]] that is ((mean a + mean b) / 2 + mean c) / 2. Items are drawn within each sample, as data sets
+    are fixed. `low` and `high` are the least and the greatest possible value. The bounds are nan if a sample
+    has fewer than two values.
     """
     value = mean([mean([mean(sample) for sample in group]) for group in groups])
     samples = [(sample, len(groups) * len(group)) for group in groups for sample in group]

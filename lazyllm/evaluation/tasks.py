@@ -14,7 +14,7 @@ Shorten = Callable[[str], str]
 
 @dataclass(frozen=True)
 class ItemPrompt:
-    """Token ids of an item, which was `cut` if it was too long."""
+    """The token ids of an item's prompt; `cut` if it was too long and lost a part."""
 
     ids: list[int]
     cut: bool
@@ -45,7 +45,7 @@ class Tasks(Protocol):
         return []
 
     def prediction(self, llm: LLM, text: str) -> str:
-        """The part of an answer that is scored; the wrapper is the model's, even where prompts have none."""
+        """The part of an answer that is scored, by the model's wrapper, also where prompts are not wrapped."""
         of_xgen = chat_wrapper(llm.tokenizer, self.wrapper) == "xgen"
         return text.strip().replace(XGEN_ASSISTANT.strip(), "") if of_xgen else text
 

@@ -113,7 +113,7 @@ class Prepared:
             "prompt_tokens": n_whole,
             "cut": self.prompt.cut,
             "wrapper": self.prompt.wrapper,
-            "pruning": str(use.pruning),  # what the setting has become for this prompt
+            "pruning": str(use.pruning),  # the setting for this prompt
             "flops": use.pruning.prefill_flops(llm.config, len(ids), counts),
             # of the whole prompt, of which compression left a share
             "computed": round(use.computed * len(ids) / n_whole, 6),
@@ -154,8 +154,8 @@ def scored_answer(llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
 
 
 def answer_row(llm: LLM, trial: Trial, ready: Prepared, answer: Generation) -> dict[str, Any]:
-    """Fields of a row that say what an answer took. `used` has, by layer, how many prompt tokens it has
-    computed by each new token; None if generated tokens are pruned: revived ones may then be generated."""
+    """Fields of a row about the cost of an answer. `used` has, by layer, the number of prompt tokens computed by
+    each new token; None if generated tokens are pruned, as revived tokens may then be generated ones."""
     passes = answer.passes.reshape(-1, llm.config.n_layers)
     counts = np.stack([passes[0][name] for name in ("in_play", "computed", "revived")], axis=-1)
     computed = passes["computed"].copy()
@@ -173,15 +173,15 @@ def answer_row(llm: LLM, trial: Trial, ready: Prepared, answer: Generation) -> d
 
 
 def by_layer(counts: np.ndarray) -> dict[str, Any]:
-    """Counts of layers, without those of a layer that are equal to the layer's below, as plain data."""
+    """Counts by layer, but for layers equal to the one below: {"0": 9, "2": 4} for [9, 9, 4]."""
     return {
-        str(layer): own.tolist() for layer, own in enumerate(counts) if layer == 0 or (own != counts[layer - 1]).any()
+        str(layer): row.tolist() for layer, row in enumerate(counts) if layer == 0 or (row != counts[layer - 1]).any()
     }
 
 
 def scored_turns(llm: LLM, tasks: Tasks, trial: Trial, request: Request) -> dict[str, Any]:
-    """The mean score of the turns, each turn, and what the first one took. Turns follow each other in one
-    session, or each is asked alone, of a text that is read once where the setting allows it."""
+    """The mean score of the turns, the fields of each turn, and the cost of the first. Turns follow each other in
+    one session; or each is asked alone, about a text that is read once where the setting allows it."""
     name, method, alone = trial.key.dataset, trial.method, trial.item["alone"]
     whole = tasks.prompt(llm, name, trial.item)
     if whole.wrapper not in ("none", "template"):

@@ -28,8 +28,8 @@ log = logging.getLogger("lazyllm")
 @dataclass(frozen=True)
 class Recipe:
     """The model, tasks and measure that the trials of a call of `run_items` share. `model` has the arguments
-    of `load`; `expected` are the conditions that a worker must have. `workers` is the number of this machine's,
-    which share its memory and have a GPU each, in turn."""
+    of `load`; `expected` are the conditions that a worker must have. `workers` is the number of workers on
+    this machine, which share its memory; GPUs are assigned to them in turn."""
 
     model: Mapping[str, Any]
     tasks: Tasks
@@ -41,8 +41,8 @@ class Recipe:
 
     @classmethod
     def of(cls, llm: LLM, tasks: Tasks, measure: Measure, options: RunOptions) -> Recipe:
-        """The workers of a scheduler choose device and threads where they are; others share this process's
-        threads, and have its kind of device: of several GPUs one each, in turn."""
+        """The recipe for the model of this process. A scheduler's workers choose device and threads for their
+        machine; other workers share this process's threads and have its kind of device."""
         tasks = copy(tasks)
         tasks.items = {}  # a trial has its own
         kind = llm.device.partition(":")[0]
@@ -99,8 +99,8 @@ def results_there(
 
 
 def parts(trials: Sequence[Trial], n_workers: int) -> list[list[Trial]]:
-    """The trials of each item in turn, as load on a machine then affects all settings alike; single trials
-    where there are fewer items than workers."""
+    """Parts for workers: all trials of an item, so that load on a machine affects all settings alike; or single
+    trials if there are fewer items than workers."""
     by_item: dict[tuple[str, str], list[Trial]] = {}
     for trial in trials:
         by_item.setdefault(trial.key[1:], []).append(trial)
@@ -112,12 +112,12 @@ def parts(trials: Sequence[Trial], n_workers: int) -> list[list[Trial]]:
 _models: dict[tuple[Any, ...], LLM] = {}
 """By the arguments of `load`: the model of this process."""
 _warm: set[tuple[str, str]] = set()
-"""Calls with a setting that the model has been warmed up for."""
+"""The calls, each with a setting, for which the model has been warmed up."""
 _lock = Lock()
 
 
 def model_there(recipe: Recipe) -> LLM:
-    """Loaded once in a worker's process."""
+    """The model of a worker's process, loaded on the first call."""
     key = tuple(recipe.model.values())
     if key not in _models:
         _warm.clear()
@@ -147,5 +147,5 @@ def run_part(part: Sequence[Trial], recipe: Recipe) -> tuple[list[dict[str, Any]
             warm_up(llm, recipe.tasks, cold, recipe.warm_ups)
             _warm.update((recipe.call, setting) for setting in methods)
         rows = [result_row(llm, recipe.tasks, trial, recipe.measure) for trial in part]
-        beside = {"workers there": recipe.workers} if (recipe.workers or 1) > 1 else {}
-        return rows, environment(llm, recipe.warm_ups) | beside
+        shared = {"workers there": recipe.workers} if (recipe.workers or 1) > 1 else {}
+        return rows, environment(llm, recipe.warm_ups) | shared

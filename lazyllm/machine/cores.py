@@ -11,15 +11,15 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def cores() -> int:
-    """Physical cores with a processor that the affinity mask allows, at most the share that the control group
-    grants: two threads of one core share its units for products."""
+    """The number of physical cores that the affinity mask allows, at most the control group's share. Two threads
+    of one core would share its units for products."""
     count = count_cores(PROCESSORS, os.sched_getaffinity(0))
     return max(1, min(count, granted_cores(CGROUP) or count))
 
 
 def count_cores(folder: Path, usable: Collection[int]) -> int:
-    """Cores that have at least one of the usable processors, each known by the list of its processors, such
-    as "0,64"; the number of usable processors if the lists are not all there."""
+    """The number of cores with a usable processor, told apart by the lists of their processors, such as "0,64";
+    the number of usable processors if a list is missing."""
     lists = {system_text(folder / f"cpu{cpu}/topology/thread_siblings_list") for cpu in usable}
     return len(usable) if "" in lists else len(lists)
 

@@ -27,7 +27,7 @@ def check_device(device: str) -> None:
 
 
 def nth_device(device: str, number: int) -> str:
-    """The device of one of several processes that have "cuda" or "auto" together: each has a GPU in turn."""
+    """The device of process `number` of several with "cuda" or "auto": with two GPUs, in turn 0, 1, 0, …"""
     n_devices = len(re.findall(r"\bcuda:\d+ ", cuda_facts()))
     return f"{device}:{number % n_devices}" if n_devices and device in ("auto", "cuda") else device
 

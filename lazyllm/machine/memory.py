@@ -10,7 +10,7 @@ MEMINFO = Path("/proc/meminfo")
 GROUP, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 CACHES = ("inactive_file", "active_file")
 LEAST_SPARE = 64  # tokens reserved ahead
-SPARE = 4  # and a quarter of the context on the CPU, which takes no memory for what is not used
+SPARE = 4  # on the CPU also a quarter of the tokens (total // SPARE): unused pages take no memory
 
 
 def available_bytes() -> int | None:
@@ -23,13 +23,13 @@ def left_in_groups() -> Iterator[int]:
     """Bytes left in the process's group of cgroups v2 and in those around it with a limit. Cached pages of
     files count as left: they are dropped when memory gets scarce."""
     entries = system_text(GROUP).splitlines()
-    own = next((entry.removeprefix("0::/") for entry in entries if entry.startswith("0::/")), "")
-    group = GROUPS if ".." in own else GROUPS / own  # a container does not see where its group lies
+    name = next((entry.removeprefix("0::/") for entry in entries if entry.startswith("0::/")), "")
+    group = GROUPS if ".." in name else GROUPS / name  # a container does not see where its group lies
     for place in (group, *group.parents):
         if not place.is_relative_to(GROUPS):
             break
         try:
-            limit, use = (int(system_text(place / name)) for name in ("memory.max", "memory.current"))
+            limit, use = (int(system_text(place / file)) for file in ("memory.max", "memory.current"))
         except ValueError:  # the root has no limit; another group may have "max"
             continue
         yield max(0, limit - use + sum(numbers(place / "memory.stat", *CACHES)))
@@ -50,7 +50,7 @@ def check_memory(asked: int, what: str) -> None:
 
 
 def reserve(session: _core.Session, total: int, context: int, on_cpu: bool) -> int:
-    """The capacity reserved: `total` tokens and, where they fit, more. MemoryError beyond the free memory."""
+    """Reserves `total` tokens, more where they fit, and returns the capacity; MemoryError beyond free memory."""
     capacity = min(context, total + max(LEAST_SPARE, session.length, total // SPARE if on_cpu else 0))
     if on_cpu:  # Linux overcommits; other devices refuse by themselves
         available = available_bytes()

@@ -77,13 +77,13 @@ def assigned(ends: list[int], pieces: list[str]) -> tuple[list[int], np.ndarray]
 
 def sentence_scores(information: np.ndarray, sentence_of_token: np.ndarray, n_sentences: int) -> np.ndarray:
     """The mean of the known values of each sentence's tokens; NaN for a sentence without any."""
-    known = ~np.isnan(information)
-    counts = np.bincount(sentence_of_token[known], minlength=n_sentences)
-    sums = np.bincount(sentence_of_token[known], information[known].astype(np.float64), minlength=n_sentences)
+    is_known = ~np.isnan(information)
+    counts = np.bincount(sentence_of_token[is_known], minlength=n_sentences)
+    sums = np.bincount(sentence_of_token[is_known], information[is_known].astype(np.float64), minlength=n_sentences)
     return np.asarray(sums / np.where(counts, counts, np.nan))
 
 
 def kept(scores: np.ndarray, ratio: float) -> np.ndarray:
     """True for each sentence that is kept; one with an unknown score is kept."""
-    known = scores[~np.isnan(scores)]
-    return ~(scores < np.percentile(known, 100 * ratio)) if known.size else np.ones(scores.size, bool)
+    numbers = scores[~np.isnan(scores)]
+    return ~(scores < np.percentile(numbers, 100 * ratio)) if numbers.size else np.ones(scores.size, bool)

@@ -57,7 +57,7 @@ def as_method(pruning: object) -> Method:
 
 
 def parse_method(text: str) -> Method:
-    """A method from one argument: `2x`, `dense`, `random:keep=0.5`, stages as JSON, what `to_json` writes, or
+    """A method from one argument: `2x`, `dense`, `random:keep=0.5`, stages as JSON, the text of `to_json`, or
     the file of a preset, whose name ends with .json. Installed packages may offer more (`ENTRY_POINTS`)."""
     text = text.strip()
     name, _, options = text.partition(":")
@@ -75,8 +75,8 @@ def parse_method(text: str) -> Method:
 
 
 def method_class(name: str) -> type[Method] | None:
-    """The class of that name, of this package or of an installed one, or None; no other one is loaded, so
-    that a broken one disturbs nobody else."""
+    """The class of that name, of this package or of an installed one, or None. Only the entry point of that name
+    is loaded, so that a broken one affects no other method."""
     entries = [*entry_points(group=ENTRY_POINTS, name=name)]
     if not entries:
         return BUILT_IN.get(name)

@@ -26,7 +26,7 @@ MEASURED = (
     ("difference to dense", "needles_to_dense", "+.1f"),
     ("KL from dense", "kl", ".4f"),
 )
-"""Columns: head, what it shows of a candidate, and how."""
+"""Columns: head, field of a candidate, format."""
 TITLE = "Settings tried [95 %]; * is the preset's"
 
 
@@ -34,9 +34,9 @@ TITLE = "Settings tried [95 %]; * is the preset's"
 class Preset(Method):
     """A setting found by `calibrate` or `search`; as `pruning=` it warns on other checkpoints.
 
-    `model` and `sha256` (of config and weights) name the checkpoint. `speedup` is the counted one, of the
-    prompts it was found with. `versions` are those of the software. `evidence` is plain JSON data: the
-    `candidates` with what was measured of each, and the numbers of `prompts`. Comparisons leave both out.
+    `model` and `sha256` (of config and weights) name the checkpoint. `speedup` is counted, for the prompts
+    with which the setting was found. `versions` are those of the software. `evidence` is plain JSON data: the
+    `candidates` with their measurements, and the numbers of `prompts`. Comparisons ignore the last two fields.
     """
 
     name: ClassVar[str] = "preset"
@@ -69,8 +69,8 @@ class Preset(Method):
         prompts: Mapping[str, int],
         tried: Iterable[tuple[Method, float, Mapping[str, Iterable[float]]]],
     ) -> Preset:
-        """The preset of one of the settings `tried`, each with its speedup and the intervals measured of it.
-        `facts` are those of a manifest."""
+        """The preset of `pruning`, which is one of the settings `tried`, each with its speedup and its measured
+        intervals. `facts` is the manifest of their run."""
         speedups, candidates = {}, []
         for method, speedup, measured in tried:
             speedups[method] = round(speedup, SPEEDUP_DIGITS)
@@ -95,7 +95,7 @@ class Preset(Method):
 
     @property
     def table(self) -> Table:
-        """The settings that were tried, the chosen one marked; what was not measured has no column."""
+        """The settings that were tried, the chosen one marked; columns without a measurement are left out."""
         columns: dict[str, list[str]] = {"setting": [], "counted speedup": []}
         candidates = self.evidence["candidates"]
         for candidate in candidates:
@@ -111,7 +111,7 @@ class Preset(Method):
         return self.pruning.core()
 
     def to_json(self) -> str:
-        """The setting's own value."""
+        """The JSON of `pruning`."""
         return self.pruning.to_json()
 
     def check(self, config: ModelConfig) -> None:

@@ -162,7 +162,7 @@ class GemFilter(OneStage):
 
 
 class Chosen(Exception):
-    """Ends the first pass of GemFilter, of which nothing above `layer` is wanted; has the positions."""
+    """Ends GemFilter's first pass after `layer`, with the chosen positions as its argument."""
 
 
 class FirstPass(Policy):
@@ -185,7 +185,7 @@ class Eviction(Scheduled):
     keep: float
     options: ClassVar[dict[str, Any]] = {}
     reads_in_parts = False
-    _config: ClassVar[ModelConfig | None] = None  # of the model that `for_prompt` has been asked about
+    _config: ClassVar[ModelConfig | None] = None  # that `for_prompt` was called with
 
     def __post_init__(self) -> None:
         self._set(keep=checked.keep(self.keep, "keep"))
@@ -252,8 +252,8 @@ class Expectation(Policy):
         keys, (queries, turns) = view.keys()[:, free], self._asking(view)
         shares, group = np.zeros(keys.shape[:2]), len(queries) // len(keys)
         with np.errstate(invalid="ignore", over="ignore"):  # NaN is refused as a score
-            for head, own in enumerate(queries):  # one head at a time: there may be many tokens
-                expected = turned(own, turns) / math.sqrt(self._config.query_scalar)
+            for head, rows in enumerate(queries):  # one head at a time: there may be many tokens
+                expected = turned(rows, turns) / math.sqrt(self._config.query_scalar)
                 key, covariance = keys[head // group], np.cov(expected.T, bias=True, dtype=np.float32)
                 exponents = key @ expected.mean(axis=0) + ((key @ covariance) * key).sum(axis=1) / 2
                 weights = np.exp(exponents - exponents.max())
@@ -290,8 +290,8 @@ def pooled(scores: np.ndarray, width: int) -> np.ndarray:
 
 
 def turned(rows: np.ndarray, turns: np.ndarray) -> np.ndarray:
-    """Rows (n, D), of which value i is turned with value i + D/2: the pairs of every family, because the core
-    sorts the rows of the weights."""
+    """Rows (n, D) rotated by `turns`: values i and i + D/2 are a pair, in every family, because the core sorts
+    the rows of the weights."""
     first, second = np.split(rows, 2, axis=-1)
     pairs = (first + 1j * second) * turns
     return np.concatenate([pairs.real, pairs.imag], axis=-1)

@@ -14,15 +14,15 @@ from lazyllm.scoring import Scoring
 from lazyllm.support import checked
 
 SHORTEST = 64
-"""Tokens of a context from which on it is pruned: shorter ones take hardly longer, and can spare little."""
+"""Contexts of fewer tokens run dense: they take little time, and have few tokens to spare."""
 schedule = lru_cache(Pruning.for_speedup)  # every session asks for the same model and often the same length
 
 
 @dataclass(frozen=True)
 class Speedup(Method):
-    """A counted speedup of the prefill: `Pruning.for_speedup` of the length of a session's first prompt. One
-    that is too short to gain runs dense. As text it is `2x`. The spans (first, end) of `protect` are always
-    kept, in spite of the speedup."""
+    """A counted speedup of the prefill: the schedule of `Pruning.for_speedup` for the length of a session's first
+    prompt; a prompt too short to gain runs dense. As text it is `2x`. The spans (first, end) of `protect` are
+    always kept, even if the speedup is then not reached."""
 
     name: ClassVar[str] = "speedup"
     factor: float

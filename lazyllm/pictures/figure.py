@@ -40,7 +40,7 @@ def panel_grid(
 
 
 def series(place: int) -> dict[str, Any]:
-    """Colour, marker and line of the series at a place, from 0."""
+    """Colour, marker and line style of series number `place`, from 0."""
     return {
         "color": COLOURS[place % len(COLOURS)],
         "marker": MARKERS[place % len(MARKERS)],

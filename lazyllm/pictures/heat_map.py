@@ -10,7 +10,7 @@ import numpy as np
 
 from lazyllm.support.files import user_path
 
-SHADES = 10  # of heat_map.css, from tokens of no layer to those of all
+SHADES = 10  # in heat_map.css, from tokens that no layer computed to those that all did
 STYLE = Path(__file__).with_suffix(".css").read_text("utf-8")
 PAGE = """<!doctype html>
 <html lang="en">

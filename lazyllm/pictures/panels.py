@@ -48,7 +48,7 @@ def draw_panels(
 
 
 def panel_title(name: str, width: float) -> list[str]:
-    """The name in lines of `width` inches; a layer is not parted from its keep."""
+    """The name in lines of `width` inches; no line ends between a layer and its keep."""
     unbroken = name.replace(": ", ":\N{NO-BREAK SPACE}").splitlines()
     return [line for part in unbroken for line in wrap(part, int(width * CHARACTERS_PER_INCH))]
 

@@ -34,11 +34,11 @@ def plot_scores(
     axis_names: tuple[str, str] = (MEASURED_AXIS, SCORE_AXIS),
     front: Sequence[Dot] | None = None,
 ) -> Path:
-    """Draws each dot in a look of its own, with its name in a legend. Writes `file`.
+    """Draws each dot with its own colour and marker, named in a legend. Writes `file`.
 
-    `baseline` is the label of the dense setting, which gets a horizontal line. Of a `front`, slowest first, a
-    line joins the dots; the others are then small, grey and without a name. The axis of quality, the second
-    one, is logarithmic, includes 0 and points down if it is of a divergence.
+    `baseline` is the label of the dense setting, which gets a horizontal line. A line joins the dots of `front`,
+    slowest first; all others are then small, grey and without a name. If quality is a divergence, its axis is
+    logarithmic, includes 0 and points down.
     """
     measured = [dot for dot in dots if not isnan(dot.speedup)]
     named = measured if front is None else front

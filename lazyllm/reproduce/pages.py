@@ -45,8 +45,8 @@ LAYOUTS: Mapping[str, tuple[str, Sequence[str]]] = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """A run. `settings` are the labels of those that are shown as one, which differ by seed: by counted
-    speedup and method, or in Figure 6 by layer and keep. Dense is none of them."""
+    """A run. `settings` has, by counted speedup and method, or in Figure 6 by layer and keep, the labels of
+    settings that are shown as one because they differ only by seed. Dense is not among them."""
 
     summary: Summary
     settings: Mapping[tuple[str, str], Sequence[str]]
@@ -85,7 +85,7 @@ class Comparison:
             COMPUTED: share("computed"),
             TOP: share("reached_top"),
         }
-        if method == BASELINE and (timed := [each for each in summary.timed(first) if each["dataset"] in datasets]):
+        if method == BASELINE and (timed := [item for item in summary.timed(first) if item["dataset"] in datasets]):
             row |= first_token(timed)
         paper = self.published.get((place, method), {})
         return row | {f"paper: {head}": text for head, text in paper.items()}
@@ -130,7 +130,7 @@ LINES = {
 
 def plot_lines(comparison: Comparison, target: str, model: str, file: Path) -> Path:
     """Figures 5 and 6: scores by measured speedup or by layer, with a panel for each category, and a line for
-    each method or keep; means over seeds. Markers get smaller, so that all at a place are seen."""
+    each method or keep; means over seeds. Later markers are smaller, so that none hides another."""
     title, x_label = LINES[target]
     figure, panels = panel_grid(len(comparison.groups), COLUMNS, 4.2, 3.6)
     for axes, (category, datasets) in zip(panels, comparison.groups, strict=True):

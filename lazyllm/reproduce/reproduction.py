@@ -66,11 +66,11 @@ def reproduce(
     random drop. `methods` are compared with dense: random, static, compress, fastkv, claa, gemfilter, lazyllm
     and recommended; the default is all.
     """
-    wanted = list(dict.fromkeys([targets] if isinstance(targets, str) else targets))
+    requested = list(dict.fromkeys([targets] if isinstance(targets, str) else targets))
     names = [methods] if isinstance(methods, str) else list(METHODS if methods is None else methods)
-    for chosen, what, known in ((wanted, "a target", TARGETS), (names, "a method", METHODS)):
+    for chosen, what, choices in ((requested, "a target", TARGETS), (names, "a method", METHODS)):
         for name in chosen:
-            checked.choice(name, what, [*known])
+            checked.choice(name, what, [*choices])
     checked.whole(seeds, "seeds", 1)
     preset = preset_of(checked_llm(llm)) if preset is None else preset
     setup = SETUPS[checked.choice(preset, "preset", [*SETUPS])]
@@ -79,9 +79,9 @@ def reproduce(
     tasks, n_prompt, folder = tasks_of(llm, data), data.max_length, user_path(out)
     model = llm.config.name or llm.checkpoint.path.name
     # errors that would come after the first run: too high a speedup, no matplotlib
-    needed = dict.fromkeys(TARGETS[target] for target in wanted)
+    needed = dict.fromkeys(TARGETS[target] for target in requested)
     plans = {run: settings_of(run, llm.config, n_prompt, speedup, seeds, names) for run in needed}
-    if {FIGURE_7, *LINES} & {*wanted}:
+    if {FIGURE_7, *LINES} & {*requested}:
         new_figure(1, 1)
     runs = {}
     for name, settings in plans.items():
@@ -90,7 +90,7 @@ def reproduce(
         if not runs[name].summary.rows:
             raise ValueError(f"every item of the run failed; {folder / name / ITEMS} has the errors")
     files, texts = [], []
-    for target in wanted:
+    for target in requested:
         run, settings = runs[TARGETS[target]], plans[TARGETS[target]]
         labels = {place: [method.label for method in group] for place, group in settings.items()}
         comparison = Comparison(run.summary, labels, setup.published)

@@ -90,9 +90,9 @@ def search(
         place = folder or Path(scratch)
         while (batch := proposals(study, space, settings, budget)) or not rows:
             speedups |= {label: round(space.speedup(settings[label]), 2) for label in batch}
-            some, measure = {label: settings[label] for label in (DENSE_LABEL, *batch)}, Divergence(TOKENS)
-            rows, manifest = run_items(model, some, tasks, place, run_options, measure, conditions)
-            summary = Summary([row for row in rows if row["setting"] in some], category=str)
+            tried, measure = {label: settings[label] for label in (DENSE_LABEL, *batch)}, Divergence(TOKENS)
+            rows, manifest = run_items(model, tried, tasks, place, run_options, measure, conditions)
+            summary = Summary([row for row in rows if row["setting"] in tried], category=str)
             for row in summary.failed:
                 raise RuntimeError(failure(row))
             for label, trial in batch.items():
@@ -125,8 +125,8 @@ def new_study() -> Study:
 
 
 def proposals(study: Study, space: Space, settings: dict[str, Pruning], budget: int) -> dict[str, Trial]:
-    """The next BATCH trials within the budget, by the label of their settings, which are new in `settings`
-    and added to it; fewer if so many are not found in ATTEMPTS attempts."""
+    """The next BATCH trials by label; their settings are new and added to `settings`. There are fewer at the end
+    of the budget, or if ATTEMPTS attempts find fewer."""
     trials: dict[str, Trial] = {}
     states = package("optuna.trial", "a search", "search").TrialState
     for _ in range(ATTEMPTS):
@@ -142,7 +142,7 @@ def proposals(study: Study, space: Space, settings: dict[str, Pruning], budget: 
 
 
 class Search(Measured):
-    """The settings that were tried, dense first. `study` is Optuna's, which a folder that is read has not."""
+    """The settings that were tried, dense first. `study` is Optuna's; None if the search was read from a folder."""
 
     speedup = "counted_speedup"
     study: Study | None = None

@@ -34,10 +34,9 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 class Space:
     """Schedules of 1 to MAX_STAGES stages with a counted speedup from `low` to `high`.
 
-    The parameters are the speedup, one of LEVELS through the range; `depth`, the share of the work that this
-    speedup leaves which the layers below the first stage take; for each further stage its `rise` and `fall`,
-    as in `shape`; and the options of the scores. The keeps follow from the speedup: no trial is spent on
-    finding them.
+    The parameters are the speedup, one of LEVELS in the range; `depth`, the `share` of `shape`: how much of the
+    work left by the speedup is that of layers below the first stage; for each further stage its `rise` and
+    `fall`, as in `shape`; and the options of the scores. Keeps are no parameters: they follow from the speedup.
     """
 
     config: ModelConfig

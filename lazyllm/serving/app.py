@@ -1,4 +1,4 @@
-"""The application: OpenAI's paths over a Service, a model and how requests to it are answered."""
+"""The web application: OpenAI's paths over a Service, which answers requests to one model."""
 
 import logging
 import threading
@@ -68,7 +68,7 @@ class Service:
         session = self.llm.session(setting, self.cache if setting.reads_in_parts else None, progress=False)
         prompts = [session.checked_prompt(ids, ask.request) for ids in ask.prompts]
         n_tokens = max(setting.kept(len(ids)) for ids in ask.prompts) + ask.request.max_new_tokens
-        n_sessions = 1 if ask.n == 1 else 2  # one answer after the other goes on in a fork
+        n_sessions = 1 if ask.n == 1 else 2  # each of several answers continues in a fork, one by one
         with self._promised(n_tokens, n_sessions * session.core.bytes_for(n_tokens)):
             for number, prompt in enumerate(prompts):
                 request = replace(ask.request, sampling=ask.request.sampling.for_prompt(number))
@@ -85,8 +85,8 @@ class Service:
 
     @contextmanager
     def _promised(self, n_tokens: int, n_bytes: int) -> Iterator[None]:
-        """Counts memory as a running request's; MemoryError if those that run may use too much to leave it.
-        What is free is looked up while none runs: later a part of what they are promised is in use."""
+        """Promises memory to a request while it runs; MemoryError if the promises to others leave too little.
+        Free memory is read while no request runs: later, part of the promised memory is in use already."""
         with self._lock:
             if not self._promises:
                 self._free = memory.available_bytes()
@@ -102,8 +102,8 @@ class Service:
                 self._promises -= n_bytes
 
     def failed(self, error: Exception) -> JSONResponse:
-        """The response that says why in one sentence, without the places of this machine's files, if the
-        client can do something about it; else the log has a line."""
+        """The response to an error: one sentence, without paths of this machine, on what the client can change; for
+        a failure of the server, the sentence names the log, which has the error."""
         status = next((status for kind, status in STATUS.items() if isinstance(error, kind)), 500)
         text = " ".join(str(error).split()) or type(error).__name__
         tokenizer = self.llm.checkpoint.tokenizer
@@ -127,14 +127,14 @@ class Service:
 
 
 class Answer(StreamingResponse):  # type: ignore[misc]
-    """One JSON body or events. An error before the first has a status; a later one is the last event."""
+    """One JSON body or events. An error before the first event has a status; a later error is the last event."""
 
     def __init__(self, service: Service, body: bytes, chat: bool) -> None:
         self.service, self.pieces = service, service.turns.run(partial(service.answer, body, chat))
         super().__init__(self.pieces, media_type="text/event-stream")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Ends when the client leaves, before anything is sent too: so Starlette does it for old servers."""
+        """Ends when the client leaves, even before anything is sent, as Starlette does under old versions of ASGI."""
         await super().__call__({**scope, "asgi": {}}, receive, send)
 
     async def stream_response(self, send: Send) -> None:
@@ -156,14 +156,14 @@ class Answer(StreamingResponse):  # type: ignore[misc]
 
 
 class KeyCheck(AuthenticationBackend):  # type: ignore[misc]
-    """Refuses what comes without the key."""
+    """Refuses requests without the key."""
 
     def __init__(self, key: str) -> None:
-        self.wanted = f"Bearer {key}".encode()
+        self.expected = f"Bearer {key}".encode()
 
     async def authenticate(self, conn: HTTPConnection) -> None:
         sent = conn.headers.get("authorization", "").encode("latin-1")
-        if conn.scope["path"] not in OPEN and not compare_digest(sent, self.wanted):
+        if conn.scope["path"] not in OPEN and not compare_digest(sent, self.expected):
             raise AuthenticationError
 
 

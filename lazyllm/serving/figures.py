@@ -55,7 +55,7 @@ class Figures:
             prometheus.Gauge(f"lazyllm_{name}", meaning, registry=self.registry).set_function(value)
 
     def observe(self, setting: Method, n_prompt: int, **values: float | None) -> float | None:
-        """Takes values by the names of metrics; returns the mean of the setting's measured speedups, None
+        """Records values by the names of metrics; returns the mean of the setting's measured speedups, None
         before there is one. Settings share a label once there are many."""
         if len(self._measured) < MOST_SETTINGS:
             self._measured[setting.label]
@@ -70,7 +70,7 @@ class Figures:
         return fmean(measured) if measured else None
 
     def answered(self, setting: Method, generation: Generation) -> dict[str, Any]:
-        """The effect of the setting on an answer, which counts in the metrics."""
+        """Records an answer in the metrics; returns the effect of the setting on it, as plain data."""
         steps, passes = len(generation.token_ids) - 1, generation.passes
         revived = int(passes["revived"].sum())
         measured = self.observe(

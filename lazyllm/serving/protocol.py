@@ -38,7 +38,7 @@ ONLY: Mapping[str, Any] = {
     "response_format": {"type": "text"},
     "tool_choice": "auto",
 }
-"""Fields of which one value alone is accepted, the one that asks for nothing."""
+"""By field: the only value that is accepted, which has no effect."""
 
 KINDS = {bool: "true or false", dict: "an object", list: "a list"}
 
@@ -47,63 +47,63 @@ class Ask:
     """A checked request: the prompts as token ids, and how to answer each."""
 
     def __init__(self, llm: LLM, model: str, body: bytes, chat: bool, roles: Sequence[str] = ()) -> None:
-        """ValueError or TypeError, in one sentence, for anything in the body that cannot be done. What the
-        messages of `roles` say is protected."""
-        body_fields = parse_object(body, "the request's body")
-        given = {name: value for name, value in body_fields.items() if value is not None}
-        known = (*SHARED, *SAMPLING, *WITHOUT_EFFECT, *ONLY, *(CHAT if chat else ("prompt",)))
-        checked.known_names(given, known, "a request")
+        """Raises ValueError or TypeError, with one sentence, for a body that cannot be answered. The text of
+        messages by `roles` is protected."""
+        parsed = parse_object(body, "the request's body")
+        values = {name: value for name, value in parsed.items() if value is not None}
+        names = (*SHARED, *SAMPLING, *WITHOUT_EFFECT, *ONLY, *(CHAT if chat else ("prompt",)))
+        checked.known_names(values, names, "a request")
         for name, value in ONLY.items():
-            if given.get(name, value) != value:
+            if values.get(name, value) != value:
                 raise ValueError(f"{name} is not supported; leave it out")
-        if given.get("model", model) != model:
-            raise HTTPException(404, f"there is no model {given['model']!r:.200}; this server has {model!r}")
-        stream_options, own = _field(given, "stream_options", dict), _field(given, "lazyllm", dict)
+        if values.get("model", model) != model:
+            raise HTTPException(404, f"there is no model {values['model']!r:.200}; this server has {model!r}")
+        stream_options, extra = _field(values, "stream_options", dict), _field(values, "lazyllm", dict)
         checked.known_names(stream_options, ("include_usage",), "stream_options")
-        checked.known_names(own, ("pruning", "trace"), "lazyllm")
+        checked.known_names(extra, ("pruning", "trace"), "lazyllm")
         self.llm, self.model, self.chat = llm, model, chat
-        self.stream = _field(given, "stream", bool)
+        self.stream = _field(values, "stream", bool)
         self.include_usage = _field(stream_options, "include_usage", bool)
-        self.pruning = None if own.get("pruning") is None else _setting(own["pruning"])  # None: the server's
-        self.prompts, self.protected = _chat(llm, given, roles) if chat else (_prompts(llm, given), ())
-        self.n = checked.whole(given.get("n", 1), "n", 1, MOST_ANSWERS + 1)
+        self.pruning = None if extra.get("pruning") is None else _setting(extra["pruning"])  # None: the server's
+        self.prompts, self.protected = _chat(llm, values, roles) if chat else (_prompts(llm, values), ())
+        self.n = checked.whole(values.get("n", 1), "n", 1, MOST_ANSWERS + 1)
         name = "top_logprobs" if chat else "logprobs"
-        self.top_logprobs = checked.whole(given.get(name, 0), name, 0, MOST_LOGPROBS + 1)
-        self.logprobs = _field(given, "logprobs", bool) if chat else name in given
+        self.top_logprobs = checked.whole(values.get(name, 0), name, 0, MOST_LOGPROBS + 1)
+        self.logprobs = _field(values, "logprobs", bool) if chat else name in values
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs to be true")
-        stop = given["stop"] if isinstance(given.get("stop"), str) else _field(given, "stop", list)
+        stop = values["stop"] if isinstance(values.get("stop"), str) else _field(values, "stop", list)
         if isinstance(stop, list) and len(stop) > MOST_STOPS:
             raise ValueError(f"{len(stop)} stop texts are more than {MOST_STOPS}")
         left = llm.config.context - len(self.prompts[0])
         most = min(CHAT_TOKENS, max(1, left)) if chat else COMPLETION_TOKENS
-        most = given.get("max_completion_tokens", given.get("max_tokens", most))
-        sampling = {name: given[name] for name in SAMPLING if name in given}
+        most = values.get("max_completion_tokens", values.get("max_tokens", most))
+        sampling = {name: values[name] for name in SAMPLING if name in values}
         self.request = Request(
             max_new_tokens=checked.whole(most, "max_tokens", 1),
             sampling=replace(SamplingParams.of(llm), **sampling),
             stop=stop,
             logprobs=max(int(self.logprobs), self.top_logprobs),
-            trace=_field(own, "trace", bool),
+            trace=_field(extra, "trace", bool),
             progress=False,
         )
         if self.n > 1 and not self.request.sampling.temperature:
             raise ValueError(f"{self.n} answers to a prompt differ only with a temperature above 0")
 
 
-def _field(given: Mapping[str, Any], name: str, kind: type) -> Any:
-    """The field's value; False or an empty object or list where there is none."""
-    value = given.get(name, kind())
+def _field(values: Mapping[str, Any], name: str, kind: type) -> Any:
+    """The field's value; False or an empty object or list if it is missing."""
+    value = values.get(name, kind())
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be {KINDS[kind]}, not {value!r:.80}")
     return value
 
 
-def _chat(llm: LLM, given: Mapping[str, Any], roles: Sequence[str]) -> tuple[list[list[int]], Spans]:
-    """The token ids that the chat template makes of the messages and tools; and for each of the roles where
-    they differ from those of a chat in which its messages say something else, or that has no tools."""
-    messages, tools = checked_messages(_field(given, "messages", list)), _field(given, "tools", list)
-    variables = _field(given, "chat_template_kwargs", dict)
+def _chat(llm: LLM, values: Mapping[str, Any], roles: Sequence[str]) -> tuple[list[list[int]], Spans]:
+    """The token ids that the chat template makes of messages and tools; and for each role the span in
+    which the ids change if its messages have another text, or for the role "tools" if there are no tools."""
+    messages, tools = checked_messages(_field(values, "messages", list)), _field(values, "tools", list)
+    variables = _field(values, "chat_template_kwargs", dict)
     if not messages:
         raise ValueError("messages must be a list of at least one message")
     ids, spans = llm.tokenizer.apply_chat_template(messages, tools=tools, **variables), []
@@ -119,8 +119,8 @@ def _chat(llm: LLM, given: Mapping[str, Any], roles: Sequence[str]) -> tuple[lis
     return [ids], tuple(spans)
 
 
-def _prompts(llm: LLM, given: Mapping[str, Any]) -> list[list[int]]:
-    prompt = given.get("prompt")
+def _prompts(llm: LLM, values: Mapping[str, Any]) -> list[list[int]]:
+    prompt = values.get("prompt")
     if not isinstance(prompt, str | list) or prompt in ("", []):
         raise TypeError("prompt must be text, token ids, or a list of those")
     prompts = prompt if is_batch(prompt) else [prompt]
@@ -145,30 +145,30 @@ def _setting(pruning: Any) -> Method:
 
 
 Part = tuple[int, str, Generation | None, dict[str, Any]]
-"""More text of the answer of that number; with its end also the whole answer, and what happened."""
+"""An answer's number and its next text; with its end also the whole answer and the setting's effect."""
 
 
 def contents(ask: Ask, parts: Iterable[Part]) -> Iterator[Any]:
-    """The events of streamed answers, or the body of whole ones, of which each comes as one part."""
+    """The events of streamed answers; or the body of whole answers, each of which is one part."""
     kind, prefix = ("chat.completion", "chatcmpl") if ask.chat else ("text_completion", "cmpl")
     kind += ".chunk" if ask.chat and ask.stream else ""
-    about = {"id": f"{prefix}-{uuid4().hex}", "object": kind, "created": int(time.time()), "model": ask.model}
-    begun, whole, n_given, n_new = set[int](), list[dict[str, Any]](), sum(map(len, ask.prompts)), 0
-    for number, text, end, happened in parts:
+    common = {"id": f"{prefix}-{uuid4().hex}", "object": kind, "created": int(time.time()), "model": ask.model}
+    started, choices, n_given, n_new = set[int](), list[dict[str, Any]](), sum(map(len, ask.prompts)), 0
+    for number, text, end, effect in parts:
         choice: dict[str, Any] = {"index": number, "logprobs": None, "finish_reason": None}
-        message = {"content": text} if number in begun else {"role": "assistant", "content": text}
-        begun.add(number)
+        message = {"content": text} if number in started else {"role": "assistant", "content": text}
+        started.add(number)
         choice |= {"delta" if ask.stream else "message": message} if ask.chat else {"text": text}
         if end is not None:
             n_new += len(end.token_ids)
-            choice |= {"finish_reason": end.finish_reason, "lazyllm": happened}
+            choice |= {"finish_reason": end.finish_reason, "lazyllm": effect}
             choice["logprobs"] = _logprobs(ask, end) if ask.logprobs else None
         if ask.stream:
-            yield f"data: {json.dumps({**about, 'choices': [choice]})}\n\n"
+            yield f"data: {json.dumps({**common, 'choices': [choice]})}\n\n"
         else:
-            whole.append(choice)
+            choices.append(choice)
     usage = {"prompt_tokens": n_given, "completion_tokens": n_new, "total_tokens": n_given + n_new}
-    last = {**about, "choices": whole, "usage": usage}
+    last = {**common, "choices": choices, "usage": usage}
     if ask.stream:
         yield (f"data: {json.dumps(last)}\n\n" if ask.include_usage else "") + "data: [DONE]\n\n"
     else:

@@ -1,4 +1,4 @@
-"""Shadow: prompts answered a second time, densely, to see what the setting changes; Guard: what follows."""
+"""Shadow: prompts answered again, densely, to measure the divergence; Guard: the speedup that follows from it."""
 
 import json
 import logging
@@ -27,15 +27,15 @@ from lazyllm.support.progress import watching
 
 TOKENS = 16  # of dense's answer that are compared
 MOST_WAITING = 16  # prompts that wait to be compared; others are left out
-PAUSE = 0.02  # seconds between looks whether requests run
-STEP = 0.25  # of the speedup, by which the guard changes it
+PAUSE = 0.02  # seconds between checks for running requests
+STEP = 0.25  # by which the guard changes the speedup
 LEAST, WINDOW = 4, 8  # comparisons that the guard needs to lower the speedup, and to raise it
 log = logging.getLogger("lazyllm.serving")
 
 
 def compared(llm: LLM, ids: Sequence[int], setting: Method, wait: Callable[[], bool]) -> dict[str, Any]:
-    """The divergence of the setting from dense, whose greedy answer it is given; whether its own would be the
-    same; and dense's time for the prompt over its own, unless `wait`, called around each layer, waited."""
+    """The setting's divergence from dense over dense's greedy answer; whether its own answer would be the same; and
+    dense's time for the prompt over its time, None if `wait`, which is called after each layer, has waited."""
     sessions = [llm.session(pruning, progress=False) for pruning in (None, setting)]
     logits, times, waits = list[list[np.ndarray]](), list[float](), list[bool]()
     wait()
@@ -59,8 +59,8 @@ def compared(llm: LLM, ids: Sequence[int], setting: Method, wait: Callable[[], b
 
 
 class Guard:
-    """The setting of requests that name none. With a bound it is a speedup, which falls while the mean
-    divergence is above it, and rises while that is below half of it."""
+    """The setting of requests that name none. With a bound it is a speedup, which is lowered while the mean
+    divergence is above the bound, and raised while it is below half of the bound."""
 
     def __init__(self, options: Options) -> None:
         self.bound, setting = options.guard, options.pruning or options.speedup
@@ -70,7 +70,7 @@ class Guard:
         self._recent = deque[float](maxlen=WINDOW)  # divergences under this setting
 
     def observe(self, setting: Method, divergence: float) -> dict[str, Any] | None:
-        """Takes a divergence; returns what changed and why, if it changed the setting."""
+        """Records a divergence; if that changes the setting, returns the change and its reason."""
         if self.bound is None or setting != self.setting:
             return None
         self._recent.append(divergence)
@@ -94,11 +94,11 @@ class Shadow:
         self.thread = ThreadPoolExecutor(1, "lazyllm-shadow")
         self._places = threading.Semaphore(MOST_WAITING)
 
-    def offer(self, ids: list[int], setting: Method, given: Method) -> None:
-        """Takes this prompt with the probability of the share, unless many wait. `given` is the setting
+    def offer(self, ids: list[int], setting: Method, named: Method) -> None:
+        """Takes this prompt with the probability `options.shadow`, unless many wait. `named` is the setting
         before parts of this prompt were protected."""
         if random.random() < self.options.shadow and self._places.acquire(blocking=False):
-            self.thread.submit(self._compare, ids, setting, given)
+            self.thread.submit(self._compare, ids, setting, named)
 
     def _wait(self) -> bool:
         """True if requests ran; returns once none does. CancelledError once the server ends."""
@@ -109,14 +109,14 @@ class Shadow:
             raise CancelledError
         return waited
 
-    def _compare(self, ids: list[int], setting: Method, given: Method) -> None:
+    def _compare(self, ids: list[int], setting: Method, named: Method) -> None:
         try:
             comparison = compared(self.llm, ids, setting, self._wait)
-            self.figures.observe(given, len(ids), **comparison)
-            if change := self.guard.observe(given, comparison["divergence_nats"]):
+            self.figures.observe(named, len(ids), **comparison)
+            if change := self.guard.observe(named, comparison["divergence_nats"]):
                 log.warning("the speedup is now %(to)g, after %(from)g: %(reason)s", change)
             if self.options.log:
-                line = {"time": time.time(), "setting": given.label, "prompt_tokens": len(ids), **comparison}
+                line = {"time": time.time(), "setting": named.label, "prompt_tokens": len(ids), **comparison}
                 line |= {"prompt": self.llm.tokenizer.decode(ids)} if self.options.log_text else {}
                 line |= {"guard": change} if change else {}
                 with user_path(self.options.log).open("a", encoding="utf-8") as out:

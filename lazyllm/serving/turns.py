@@ -13,7 +13,7 @@ from lazyllm.support.progress import watching
 
 
 class Turns:
-    """The sessions of requests that run at once share the engine's threads evenly (docs/engine.md)."""
+    """Threads for requests; sessions that run at once share the engine's threads evenly (docs/engine.md)."""
 
     def __init__(self, at_once: int, waiting: int) -> None:
         self.at_once, self.most = at_once, at_once + waiting
@@ -44,7 +44,7 @@ class Turns:
 
         self.requests += 1
         turn = loop.run_in_executor(self.threads, produce)
-        turn.add_done_callback(items.put_nowait)  # behind all that it has yielded
+        turn.add_done_callback(items.put_nowait)  # behind all items
         try:
             while (item := await items.get()) is not turn:
                 yield item

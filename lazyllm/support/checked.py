@@ -68,7 +68,7 @@ def keep(value: object, what: str) -> float:
 
 
 def choice(value: object, what: str, choices: Sequence[str]) -> str:
-    """One of the words."""
+    """The value, which must be one of `choices`."""
     if not isinstance(value, str):
         raise TypeError(f"{what} must be a string, not {value!r}")
     if value not in choices:
@@ -77,16 +77,16 @@ def choice(value: object, what: str, choices: Sequence[str]) -> str:
 
 
 def hint(name: str, names: Collection[str]) -> str:
-    """The name that is most like `name`, or all of them, to end an error with."""
+    """The end of an error about an unknown name: the most similar of `names`, or all of them."""
     close = get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     return f"did you mean {close[0]}?" if close else f"expected one of {', '.join(names)}"
 
 
-def known_names(names: Iterable[str], known: Collection[str], what: str) -> None:
+def known_names(names: Iterable[str], fields: Collection[str], what: str) -> None:
     """ValueError for a name of a field that `what` does not have."""
     for name in names:
-        if name not in known:
-            raise ValueError(f"{what} has no field {name!r}; its fields are {', '.join(known)}")
+        if name not in fields:
+            raise ValueError(f"{what} has no field {name!r}; its fields are {', '.join(fields)}")
 
 
 def entry(name: object, table: Mapping[str, Entry], what: str) -> Entry:

@@ -1,4 +1,4 @@
-"""Paths of users, files that are written whole, stay open or are locks, and those of the system."""
+"""Paths given by users; files that stay open, are written as a whole, or are locked; files of the system."""
 
 import fcntl
 import hashlib
@@ -20,13 +20,13 @@ FileState = tuple[int, int, int, int]
 
 
 def file_state(stat: os.stat_result) -> FileState:
-    """Inode, size and times of writing and of change: others when a file has been replaced or written to, for
-    all processes and machines that see it. The number of the device may change when a machine starts."""
+    """Inode, size, and times of the last write and change: they differ once a file is replaced or written to, on
+    every machine that sees it. The device's number is left out: it may change when a machine starts."""
     return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 class OpenedFile:
-    """A file that stays open: what is read is what was opened, whatever takes its path later."""
+    """A file that stays open: reads are of the file that was opened, even if its path leads to another one later."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).absolute()
@@ -35,7 +35,7 @@ class OpenedFile:
         self.state = file_state(os.fstat(self._number))
 
     def is_current(self) -> bool:
-        """False when another file has its path, or it has been written to."""
+        """False once another file has its path, or it has been written to."""
         try:
             return file_state(os.stat(self.path)) == self.state
         except OSError:
@@ -50,7 +50,7 @@ class OpenedFile:
         while block := self.read(begin, BLOCK):
             yield block
             begin += len(block)
-        if file_state(os.fstat(self._number))[:3] != self.state[:3]:  # the last changes with a name, too
+        if file_state(os.fstat(self._number))[:3] != self.state[:3]:  # renaming changes the last one, too
             raise OSError(f"{self.path} was written to while it was in use; load the model again")
 
 
@@ -79,8 +79,8 @@ def user_path(path: str | Path) -> Path:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file that is written to disk under a name of its own, then renamed: a crash leaves the old file at
-    `path` or the new one, a kill that other name too. Of several writers the last one counts."""
+    """A file that is written under a temporary name, then renamed to `path`: after a crash `path` is the old file
+    or the whole new one; a kill may leave the temporary file. Of several writers the last one wins."""
     partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
     try:
         with partial.open("xb") as file:
@@ -111,7 +111,7 @@ def locked(path: Path) -> IO[str]:
 
 
 def system_text(file: Path) -> str:
-    """The text of a file of the system; nothing where the system does not have it or show it."""
+    """The text of a file of the system; empty if it is missing or cannot be read."""
     try:
         return file.read_text()
     except OSError:

@@ -1,5 +1,5 @@
-"""Progress bars: for lists of prompts and for long prompts; LAZYLLM_PROGRESS=0 turns all of them off. And a
-caller's own watch over the passes of a thread."""
+"""Progress bars for lists of prompts and for long prompts, which LAZYLLM_PROGRESS=0 turns off; and a caller's own
+callback for the passes of a thread."""
 
 import os
 import warnings
@@ -16,8 +16,8 @@ _own_watch: ContextVar[Watch | None] = ContextVar("own_watch", default=None)
 
 @contextmanager
 def watching(watch: Watch) -> Iterator[None]:
-    """Calls `watch` in this thread with the layers done and all layers: after each layer of a long pass and
-    at the end of each pass. An exception that it raises ends the pass as Ctrl-C does."""
+    """Calls `watch` in this thread with the numbers of layers done and of all layers, after each layer of a long
+    pass and at the end of each pass. An exception that it raises ends the pass as Ctrl-C does."""
     before = _own_watch.set(watch)
     try:
         yield
@@ -42,8 +42,8 @@ def bar(total: int, what: str, unit: str, progress: bool, leave: bool = True, de
 def prefill_watch(n_tokens: int, n_layers: int, progress: bool) -> Iterator[Watch | None]:
     """The progress callback of a pass: the caller's own, or that of a long prompt's bar, which appears after
     one second."""
-    if (own := _own_watch.get()) or n_tokens < LONG_PROMPT or not shown(progress):
-        yield own
+    if (watch := _own_watch.get()) or n_tokens < LONG_PROMPT or not shown(progress):
+        yield watch
         return
     with bar(n_layers, f"prefill of {n_tokens} tokens", "layer", progress, leave=False, delay=DELAY_SECONDS) as line:
         yield lambda layers_done, n_layers: line.update(layers_done - line.n)

@@ -12,8 +12,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def takes(kind: type, *left_out: str, chosen: Collection[str] = ()) -> Callable[[Function], Function]:
-    """Decorates a function whose last parameter is **options: they are the fields of this dataclass, but for
-    those `left_out`. The function itself chooses the defaults of those `chosen`, which None asks for."""
+    """Decorates a function whose last parameter is **options: options are the fields of this dataclass except
+    those `left_out`. The fields in `chosen` default to None, for which the function chooses a value."""
 
     def decorate(function: Function) -> Function:
         hints = get_type_hints(kind)
@@ -31,7 +31,7 @@ def takes(kind: type, *left_out: str, chosen: Collection[str] = ()) -> Callable[
         shown = signature(function).replace(parameters=parameters)
         names = [name for name in shown.parameters if name != "self"]
 
-        function.__signature__ = shown  # type: ignore[attr-defined]  # of what `wraps` makes, too
+        function.__signature__ = shown  # type: ignore[attr-defined]  # `wraps` copies it
 
         @wraps(function)
         def checked(*values: Any, **keywords: Any) -> Any:

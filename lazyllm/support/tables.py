@@ -12,7 +12,7 @@ HEAD_WIDTH = 20  # characters; a longer column head is wrapped in plain text
 
 
 def with_bounds(values: Iterable[float | None], form: str) -> str:
-    """The value with its bounds, as in `1.0 [0.5, 1.5]`; what is None or NaN is left out."""
+    """The value with its bounds, as in `1.0 [0.5, 1.5]`; None and NaN are left out."""
     texts = [f"{number:{form}}" for number in values if number is not None and number == number]
     return f"{texts[0]} [{texts[1]}, {texts[2]}]" if len(texts) == 3 else "".join(texts[:1])
 

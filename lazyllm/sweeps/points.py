@@ -54,7 +54,7 @@ class Point:
     reached_top: float = nan
 
     def __repr__(self) -> str:
-        """Its row of a table."""
+        """The point as a table of one row."""
         return Frame([self]).table.text()
 
     @property
@@ -164,8 +164,8 @@ class Frame:
         return Table(TITLE, list(filled), list(zip(*filled.values(), strict=True)))
 
     def to_frame(self) -> pandas.DataFrame:
-        """One row per setting, unrounded; needs pandas. An interval has three columns, and what was not
-        measured has none. Settings are as JSON, which `pruning=` takes."""
+        """One row per setting, unrounded; needs pandas. An interval has three columns; columns without
+        a measurement are left out. Settings are as JSON, which `pruning=` takes."""
         rows: list[dict[str, Any]] = []
         for point in self:
             row: dict[str, Any] = {}

@@ -38,7 +38,7 @@ class Measured(Frame, Results):
     """The measured settings of a sweep or search; `folder` is None without `out`."""
 
     speedup = "ttft_speedup"
-    """The field of a point by which the front is."""
+    """The field of a point that is the speedup in the Pareto front."""
 
     def __init__(
         self, rows: Sequence[Row], manifest: Mapping[str, Any], folder: Path | None, methods: Mapping[str, Method]
@@ -189,7 +189,7 @@ def sweep(
     if measure != SCORE:
         conditions["forced tokens"] = tokens
     folder, methods = None if out is None else user_path(out), settings
-    if folder and read_rows(folder):  # refused before work if a setting there is code and not among these
+    if folder and read_rows(folder):  # raises before any run if a setting there is code and not given
         methods = settings_in(read_manifest(folder), settings)
     swept = Sweep(*run_items(model, settings, tasks, folder, data, measuring, conditions), folder, methods)
     if folder:

@@ -1,7 +1,7 @@
-"""Kinds of generated tasks: what an item is drafted from, and the item, fitted to a length.
+"""Kinds of generated tasks: the draft of an item, and the item, fitted to a length.
 
-An item has LongBench's fields, and fills with its chat template and its answer a given length in the model's
-own tokens. The same seed gives the same item on every machine.
+An item has LongBench's fields. Its prompt, with chat template and longest answer, fills a given length in the
+model's own tokens. The same seed gives the same item on every machine.
 """
 
 import json
@@ -114,7 +114,7 @@ def fit(tokens: Callable[[int], int], length: int, min_size: int) -> tuple[int, 
     low = high = (min_size, tokens(min_size))
     while high[1] <= length:
         low, high = high, (2 * high[0], tokens(2 * high[0]))
-    for share in cycle((None, 0.5)):  # by turns where the tokens seem to be, and in the middle
+    for share in cycle((None, 0.5)):  # in turn at the interpolated size and in the middle
         if high[0] - low[0] <= 1 or 100 * low[1] >= 99 * length:
             break
         share = share or (length - low[1]) / (high[1] - low[1])

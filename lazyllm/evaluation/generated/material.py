@@ -147,7 +147,7 @@ def prose() -> Haystack:
 
 
 def distinct(candidates: Iterable[str], text: Haystack | None = None) -> Iterator[str]:
-    """The candidates without repetitions and without those that occur in `text`, or else in the noise."""
+    """The candidates without repetitions and without those that occur in `text`; None is the noise."""
     folded, seen = (text or noise()).folded, set[str]()
     for candidate in candidates:
         if candidate not in seen and candidate.casefold() not in folded:

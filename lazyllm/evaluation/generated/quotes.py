@@ -13,8 +13,8 @@ FEW_WORDS = 5  # that name a paragraph
 
 
 def quoted_lines(spec: Spec) -> Draft:
-    """Numbered lines, LINES of which are to be repeated; its size is the number of the others. The first line
-    has such a number that those asked for have theirs at any size."""
+    """Numbered lines, LINES of which are to be repeated; its size is the number of the others. Lines are
+    numbered so that those asked for keep their numbers at any size."""
     sentences = prose().sentences
     start, number = spec.draws.below(len(sentences)), 1000 + spec.draws.below(8000)
 

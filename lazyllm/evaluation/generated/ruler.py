@@ -20,25 +20,25 @@ def hidden_needles(
     in_noise: bool = False,
     values: Source = numbers,
     keys: int = 1,
-    each: int = 1,
+    per_key: int = 1,
     asked: int = 1,
     in_turn: bool = False,
 ) -> Draft:
-    """A text with `keys` keys of `each` codes, the first code at the item's depth; the question is for the codes
-    of the first `asked` keys, or `in_turn` for the code of each key."""
+    """A text with `keys` keys of `per_key` codes, the first code at the item's depth; the question is for the
+    codes of the first `asked` keys, or `in_turn` for the code of each key."""
     draws, text = spec.draws, noise() if in_noise else prose()
     all_keys = list(islice(distinct(names(draws.fork("keys")), text), keys))
-    codes = list(islice(distinct(values(draws.fork("values")), text), keys * each))
-    needle = ONE_OF_SEVERAL if each > 1 else NEEDLE
-    needles = [needle.format(all_keys[place // each], code) for place, code in enumerate(codes)]
+    codes = list(islice(distinct(values(draws.fork("values")), text), keys * per_key))
+    needle = ONE_OF_SEVERAL if per_key > 1 else NEEDLE
+    needles = [needle.format(all_keys[place // per_key], code) for place, code in enumerate(codes)]
     depths = [spec.depth, *(depth for depth in draws.depths(len(needles)) if depth != spec.depth)]
     start = draws.below(len(text.sentences))
-    asked_for, prefix = question(all_keys[:asked], each)
+    asked_for, prefix = question(all_keys[:asked], per_key)
 
     def context(words: int) -> str:
         return text.around(zip(depths, needles, strict=False), words, start)
 
-    draft = Draft(asked_for, codes[: asked * each], context, MIN_WORDS, prefix)
+    draft = Draft(asked_for, codes[: asked * per_key], context, MIN_WORDS, prefix)
     if not in_turn:
         return draft
     turns = [
@@ -66,12 +66,12 @@ def only_needles(spec: Spec, keys: Source, values: Source, filler: int) -> Draft
     return Draft(asked, [code], context, filler, prefix)
 
 
-def question(keys: Sequence[str], each: int = 1) -> tuple[str, str]:
+def question(keys: Sequence[str], per_key: int = 1) -> tuple[str, str]:
     """The question for the codes of some keys, and the beginning of its answer."""
     listed = f"{', '.join(keys[:-1])} and {keys[-1]}" if len(keys) > 1 else keys[0]
-    if each == len(keys) == 1:
+    if per_key == len(keys) == 1:
         return f"What is the secret code of {listed}?", f" The secret code of {listed} is"
-    codes = f"{each} secret codes" if each > 1 else "secret codes"
+    codes = f"{per_key} secret codes" if per_key > 1 else "secret codes"
     return f"What are the {codes} of {listed}?", f" The {codes} of {listed} are"
 
 
@@ -87,7 +87,7 @@ def chained_variables(spec: Spec) -> Draft:
 
 
 def chain_of(draws: Draws, letters: int) -> Draft:
-    """One chain of HOPS assignments, of variables of so many letters; its size is the words of noise."""
+    """One chain of HOPS assignments, of variables of `letters` letters; its size is the words of noise."""
     found = islice(distinct(codewords(draws.fork("variables"), letters)), 1 + HOPS)
     variables = [name.upper() for name in found]
     value = next(numbers(draws, digits=5))
@@ -104,14 +104,14 @@ def chain_of(draws: Draws, letters: int) -> Draft:
 
 
 def worked_example(task: str, draft: Draft, context: str, answer: str) -> str:
-    """A whole prompt with its answer, which stands before the one that is asked."""
+    """A whole prompt with its answer, to stand before the prompt that is to be answered."""
     prompt = TEMPLATES[task].format(example="", input=draft.input, context=context)
     return f"{prompt}{draft.answer_prefix} {answer}\n\n"
 
 
 COMMON = 10
 LONG = 4096  # tokens; longer items repeat their words more often
-# repetitions of a common word and of any other word; the same in the example; its words that are not common
+# repetitions of a common word and of another, in the list and in its example; the example's other words
 SHORT_LIST, LONG_LIST = ((6, 1), (3, 1), 10), ((30, 3), (10, 3), 30)
 FREQUENT = 3
 DOTS_FILLER = 64  # this many dots have more tokens than the words that one step of the size adds

@@ -29,7 +29,7 @@ NEEDLES: Mapping[str, Callable[[Spec], Draft]] = {
     "niah_multikey_1": partial(ruler.hidden_needles, keys=4),
     "niah_multikey_2": partial(ruler.only_needles, keys=names, values=numbers, filler=ruler.NUMBER_FILLER),
     "niah_multikey_3": partial(ruler.only_needles, keys=uuids, values=uuids, filler=ruler.UUID_FILLER),
-    "niah_multivalue": partial(ruler.hidden_needles, each=4),
+    "niah_multivalue": partial(ruler.hidden_needles, per_key=4),
     "niah_multiquery": partial(ruler.hidden_needles, keys=4, asked=4),
 }
 ONE_NEEDLE = tuple(NEEDLES)[:6]  # niah_single_* and niah_multikey_*
@@ -83,8 +83,8 @@ def generate(task: str, encode: Encode, length: int, count: int, seed: int, dept
         # the same texts and questions in turn and alone
         draws = Draws(f"{IN_TURN if kind.alone else task}/{length}/{seed}/{number}")
         (drawn,) = draws.depths(1)
-        at = drawn if depth is None else depth
-        spec = Spec(draws, at, length, seed, number)
+        needle_depth = drawn if depth is None else depth
+        spec = Spec(draws, needle_depth, length, seed, number)
         items.append(kind.item(encode, spec))
     return items
 
@@ -95,10 +95,10 @@ def prompt_encoder(tokenizer: Tokenizer, wrapper: AnyWrapper) -> Encode:
 
 
 def generated_items(encode: Encode, options: RulerOptions | NiahOptions) -> dict[str, list[Item]]:
-    """The items of each task at each length, by data set; default: RULER's tasks.
+    """The items of each task at each length, by data set; the default tasks are RULER's.
 
-    With depths, those of a needle at each; an item's id is DEPTH/NUMBER, and items of a length differ only in
-    depth.
+    With NiahOptions, those with a needle at each depth: ids are DEPTH/NUMBER, such as 50/0, and items of equal
+    length and number differ only in depth.
     """
     checked.a_list(options.lengths, "lengths", "[1024, 4096]")
     items_of = partial(generate, encode=encode, count=options.count, seed=options.seed)
@@ -132,7 +132,7 @@ def needles_found(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[tuple[flo
 
 
 class GeneratedTasks(Tasks):
-    """Generated items."""
+    """The generated tasks for the runner."""
 
     def __init__(self, llm: LLM, options: RulerOptions | NiahOptions, max_new_tokens: int | None = None) -> None:
         encode = prompt_encoder(llm.tokenizer, options.wrapper)

@@ -82,8 +82,8 @@ def _rouge() -> Any:
 def rouge(prediction: str, answer: str) -> float:
     """F of ROUGE-L by the package rouge 1.0.1; 0 for texts without a sentence or with too long ones.
 
-    The package recurses once per step through a pair of sentences, and its RecursionError is a score of 0. It
-    has as many frames as in a script under Python's default recursion limit.
+    The package recurses once per step through a pair of sentences, and a RecursionError scores 0. It gets as
+    many frames as in a script under Python's default recursion limit.
     """
     get_scores, usual = _rouge().get_scores, sys.getrecursionlimit()
     sys.setrecursionlimit(len(inspect.stack(0)) + OFFICIAL_FRAMES)

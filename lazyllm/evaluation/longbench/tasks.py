@@ -88,8 +88,8 @@ def read_templates(file: Path) -> Templates:
     """The templates in a file, and the lengths beside it, or else the official ones."""
     if not file.is_file():
         raise FileNotFoundError(f"{file} is missing; expected a file such as {PROMPT_FILE} of {ORIGIN}")
-    beside = file.with_name(LENGTH_FILE)
-    lengths = beside if beside.is_file() else OFFICIAL / LENGTH_FILE
+    neighbour = file.with_name(LENGTH_FILE)
+    lengths = neighbour if neighbour.is_file() else OFFICIAL / LENGTH_FILE
     templates = Templates(str(file), *(parse_object(table.read_bytes(), table) for table in (file, lengths)))
     for name, template in templates.prompts.items():
         if wrong := BRACES.findall(ALLOWED.sub("", template)) if isinstance(template, str) else [template]:
@@ -110,8 +110,8 @@ def prompt_ids(
     """The token ids of one item, a dict with the fields of LongBench's files.
 
     A prompt of more than `max_length` tokens loses its middle. `wrapper` is "llama-2", "xgen",
-    "template" (the checkpoint's own), "none", or "auto" by the checkpoint. `templates` are the official ones
-    unless they are given.
+    "template" (the checkpoint's own), "none", or "auto" by the checkpoint. The default `templates` are the
+    official ones.
     """
     return make_prompt(tokenizer, item, max_length, wrapper, templates).ids
 
@@ -124,9 +124,9 @@ def make_prompt(
     templates: Templates | None = None,
     shorten: Shorten | None = None,
 ) -> ItemPrompt:
-    """`prompt_ids`, with whether the prompt was cut, and its wrapper.
+    """The prompt of `prompt_ids`, with its wrapper, and `cut` if it lost its middle.
 
-    `shorten` compresses what the cut has left of the context.
+    `shorten` compresses the part of the context that the cut has left.
     """
     for field in ("dataset", "input", "context"):
         if not isinstance(item.get(field), str):
