@@ -27,7 +27,7 @@ from lazyllm.commands.main import main
 from lazyllm.evaluation.generated.tasks import GeneratedTasks
 from lazyllm.evaluation.options import RulerOptions, RunOptions
 from lazyllm.evaluation.trial import scored_answer
-from lazyllm.evaluation.workers import Recipe, connected, model_there
+from lazyllm.evaluation.workers import Recipe, connected, worker_model
 from lazyllm.machine.device import nth_device
 
 pytestmark = pytest.mark.skipif(DEVICE == "cpu", reason="LAZYLLM_TEST_DEVICE is not cuda")
@@ -154,7 +154,7 @@ def test_workers_have_a_device_each(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         for wish, devices in ((None, [*names, "cuda:0"]), ("auto", [*names, "cuda:0"]), ("cuda:1", ["cuda:1"] * 3)):
             recipe = Recipe.of(here, tasks, scored_answer, replace(of_many, worker_device=wish))
             found = [
-                client.submit(lambda it: model_there(it).device, recipe, workers=[address], pure=False)
+                client.submit(lambda it: worker_model(it).device, recipe, workers=[address], pure=False)
                 for address in by_number
             ]
             assert client.gather(found) == devices

@@ -18,13 +18,13 @@ from folders import SHAPE, model_folder, untimed
 import lazyllm
 from lazyllm import longbench
 from lazyllm.commands.main import main
-from lazyllm.evaluation.conditions import conditions_behind, conditions_of_model
+from lazyllm.evaluation.conditions import conditions_of_methods, conditions_of_model
 from lazyllm.evaluation.generated.tasks import GeneratedTasks
 from lazyllm.evaluation.options import RulerOptions, RunOptions
 from lazyllm.evaluation.results import read_rows
 from lazyllm.evaluation.run import checked_settings
 from lazyllm.evaluation.trial import planned, scored_answer
-from lazyllm.evaluation.workers import Recipe, model_there, parts, run_part
+from lazyllm.evaluation.workers import Recipe, parts, run_part, worker_model
 from lazyllm.policy import View
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -135,7 +135,7 @@ def recipe_and_trials(llm: lazyllm.LLM, count: int, settings: Any = SETTINGS) ->
     tasks = GeneratedTasks(llm, kind)
     options = RunOptions(wrapper="none", warm_ups=0, workers=2, worker_threads=1)
     methods = checked_settings(settings)
-    expected = {**conditions_of_model(llm, "none", False), **conditions_behind(llm, methods, False)}
+    expected = {**conditions_of_model(llm, "none", False), **conditions_of_methods(llm, methods, False)}
     recipe = replace(Recipe.of(llm, tasks, scored_answer, options), expected=expected)
     return recipe, [*planned(methods, tasks)]
 
@@ -157,10 +157,10 @@ def test_a_worker_keeps_its_model(tmp_path: Path) -> None:
     options: dict[str, Any] = {"device": "cpu", "threads": 1, "weights": "q4"}
     recipe, trials = recipe_and_trials(lazyllm.load(tmp_path / "model", **options), 1, ["compress:ratio=0.5"])
     assert "error" not in run_part(trials, recipe)[0][0]
-    kept = model_there(recipe)
+    kept = worker_model(recipe)
     assert kept.weights == "q4"
     (tmp_path / "other" / "model.safetensors").rename(tmp_path / "model" / "model.safetensors")
-    assert model_there(recipe) is kept
+    assert worker_model(recipe) is kept
     recipe, trials = recipe_and_trials(lazyllm.load(tmp_path / "model", **options), 1, ["compress:ratio=0.5"])
     with pytest.raises(ValueError, match="has other conditions than the run: model sha256 is"):
         run_part(trials, recipe)

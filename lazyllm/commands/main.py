@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="lazyllm",
-        description="Llama-family models and Gemma 3 with dynamic token pruning (LazyLLM).",
+        description="Language models with dynamic token pruning (LazyLLM).",
         epilog="example:\n  lazyllm demo\n\n"
         "environment:\n  LAZYLLM_PROGRESS=0  no progress bars\n  LAZYLLM_DEBUG=1     tracebacks of errors",
         formatter_class=argparse.RawDescriptionHelpFormatter,

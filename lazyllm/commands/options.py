@@ -169,7 +169,7 @@ def loaded(args: argparse.Namespace) -> LLM:
     return load(args.model if "model" in args else demo_model(), **keywords)
 
 
-def of_run(args: argparse.Namespace, kind: type[RunOptions], *more: str) -> dict[str, Any]:
+def run_keywords(args: argparse.Namespace, kind: type[RunOptions], *more: str) -> dict[str, Any]:
     """The arguments of a run, and those named in `more`, as keyword arguments."""
     keywords = keywords_of(args, "pruning", "out", *(option.name for option in options_of(kind)), *more)
     if "workers" in args or "scheduler" in args:

@@ -11,20 +11,20 @@ from lazyllm.evaluation.options import OF_PRESET, DataOptions, NiahOptions, Rule
 
 def longbench(parser: argparse.ArgumentParser) -> Run:
     """Run LongBench under one setting or several, time it, score it; run again, it resumes."""
-    return of_function(parser, "run", DataOptions)
+    return command_of(parser, "run", DataOptions)
 
 
 def ruler(parser: argparse.ArgumentParser) -> Run:
     """Run generated long-context tasks like RULER's under one setting or several; run again, it resumes."""
-    return of_function(parser, "run_ruler", RulerOptions)
+    return command_of(parser, "run_ruler", RulerOptions)
 
 
 def niah(parser: argparse.ArgumentParser) -> Run:
     """Look for a needle at every depth of texts of several lengths, and draw a heat map."""
-    return of_function(parser, "run_niah", NiahOptions)
+    return command_of(parser, "run_niah", NiahOptions)
 
 
-def of_function(parser: argparse.ArgumentParser, function: str, kind: type[RunOptions]) -> Run:
+def command_of(parser: argparse.ArgumentParser, function: str, kind: type[RunOptions]) -> Run:
     """The command that runs a function of lazyllm.longbench, whose options are of this kind."""
     options.add_pruning(parser)
     options.add_run(parser, kind)
@@ -34,7 +34,7 @@ def of_function(parser: argparse.ArgumentParser, function: str, kind: type[RunOp
 
         if kind is DataOptions and "data" not in args:
             print(f"without --data the tasks are generated; {GET}", file=sys.stderr)
-        result = getattr(lazyllm.longbench, function)(options.loaded(args), **options.of_run(args, kind))
+        result = getattr(lazyllm.longbench, function)(options.loaded(args), **options.run_keywords(args, kind))
         return options.print_result(result)
 
     return run
@@ -53,7 +53,7 @@ def reproduce(parser: argparse.ArgumentParser) -> Run:
     options.add_run(parser, DataOptions, max_length=OF_PRESET, wrapper=OF_PRESET)
 
     def run(args: argparse.Namespace) -> int:
-        keywords = options.of_run(args, DataOptions, "preset", "speedup", "seeds", "methods")
+        keywords = options.run_keywords(args, DataOptions, "preset", "speedup", "seeds", "methods")
         result = lazyllm.reproduce.reproduce(options.loaded(args), args.targets, **keywords)
         print("\n".join([result.text, "", *(f"wrote {path}" for path in result.files)]).lstrip())
         if result.failed:
@@ -78,7 +78,7 @@ def sweep(parser: argparse.ArgumentParser) -> Run:
     def run(args: argparse.Namespace) -> int:
         from lazyllm.support.json_text import parse_json
 
-        keywords = options.of_run(args, DataOptions, "measure", "tokens")
+        keywords = options.run_keywords(args, DataOptions, "measure", "tokens")
         if ("space" in args) == ("pruning" in args):
             raise ValueError("give --space, or --pruning once for each setting")
         settings = keywords.pop("pruning", None) or parse_json(args.space, "--space")
@@ -143,7 +143,7 @@ def search(parser: argparse.ArgumentParser) -> Run:
     options.add_device(parser)
 
     def run(args: argparse.Namespace) -> None:
-        keywords = options.of_run(args, RunOptions, "speedup", "budget")
+        keywords = options.run_keywords(args, RunOptions, "speedup", "budget")
         result = lazyllm.search(options.loaded(args), options.read_prompts(args), **keywords)
         options.print_result(result)
         if "preset" in args:

@@ -58,7 +58,7 @@ def generate(parser: argparse.ArgumentParser) -> Run:
 
 
 def convert(parser: argparse.ArgumentParser) -> Run:
-    """Write a GGUF file of a Llama-family model or of Gemma 3 as a folder in Hugging Face layout."""
+    """Write a GGUF file as a folder in Hugging Face layout."""
     parser.add_argument("gguf", help="the GGUF file")
     parser.add_argument("out", help="the folder to make")
     parser.add_argument("--dtype", default="bf16", help="of the weights: bf16 (default), f16 or f32")

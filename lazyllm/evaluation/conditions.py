@@ -34,7 +34,7 @@ def conditions_of_model(llm: LLM, wrapper: AnyWrapper, progress: bool) -> dict[s
     }
 
 
-def conditions_behind(llm: LLM, settings: Mapping[str, Method], progress: bool) -> dict[str, Any]:
+def conditions_of_methods(llm: LLM, settings: Mapping[str, Method], progress: bool) -> dict[str, Any]:
     """The conditions of settings beside their own fields, such as a model that compresses."""
     tables = {label: method.conditions(llm, progress) for label, method in settings.items()}
     named = {f"{label}: {name}": value for label, table in tables.items() for name, value in table.items()}

@@ -39,7 +39,7 @@ class RunOptions:
     """Options of every run."""
 
     wrapper: Annotated[AnyWrapper, "the wrapper of prompts: auto, none, llama-2, xgen or template"] = "auto"
-    warm_ups: Annotated[int, "short untimed runs, then one of each setting; 0 is none of both", "N"] = 5
+    warm_ups: Annotated[int, "short untimed runs, then one of each setting; 0 for neither", "N"] = 5
     workers: Annotated[int | None, "processes of this machine, which share its threads", "N"] = None
     scheduler: Annotated[
         str | None, "run on this Dask scheduler's workers, with the device and threads of each", "ADDRESS"

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeGuard
 
-from lazyllm.evaluation.conditions import conditions_behind, conditions_of_model, environment
+from lazyllm.evaluation.conditions import conditions_of_methods, conditions_of_model, environment
 from lazyllm.evaluation.generated.tasks import TASKS, GeneratedTasks
 from lazyllm.evaluation.longbench.datasets import DATA_SETS
 from lazyllm.evaluation.longbench.items import GET
@@ -19,7 +19,7 @@ from lazyllm.evaluation.results import SCORE, Key, Manifest, contents, new_manif
 from lazyllm.evaluation.summary import DENSE_LABEL, failure
 from lazyllm.evaluation.tasks import Tasks
 from lazyllm.evaluation.trial import Measure, Trial, planned, result_row, scored_answer, warm_up
-from lazyllm.evaluation.workers import Recipe, conditions_there, connected, results_there
+from lazyllm.evaluation.workers import Recipe, connected, worker_conditions, worker_results
 from lazyllm.llm import LLM, checked_llm
 from lazyllm.method import Method
 from lazyllm.methods.parsing import PruningInput, as_method
@@ -135,10 +135,10 @@ def run_items(
         path = out or Path(stack.enter_context(TemporaryDirectory(prefix="lazyllm-")))
         client = stack.enter_context(connected(options, settings)) if options.on_workers else None
         if client:
-            common = client.submit(conditions_there, recipe, pure=False).result()
+            common = client.submit(worker_conditions, recipe, pure=False).result()
         else:
             common = conditions_of_model(llm, tasks.wrapper, options.progress)
-        expected = {**common, **conditions_behind(llm, settings, options.progress)}
+        expected = {**common, **conditions_of_methods(llm, settings, options.progress)}
         texts = {label: method.to_json() for label, method in settings.items()}
         conditions = {**expected, "settings": texts, **measured, **tasks.conditions}
         manifest = new_manifest(llm.config.name or llm.checkpoint.path.name, conditions, tasks.selection)
@@ -148,7 +148,7 @@ def run_items(
         done = set(map(Key.of, folder.rows))
         trials = [trial for trial in plan if trial.key not in done]
         recipe = replace(recipe, expected=expected)
-        results = results_there(client, recipe, trials) if client else results_here(llm, recipe, trials)
+        results = worker_results(client, recipe, trials) if client else local_results(llm, recipe, trials)
         line = stack.enter_context(bar(len(plan), "items", "item", options.progress))
         line.update(len(plan) - len(trials))
         for row, where in results:
@@ -163,7 +163,7 @@ def run_items(
     return folder.rows, folder.manifest
 
 
-def results_here(llm: LLM, recipe: Recipe, trials: Sequence[Trial]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def local_results(llm: LLM, recipe: Recipe, trials: Sequence[Trial]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Rows, and the environment that they are timed in."""
     warm_up(llm, recipe.tasks, trials, recipe.warm_ups)
     where = environment(llm, recipe.warm_ups)

@@ -12,7 +12,7 @@ from threading import Lock
 from typing import Any
 from uuid import uuid4
 
-from lazyllm.evaluation.conditions import conditions_behind, conditions_of_model, environment
+from lazyllm.evaluation.conditions import conditions_of_methods, conditions_of_model, environment
 from lazyllm.evaluation.options import RunOptions
 from lazyllm.evaluation.results import differences
 from lazyllm.evaluation.tasks import Tasks
@@ -85,7 +85,7 @@ def connected(options: RunOptions, settings: Mapping[str, Method]) -> Iterator[A
         yield client
 
 
-def results_there(
+def worker_results(
     client: Any, recipe: Recipe, trials: Sequence[Trial]
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Rows and environments, in the order in which parts are ready."""
@@ -116,7 +116,7 @@ _warm: set[tuple[str, str]] = set()
 _lock = Lock()
 
 
-def model_there(recipe: Recipe) -> LLM:
+def worker_model(recipe: Recipe) -> LLM:
     """The model of a worker's process, loaded on the first call."""
     key = tuple(recipe.model.values())
     if key not in _models:
@@ -131,17 +131,17 @@ def model_there(recipe: Recipe) -> LLM:
     return _models[key]
 
 
-def conditions_there(recipe: Recipe) -> dict[str, Any]:
-    return conditions_of_model(model_there(recipe), recipe.tasks.wrapper, progress=False)
+def worker_conditions(recipe: Recipe) -> dict[str, Any]:
+    return conditions_of_model(worker_model(recipe), recipe.tasks.wrapper, progress=False)
 
 
 def run_part(part: Sequence[Trial], recipe: Recipe) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The rows of some trials, and the environment that they were timed in."""
     with _lock:  # a worker with several threads would time one trial beside another
-        llm = model_there(recipe)
+        llm = worker_model(recipe)
         if cold := [trial for trial in part if (recipe.call, trial.key.setting) not in _warm]:
             methods = {trial.key.setting: trial.method for trial in cold}
-            conditions = {**conditions_there(recipe), **conditions_behind(llm, methods, progress=False)}
+            conditions = {**worker_conditions(recipe), **conditions_of_methods(llm, methods, progress=False)}
             if differing := differences(recipe.expected, conditions):
                 raise ValueError(f"the worker on {platform.node()} has other conditions than the run: {differing}")
             warm_up(llm, recipe.tasks, cold, recipe.warm_ups)
