@@ -76,7 +76,7 @@ enum {
 /* Memory that a session shares with its forks. */
 typedef struct lazy_shared {
     char *data;
-    bool owner; /* what is written here shows in the forks' memory, where they have not written themselves */
+    bool owner; /* what is written here, forks see wherever they have not written themselves */
 } lazy_shared;
 
 /* A part of it, in bytes. */
@@ -88,10 +88,10 @@ typedef struct lazy_stretch {
 typedef struct lazy_memory {
     float *remembered;    /* (capacity,) by position */
     int n_old, length;    /* positions of which something is remembered; those of the context */
-    float factor;         /* of what is remembered */
+    float factor;         /* on what is remembered */
     const int32_t *depth; /* by position */
-    int waiting;          /* the depth of tokens that wait above the stage */
-    float revival;        /* of their scores */
+    int waiting;          /* the depth of the tokens that the stage could revive, */
+    float revival;        /*   and the factor on their scores */
 } lazy_memory;
 
 typedef struct lazy_ops {
@@ -220,7 +220,6 @@ struct lazy_backend {
     int row_chunk; /* most rows per call of the FFN and of the LM head */
 };
 
-/* Bytes of one activation. */
 static inline size_t lazy_activation_bytes(const lazy_backend *backend)
 {
     return lazy_float_bytes(backend->activations);
@@ -231,8 +230,8 @@ struct lazy_stream {
     lazy_backend *backend;
     const lazy_config *config;
     const lazy_watch *watch; /* of the current pass, or NULL */
-    bool scores_follow;      /* set before attention: scores of these rows follow, which may use its products */
-    bool many_rows;          /* set before products and attention: sums of few rows in the order of many */
+    bool scores_follow;      /* for attention: the scores of the same rows come next, and may use its products */
+    bool many_rows;          /* for products and attention: sums are in the order that many rows have */
     int layers_done;
 };
 

@@ -95,15 +95,16 @@ static inline float scale_of(const lazy_config *c)
     return (float)(M_LOG2E / sqrt(c->query_scalar ? (double)c->query_scalar : c->head_dim));
 }
 
-/* Rows sorted by expert. Expert e has those from begin[e] to begin[e + 1]. */
+/* The cap on the products so scaled; 0: none. */
+static inline float cap_of(const lazy_config *c) { return (float)M_LOG2E * c->attention_cap; }
+
+/* Rows sorted by expert. Expert e has those from begin[e] to begin[e + 1] - 1. */
 typedef struct lazy_sorted_rows {
     const int32_t *begin; /* (n_experts + 1,) */
-    const int32_t *rows;  /* (begin[n_experts],) the row of x that each is; NULL: x is sorted */
+    const int32_t *rows;  /* (begin[n_experts],) each one's row of x; NULL: x is sorted */
     int n_experts;
-    int n; /* rows of x: they choose the kernels, so that products depend on no other row's experts */
+    int n; /* rows of x, by which kernels are chosen: no row's sums depend on other rows' experts */
 } lazy_sorted_rows;
-/* The cap on those products; 0: none. */
-static inline float cap_of(const lazy_config *c) { return (float)M_LOG2E * c->attention_cap; }
 
 /* The ops that the files of this folder define, as lazy_cpu_NAME. */
 #define LAZY_CPU_OPS(work)                                                                                             \

@@ -97,8 +97,7 @@ typedef struct lazy_arithmetic {
     lazy_compute compute;
     const lazy_kernels *kernels;   /* of rows and attention; in int8 those in bf16, or f32 where there are none */
     const lazy_products *products; /* with weights; in int8 they have no dots */
-    const lazy_products
-        *fixed; /* with few rows of x and some formats of weights: no panels; in int8 all formats; or NULL */
+    const lazy_products *fixed; /* with few rows of x, of some formats of weights, in int8 of all; no panels; or NULL */
 } lazy_arithmetic;
 
 /* The arithmetic with the instruction set `isa`, or with the best one if isa is NULL; NULL if this machine has none. */

@@ -7,7 +7,6 @@
 
 #include "../session.h"
 
-/* The state of the module. */
 #define CORE_OBJECTS(work)                                                                                             \
     work(model_type) work(session_type) work(sampler_type) work(checkpoint_error) work(device_error)
 typedef struct core_state {
