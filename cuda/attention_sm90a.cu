@@ -49,10 +49,7 @@ struct use {
 
     __device__ __forceinline__ use next() const
     {
-        use following;
-        following.slot = slot + 1 < SLOTS ? slot + 1 : 0;
-        following.parity = slot + 1 < SLOTS ? parity : parity ^ 1;
-        return following;
+        return slot + 1 < SLOTS ? use{ slot + 1, parity } : use{ 0, parity ^ 1 };
     }
 };
 

@@ -163,19 +163,16 @@ static inline size_t lazy_cuda_aligned(size_t bytes) { return (bytes + 15) / 16 
 /* OP(op of backend.h) for all that the backend has. */
 /* clang-format off */
 #define LAZY_CUDA_OPS(OP)                                                                                              \
-    OP(alloc)                                                                                                          \
-    OP(free)                                                                                                           \
-    OP(admit)                                                                                                          \
-    OP(bind) OP(unbind) OP(close) OP(stream_open) OP(stream_close) OP(reserve) OP(scratch_bytes) OP(upload)            \
-        OP(download) OP(copy)                                                         /* backend_cuda.cc */            \
-        OP(matmul) OP(gated) OP(logits)                                               /* products.cu */                \
-        OP(mix_experts)                                                               /* experts.cu */                 \
-        OP(embed) OP(rmsnorm) OP(checked_rmsnorm) OP(rotate) OP(surprisal) OP(argmax) /* rows.cu */                    \
-        OP(attention)                                                                 /* attention.cu */               \
-        OP(scores)                                                                    /* scores.cu */                  \
-        OP(share) OP(largest) OP(remember)                                            /* pooling.cu */                 \
-        OP(average) OP(smooth) OP(mass) OP(select)                                    /* selection.cu */               \
-        OP(mark) OP(filter) OP(regroup)                                               /* sets.cu */
+    /* backend_cuda.cc */ OP(alloc) OP(free) OP(admit) OP(bind) OP(unbind) OP(close) OP(stream_open) OP(stream_close)  \
+        OP(reserve) OP(scratch_bytes) OP(upload) OP(download) OP(copy)                                                 \
+    /* products.cu */ OP(matmul) OP(gated) OP(logits)                                                                  \
+    /* experts.cu */ OP(mix_experts)                                                                                   \
+    /* rows.cu */ OP(embed) OP(rmsnorm) OP(checked_rmsnorm) OP(rotate) OP(surprisal) OP(argmax)                        \
+    /* attention.cu */ OP(attention)                                                                                   \
+    /* scores.cu */ OP(scores)                                                                                         \
+    /* pooling.cu */ OP(share) OP(largest) OP(remember)                                                                \
+    /* selection.cu */ OP(average) OP(smooth) OP(mass) OP(select)                                                      \
+    /* sets.cu */ OP(mark) OP(filter) OP(regroup)
 /* clang-format on */
 #define LAZY_DECLARE(op) std::remove_pointer_t<decltype(lazy_ops::op)> lazy_cuda_##op;
 LAZY_CUDA_OPS(LAZY_DECLARE)

@@ -70,17 +70,12 @@ struct gemv_task {
     int first = 0;            /* row of y of the first block */
 };
 
-template <class Y> __device__ __forceinline__ void put(void *y, int64_t at, float total, bool accumulate)
-{
-    Y *out = static_cast<Y *>(y) + at;
-    lazy_narrow(out, accumulate ? lazy_wide(*out) + total : total);
-}
-
 template <class T> __device__ __forceinline__ void put_product(const gemv_task &p, int row, int column, float total)
 {
     int64_t at = (int64_t)row * p.stride + column;
-    if (p.wide) put<float>(p.y, at, total, p.accumulate);
-    else put<T>(p.y, at, total, p.accumulate);
+    auto put = [&](auto *y) { lazy_narrow(&y[at], p.accumulate ? lazy_wide(y[at]) + total : total); };
+    if (p.wide) put(static_cast<float *>(p.y));
+    else put(static_cast<T *>(p.y));
 }
 
 /* W: T, or the blocks of a format. Grid: (blocks of columns, rows of x). */
