@@ -9,17 +9,17 @@ enum { KEY_UNIT = 16 /* keys are split at multiples of this from the first on */
  * writes y. With several it writes the unnormalised outputs, maximum score and sum of powers of its chunk to `partial`,
  * and the warp that does so last for some rows merges all their chunks into y. */
 template <class T> struct attention_task {
-    T *y;                                            /* (n, H D) */
-    const T *q;                                      /* (n, H D), rows q_stride values apart */
-    const T *k, *v;                                  /* (G, capacity, D) */
-    const int32_t *in_play;                          /* (m,) positions */
-    const lazy_key_range *ranges;                    /* (n,) what each row attends to; both ends ascend with the rows */
-    float *partial;                                  /* (G, n H / G, chunks, D + 2) */
-    unsigned *tickets;                               /* (n H,) 0 before and after */
-    int n, m, n_heads, group, d, q_stride, capacity; /* group: H / G */
-    int chunks;                                      /* into which each block's keys are split */
-    float scale;                                     /* log2(e) / sqrt(query_scalar) */
-    float cap;                                       /* of scaled products; 0: none */
+    T *y;                                         /* (n, H D) */
+    const T *q;                                   /* (n, H D), rows q_stride values apart */
+    const T *k, *v;                               /* (G, capacity, D) */
+    const int32_t *in_play;                       /* (m,) positions */
+    const lazy_key_range *ranges;                 /* (n,) what each row attends to; both ends ascend with the rows */
+    float *partial;                               /* (G, n H / G, chunks, D + 2) */
+    unsigned *tickets;                            /* (n H,) 0 before and after */
+    int n, n_heads, group, d, q_stride, capacity; /* group: H / G */
+    int chunks;                                   /* into which each block's keys are split */
+    float scale;                                  /* log2(e) / sqrt(query_scalar) */
+    float cap;                                    /* of scaled products; 0: none */
 };
 
 /* (D,) the key or value of in_play[j] in key head g. */

@@ -47,10 +47,10 @@ struct lazy_ranges {
     int n, m, window; /* n == 0: not computed */
 };
 
-/* The results that the blocks of a selection pass on. */
+/* What the blocks of a selection add up, and what the last of them finds for the next kernel. */
 struct lazy_choice {
-    unsigned long long weight[LAZY_BUCKETS]; /* of their tokens, 0 between two ops */
-    unsigned tickets;                        /* taken by blocks that have added theirs, 0 between two ops */
+    unsigned long long weight[LAZY_BUCKETS]; /* the histogram of all blocks; zeros between two ops */
+    unsigned tickets;                        /* taken by blocks that have added theirs; 0 between two ops */
     uint32_t threshold;                      /* the order of the lowest scores that are kept, without `shift` bits */
     int shift, ties;                         /* ties: how many of the tokens at the threshold are kept */
 };
@@ -184,9 +184,9 @@ int lazy_cuda_widen(lazy_stream *, void *to, const void *w, lazy_dtype, const in
                     float scale, lazy_error *);
 /* products.cu: y, in f32, = x W^T */
 int lazy_cuda_f32_product(lazy_stream *, float *y, const void *x, int n, const lazy_matrix *w, lazy_error *);
-/* y[i, :] = x[i / share, :] W^T with matrix chosen[i] of w, all of one part and type; y is of gate and up the gated
- * product. */
-int lazy_cuda_multiply_pairs(lazy_stream *, void *y, const void *x, int n, int share, const int32_t *chosen,
+/* y[i, :] = x[i / uses, :] W^T, where W is matrix chosen[i] of w; all of these have one part, of one type. gated: W is
+ * gate and up, and y their gated product. */
+int lazy_cuda_multiply_pairs(lazy_stream *, void *y, const void *x, int n, int uses, const int32_t *chosen,
                              const lazy_matrix *w, bool gated, lazy_error *);
 /* attention.cu: maximum number of partial results (row, head, chunk of keys) in passes of up to n_rows rows. */
 size_t lazy_cuda_max_partials(const lazy_config *, const lazy_cuda *, int n_rows);

@@ -1,7 +1,7 @@
-/* experts.cu — FFNs of which each row uses some: which ones, the rows of each, and the sum of what they make of them.
+/* experts.cu — FFNs of experts: chooses the experts of each row, and adds up their weighted outputs.
  *
- * Up to LAZY_PAIR_ROWS rows, each pair of a row and one of its experts is computed where it stands. More rows are
- * sorted by expert on the device; the host waits once for the number that each expert has. */
+ * With up to LAZY_PAIR_ROWS rows, each pair of a row and one of its experts is a GEMV of its own. More rows are sorted
+ * by expert on the device; the host waits once for the number that each expert has. */
 #include <algorithm>
 
 #include "scan.h"
@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(32)
     begin_kernel();
     __shared__ float row[LAZY_MAX_EXPERTS];
     __shared__ bool taken[LAZY_MAX_EXPERTS];
-    int lane = threadIdx.x; /* reads and writes only every 32nd expert's part of these */
+    int lane = threadIdx.x; /* no other lane reads or writes its entries of these: every 32nd */
     const float *from = logits + (int64_t)blockIdx.x * n_experts;
     float zero = 0.0f, top = -INFINITY, total = 0.0f, of_chosen = 0.0f;
     for (int e = lane; e < n_experts; e += 32) {

@@ -138,8 +138,6 @@ inline float __fdividef(float a, float b) { return a / b; }
 
 template <class T> T min(T a, T b) { return a < b ? a : b; }
 template <class T> T max(T a, T b) { return a > b ? a : b; }
-inline float min(float a, float b) { return fminf(a, b); }
-inline float max(float a, float b) { return fmaxf(a, b); }
 
 /* Accumulates in f32 in the order of k; a GPU's tensor cores use another order and rounding. */
 template <class T>
