@@ -103,9 +103,9 @@ typedef struct lazy_ops {
     void (*expect_sparse)(lazy_backend *, void *memory, size_t bytes);
     /* Memory that forks share: all four ops or none, to copy sessions. It takes physical memory where it is written. */
     int (*shared_open)(lazy_backend *, lazy_shared **out, size_t bytes, lazy_error *); /* as its owner */
-    /* For a fork: holds what the owner, and no other session, has written in these parts. parts: (n,) ascending */
+    /* For a fork: reads as the owner's memory in these parts until the fork writes there. parts: (n,) ascending */
     int (*shared_join)(lazy_shared **out, const lazy_shared *from, const lazy_stretch *parts, int n, lazy_error *);
-    /* Before an owner writes anew what it had written: it ceases to be one, unless alone (in no child process). */
+    /* Before an owner writes a row again: ends ownership, unless no fork and no child process has the memory too. */
     int (*shared_leave)(lazy_shared *, lazy_error *);
     void (*shared_close)(lazy_shared *);
     /* Fails, with both numbers in the message, if so many bytes cannot fit. NULL: any number can. */

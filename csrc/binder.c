@@ -230,8 +230,7 @@ static int prepare_matrix(binder *b, lazy_matrix *matrix, const source *from, la
     return LAZY_OK;
 }
 
-/* Binds n matrices of one shape: layer l's experts, or one (l: -1). Frees what was prepared if the backend copies it.
- */
+/* Binds n matrices of one shape: layer l's experts, or one (l: -1). What the backend copies is freed. */
 static int bind_matrices(binder *b, lazy_matrix *out, int n, int l, const source *from, lazy_error *err)
 {
     lazy_model *model = b->model;

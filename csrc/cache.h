@@ -91,7 +91,7 @@ void lazy_cache_close(lazy_cache *cache);
 int lazy_cache_reserve(lazy_cache *cache, int capacity, const int32_t *depths, int length, lazy_error *err);
 
 /* Places notes, depth, in_play[0], ids and flags one behind the other behind `gone`, for a pass with n new tokens of
- * `length`: what it uploads is one piece, and so is what it downloads, up to `depth`. */
+ * `length`: it then uploads in one piece, and downloads all up to `depth` in one. */
 void lazy_cache_lay_out(lazy_cache *cache, int length, int n);
 
 /* Forgets what was remembered of positions from `length` on, and the logits. */

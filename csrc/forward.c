@@ -127,7 +127,7 @@ static int project(pass *p, const lazy_layer *layer, void *y, const lazy_matrix 
 {
     const lazy_config *c = p->config;
     lazy_cache *cache = p->cache;
-    /* without a norm here, another one checks the values; what it computes is not used */
+    /* a layer without this norm checks x by another one, whose output is not used */
     const float *norm = layer->attention_norm ? layer->attention_norm : layer->attention_post_norm;
     for (int first = 0, here; first < n; first += here) {
         here = even_part(n - first, p->session->model->backend->row_chunk);

@@ -159,7 +159,7 @@ typedef enum lazy_view_part {
     LAZY_VIEW_IN_PLAY,     /* (m,) int32 positions, ascending */
     LAZY_VIEW_ROWS,        /* (n,) int32 positions, ascending */
     LAZY_VIEW_PROTECTED,   /* (length,) uint8, by position: 1 where the pass cannot drop the token */
-    LAZY_VIEW_PROJECTIONS, /* (n, H + 2G, D) H queries, rotated and not scaled; the rest is scratch */
+    LAZY_VIEW_PROJECTIONS, /* (n, H + 2G, D) of each row H queries, rotated and not scaled; the others are scratch */
     LAZY_VIEW_KEYS,        /* (G, length, D) rotated, by position */
     LAZY_VIEW_VALUES,      /* (G, length, D) by position */
     LAZY_VIEW_HIDDEN,      /* (n, hidden) inputs of the layer */
@@ -236,7 +236,7 @@ uint64_t lazy_session_bytes(const lazy_session *session, int n_tokens);
  * memory that can be shared, which for a moment takes as much as a copy. */
 uint64_t lazy_session_fork_bytes(const lazy_session *session);
 
-/* Back to the first `length` tokens, 0 to all of them: what is known of them, their K,V and depths too, stays. */
+/* Removes all tokens but the first `length`, 0 to all of them, whose state stays as it is: K,V, Aux rows, depths. */
 int lazy_session_truncate(lazy_session *session, int64_t length, lazy_error *err);
 
 /* A second session in the same state and with the same room, which has run no pass yet. Nothing that is done to one

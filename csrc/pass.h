@@ -21,7 +21,7 @@ typedef struct pass {
 
     int length;       /* tokens of the context, the new ones included */
     int first_new;    /* position of the first new token */
-    int first_asking; /* of the first token whose row may score: the prompt's own, with what has been read of it */
+    int first_asking; /* of the first token whose row may score: the first one of the prompt, read parts included */
     bool is_prompt;   /* the new tokens are the user's */
     int n_prunable, n_forced; /* in the whole context; of those in play, the ones that always stay */
     int prunable_in_play;

@@ -1,4 +1,4 @@
-/* scoring.c — which layers of a pass score its tokens, and what its stages select by. */
+/* scoring.c — the layers of a pass that score its tokens, and the scores by which its stages select. */
 #include "error.h"
 #include "numeric.h"
 #include "pass.h"

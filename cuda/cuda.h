@@ -57,7 +57,7 @@ struct lazy_choice {
 
 /* Results of kernels for the host, in its own memory. */
 struct lazy_findings {
-    lazy_bad_score bad_score; /* minimum of those that selection has met since the last wait, or LAZY_NO_BAD_SCORE */
+    lazy_bad_score bad_score; /* the first one that selection has met since the last wait, or LAZY_NO_BAD_SCORE */
     int32_t count;            /* result of `filter` or `mass` */
 };
 

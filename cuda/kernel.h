@@ -274,7 +274,7 @@ LAZY_WGMMA(__half, "f16")
 
 /* ---- between blocks ---- */
 
-/* Counts the callers: true for the last of n, which sees what the others had written, and resets the count to 0. */
+/* Counts the callers: true for the last of n, which sees all writes before the other calls, and resets the count. */
 __device__ __forceinline__ bool take_ticket(unsigned *taken, unsigned n)
 {
     unsigned before;

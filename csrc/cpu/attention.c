@@ -37,7 +37,7 @@ typedef struct attending {
     lazy_attending a;
     lazy_dtype kv_type;
     const lazy_seen *seen; /* (n,) tokens of in_play that each row sees */
-    int first_key, n_keys; /* those that any row sees: in_play[first_key … first_key+n_keys-1] */
+    int first_key, n_keys; /* the keys that some row sees: in_play[first_key … first_key+n_keys-1] */
     float *partial;        /* (n, H, chunks, D + 2) output, maximum, sum; unused if chunks is 1 */
     float *raw_scores;     /* (H, m) scaled and capped q k^T of the last row, for its scores; NULL if there are none */
     float scale, cap;

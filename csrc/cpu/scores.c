@@ -8,7 +8,7 @@ typedef struct scoring {
     const lazy_kernels *kernels;
     const float *q; /* one query row: (H, D) */
     lazy_attending a;
-    lazy_seen seen;       /* those that the row sees */
+    lazy_seen seen;       /* the tokens that the row sees */
     float *probabilities; /* (H, m) */
     float *scores;        /* (m,) */
     int row, n_rows;

@@ -1,4 +1,4 @@
-/* instructions.h — what kernels use of CUDA and of kernel.h, but for wgmma. */
+/* instructions.h — the functions of CUDA and of kernel.h that kernels use; wgmma.h has those of wgmma. */
 #pragma once
 
 #include <cmath>
@@ -232,8 +232,8 @@ inline void cp_async_arrive(mbarrier *barrier)
     mbarrier_arrive(barrier);
 }
 
-/* Of the copies that arrived at mbarriers, fences those of the one that the thread waited for last; what other threads
- * of the same product leave unfenced after that shows no more. */
+/* Fences this thread's copies and those that arrived at the mbarrier it waited for last. A missing fence of another
+ * thread of the same product is not detected after that. */
 UNSEEN inline void fence_proxy_async()
 {
     executor &e = *running;
