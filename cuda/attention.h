@@ -29,7 +29,7 @@ __device__ __forceinline__ const T *cache_row(const T *k_or_v, const attention_t
     return k_or_v + ((int64_t)g * t.capacity + t.in_play[j]) * t.d;
 }
 
-/* Where the output, (D,), is written of row x head `at` of key head g: head at % group of row at / group. */
+/* (D,) The output of row x head `at` of key head g: of its head at % group in row at / group. */
 template <class T> __device__ __forceinline__ T *output_of(const attention_task<T> &t, int g, int at)
 {
     return t.y + ((int64_t)(at / t.group) * t.n_heads + g * t.group + at % t.group) * t.d;

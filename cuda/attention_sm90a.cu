@@ -3,8 +3,8 @@
  *
  * A thread block processes a tile of rows x heads that share one key head, over one chunk of keys, KEYS at a time. One
  * warpgroup copies keys and values from the cache to a ring of slots in shared memory; each of the others computes 64
- * rows of the tile. The product with the values of one group of keys runs concurrently with the softmax of the next
- * group, so the slots hold, in this order: keys 0, keys 1, values 0, keys 2, values 1, … */
+ * rows of the tile. The product with the values of one step runs concurrently with the softmax of the next step, so the
+ * slots hold, in this order: keys 0, keys 1, values 0, keys 2, values 1, … */
 #include "attention_tile.h"
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)

@@ -185,9 +185,9 @@ template <class T> __global__ void __launch_bounds__(32 * SUM_WARPS) sum_chunks(
             tile s = {};
             lazy_softmax more[4] = { EMPTY, EMPTY, EMPTY, EMPTY };
             multiply<T>(s, t, head, first, key);
-            for_each([&](int e, int i, int j) { /* fmaxf ignores NaN; the sum keeps it */
-                                                more[i].max = fmaxf(more[i].max,
-                                                                    contains(seen[i], key + j) ? at(s, e) : -INFINITY);
+            /* fmaxf ignores NaN; the sum keeps it */
+            for_each([&](int e, int i, int j) {
+                more[i].max = fmaxf(more[i].max, contains(seen[i], key + j) ? at(s, e) : -INFINITY);
             });
             for_each([&](int e, int i, int j) {
                 more[i].sum += contains(seen[i], key + j) ? exp2f(at(s, e) - base_of(more[i].max)) : 0.0f;
