@@ -11,6 +11,8 @@
  * `rows` and `in_play` hold positions in ascending order, without repeats; rows is a subset of in_play. */
 #pragma once
 
+#include <math.h>
+
 #include "lazyllm.h"
 
 /* Bytes of one value of LAZY_F32, LAZY_F16 or LAZY_BF16, which activations, K and V are of. */
@@ -20,6 +22,13 @@ static inline size_t lazy_float_bytes(lazy_dtype dtype) { return dtype == LAZY_F
 static inline int lazy_q_width(const lazy_config *c) { return c->n_heads * c->head_dim; }
 static inline int lazy_kv_width(const lazy_config *c) { return c->n_kv_heads * c->head_dim; }
 static inline int lazy_qkv_width(const lazy_config *c) { return lazy_q_width(c) + 2 * lazy_kv_width(c); }
+
+/* The factor on q.k for softmaxes to the base 2, and the cap on the products so scaled; 0: none. */
+static inline float lazy_attention_scale(const lazy_config *c)
+{
+    return (float)(M_LOG2E / sqrt(c->query_scalar ? (double)c->query_scalar : c->head_dim));
+}
+static inline float lazy_attention_cap(const lazy_config *c) { return (float)M_LOG2E * c->attention_cap; }
 
 typedef struct lazy_backend lazy_backend;
 typedef struct lazy_stream lazy_stream;

@@ -95,8 +95,8 @@ int lazy_cuda_attention(lazy_stream *stream, void *y, const lazy_attending *a, l
         t.q_stride = a->q_stride;
         t.capacity = a->kv.capacity;
         t.chunks = chunks_of(c, a, lazy_cuda_of(stream));
-        t.scale = lazy_cuda_scale(c);
-        t.cap = lazy_cuda_cap(c);
+        t.scale = lazy_attention_scale(c);
+        t.cap = lazy_attention_cap(c);
         return lazy_cuda_check(attend(t, lazy_cuda_of(stream), s->queue), "attention", err);
     });
 }

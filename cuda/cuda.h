@@ -119,7 +119,7 @@ struct lazy_cuda_stream {
 int lazy_cuda_open(lazy_backend **out, const lazy_cuda_options *options, lazy_error *err);
 
 /* Makes the device current for the calling thread; must precede every other CUDA call. */
-int lazy_cuda_enter(const lazy_backend *backend, lazy_error *err);
+int lazy_cuda_enter(lazy_backend *backend, lazy_error *err);
 
 /* Waits for the stream. Fails if selection has met a score that is not a number since the last wait. */
 int lazy_cuda_wait(lazy_stream *stream, lazy_error *err);
@@ -135,10 +135,7 @@ int lazy_cuda_find_ranges(lazy_stream *stream, const lazy_attending *a, const la
 int lazy_cuda_check(cudaError_t code, const char *what, lazy_error *err);
 
 static inline lazy_cuda *lazy_cuda_of(lazy_backend *backend) { return reinterpret_cast<lazy_cuda *>(backend); }
-static inline const lazy_cuda *lazy_cuda_of(const lazy_backend *backend)
-{
-    return reinterpret_cast<const lazy_cuda *>(backend);
-}
+
 static inline lazy_cuda *lazy_cuda_of(const lazy_stream *stream) { return lazy_cuda_of(stream->backend); }
 static inline lazy_cuda_stream *lazy_cuda_scratch(lazy_stream *stream)
 {
@@ -148,14 +145,6 @@ static inline cudaDataType_t lazy_cuda_data_type(lazy_dtype type)
 {
     return type == LAZY_F32 ? CUDA_R_32F : type == LAZY_F16 ? CUDA_R_16F : CUDA_R_16BF;
 }
-
-/* log2(e) / sqrt(query_scalar): the softmax uses powers of 2. */
-static inline float lazy_cuda_scale(const lazy_config *c)
-{
-    return (float)(M_LOG2E / sqrt(c->query_scalar ? (double)c->query_scalar : c->head_dim));
-}
-/* The cap on the products so scaled; 0: none. */
-static inline float lazy_cuda_cap(const lazy_config *c) { return (float)M_LOG2E * c->attention_cap; }
 
 /* Matrices, and their parts of different types, begin at multiples of 16 bytes. */
 static inline size_t lazy_cuda_aligned(size_t bytes) { return (bytes + 15) / 16 * 16; }

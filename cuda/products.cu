@@ -157,19 +157,14 @@ template <class T, class W, int TILES> __global__ void __launch_bounds__(32 * FE
     }
 }
 
-template <class T, class W, int TILES> cudaError_t launch_few_rows(const gemv_task &p, cudaStream_t queue)
-{
-    return lazy_launch(few_rows<T, W, TILES>, dim3(lazy_blocks(p.columns, FEW_COLUMNS)), dim3(32 * FEW_WARPS), 0, queue,
-                       p);
-}
-
 template <class T, class W, bool GATED> cudaError_t run_gemv(gemv_task p, cudaStream_t queue)
 {
     if constexpr (lazy_block_values<W> > 1 && sizeof(T) == 2 && !GATED)
         if (p.n > 1 && p.n <= LAZY_FEW_ROWS && !p.chosen)
-            return p.n <= TILE_ROWS       ? launch_few_rows<T, W, 1>(p, queue)
-                   : p.n <= 2 * TILE_ROWS ? launch_few_rows<T, W, 2>(p, queue)
-                                          : launch_few_rows<T, W, 4>(p, queue);
+            return lazy_launch(p.n <= TILE_ROWS       ? few_rows<T, W, 1>
+                               : p.n <= 2 * TILE_ROWS ? few_rows<T, W, 2>
+                                                      : few_rows<T, W, 4>,
+                               dim3(lazy_blocks(p.columns, FEW_COLUMNS)), dim3(32 * FEW_WARPS), 0, queue, p);
     cudaError_t failed = cudaSuccess;
     for (; p.first < p.n && failed == cudaSuccess; p.first += MAX_GRID)
         failed =

@@ -301,8 +301,8 @@ int lazy_cuda_scores(lazy_stream *stream, float *scores, const lazy_attending *a
                         heads,
                         heads / c->n_kv_heads,
                         c->head_dim,
-                        lazy_cuda_scale(c),
-                        lazy_cuda_cap(c),
+                        lazy_attention_scale(c),
+                        lazy_attention_cap(c),
                         pooling };
     return lazy_cuda_with_type(stream, [&](auto type) {
         using T = decltype(type);

@@ -326,8 +326,8 @@ int lazy_cpu_attention(lazy_stream *stream, void *y, const lazy_attending *a, la
         .seen = scratch->seen,
         .partial = scratch->partial,
         .raw_scores = stream->scores_follow ? scratch->probabilities : NULL,
-        .scale = scale_of(c),
-        .cap = cap_of(c),
+        .scale = lazy_attention_scale(c),
+        .cap = lazy_attention_cap(c),
         .heads_per_key = c->n_heads / c->n_kv_heads,
     };
     lazy_cpu_see(scratch->seen, a);

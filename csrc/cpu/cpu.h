@@ -1,8 +1,6 @@
 /* cpu.h — what the files of the CPU backend share. Activations are f32; weights are read as the file has them. */
 #pragma once
 
-#include <math.h>
-
 #include "../backend.h"
 #include "../numeric.h"
 #include "kernels.h"
@@ -88,15 +86,6 @@ static inline float *scratch_of(const lazy_stream *stream, int worker)
 
 /* seen[r] = the positions in in_play that are at or before rows[r] and less than `window` before it */
 void lazy_cpu_see(lazy_seen *seen, const lazy_attending *);
-
-/* The factor on q.k for softmaxes to the base 2. */
-static inline float scale_of(const lazy_config *c)
-{
-    return (float)(M_LOG2E / sqrt(c->query_scalar ? (double)c->query_scalar : c->head_dim));
-}
-
-/* The cap on the products so scaled; 0: none. */
-static inline float cap_of(const lazy_config *c) { return (float)M_LOG2E * c->attention_cap; }
 
 /* Rows sorted by expert. Expert e has those from begin[e] to begin[e + 1] - 1. */
 typedef struct lazy_sorted_rows {
