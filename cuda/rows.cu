@@ -318,7 +318,9 @@ int lazy_cuda_widen(lazy_stream *stream, void *to, const void *w, lazy_dtype dty
         using T = decltype(type);
         return lazy_with_format<T>(dtype, [&](auto format) -> int {
             using B = decltype(format);
-            if constexpr (lazy_block_values<B> == 1) return LAZY_INVALID;
+            if constexpr (lazy_block_values<B> == 1)
+                return lazy_cuda_run(stream, "embedding", err, embed_rows<T>, n, THREADS, (T *)to, ids, (const T *)w,
+                                     cols, scale);
             else
                 return lazy_cuda_run(stream, "widening weights", err, widen_rows<T, B>,
                                      lazy_blocks(n * (cols / LAZY_UNIT), THREADS), THREADS, (T *)to, (const B *)w, ids,
@@ -330,14 +332,7 @@ int lazy_cuda_widen(lazy_stream *stream, void *to, const void *w, lazy_dtype dty
 int lazy_cuda_embed(lazy_stream *stream, void *x, const int32_t *ids, int n, const lazy_matrix *table, lazy_error *err)
 {
     const lazy_part &part = table->part[0];
-    if (lazy_is_quantized(part.dtype))
-        return lazy_cuda_widen(stream, x, part.data, part.dtype, ids, n, table->cols, stream->config->embedding_scale,
-                               err);
-    return lazy_cuda_with_type(stream, [&](auto type) {
-        using T = decltype(type);
-        return lazy_cuda_run(stream, "embedding", err, embed_rows<T>, n, THREADS, (T *)x, ids, (const T *)part.data,
-                             table->cols, stream->config->embedding_scale);
-    });
+    return lazy_cuda_widen(stream, x, part.data, part.dtype, ids, n, table->cols, stream->config->embedding_scale, err);
 }
 
 int lazy_cuda_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps,

@@ -17,7 +17,7 @@ typedef struct lazy_products {
     const char *name; /* of a backend that computes with them */
     int unit, row_operands, panel_operands;
     int tile_rows, tile_cols; /* size of the register tile */
-    /* Most rows of x for which dots is faster than pack and tile, by weights: of 16 bits, and others, read slowly. */
+    /* Most rows of x for which dots is faster than pack and tile: with weights of 16 bits, and with slower ones. */
     int max_unpacked_halves, max_unpacked_others;
 
     /* to[:] = the k values as operands */
