@@ -190,8 +190,7 @@ static int choose_format(const binder *b, const char *name, use use, int cols, l
     return LAZY_OK;
 }
 
-/* Rounds and sorts a part as the ops expect it, into memory of the model; a part that is so in the shard stays there.
- */
+/* Rounds and sorts a part as the ops expect it, into memory of the model; other parts stay in the shard. */
 static int prepare_part(binder *b, lazy_part *part, int cols, lazy_dtype format, bool unsorted, lazy_error *err)
 {
     lazy_model *model = b->model;

@@ -66,8 +66,7 @@ static int norm_rows(pass *p, void *y, const void *x, int n, const float *weight
     return p->ops->rmsnorm(p->stream, y, x, n, p->config->hidden, weight, p->config->norm_eps, accumulate, err);
 }
 
-/* x += y W^T, or the experts' output for y if w is NULL; with post_norm, the norm of that. x: (n, d), y: (n, w->cols)
- */
+/* x += y W^T, or the experts' output for y if w is NULL; with post_norm, the norm of that. x: (n, d), y: (n, cols) */
 static int add_product(pass *p, void *x, const void *y, int n, const lazy_matrix *w, const lazy_experts *experts,
                        const float *post_norm, lazy_error *err)
 {
@@ -144,7 +143,7 @@ static int project(pass *p, const lazy_layer *layer, void *y, const lazy_matrix 
     return LAZY_OK;
 }
 
-/* Rotates queries, and keys as it stores them with their values. q, kv: of these rows, `width` values apart, or NULL */
+/* Rotates queries; rotates keys and stores them and their values. q, kv: of these rows, `width` apart, or NULL */
 static int rotate(pass *p, int l, void *q, void *kv, int width, set rows, lazy_error *err)
 {
     const lazy_cache *cache = p->cache;

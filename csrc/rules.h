@@ -1,5 +1,4 @@
-/* rules.h — a checked copy of a pruning setting, its stages by layer, and the number of tokens that each stage keeps.
- */
+/* rules.h — a checked copy of a pruning setting, its stages by layer, and the number of tokens that each keeps. */
 #pragma once
 
 #include "lazyllm.h"
@@ -14,7 +13,7 @@ bool lazy_rules_same_caches(const lazy_pruning *pruning, const lazy_pruning *oth
 /* True if some pass may drop tokens. */
 bool lazy_rules_prune(const lazy_pruning *pruning);
 
-/* True if tokens may wait for this layer in an Aux cache: some stage after the layer below drops not for good. */
+/* True if tokens may wait for this layer in an Aux cache: a stage after the layer below does not drop for good. */
 bool lazy_rules_revive_at(const lazy_pruning *pruning, int layer);
 
 /* True if a stage below this layer drops tokens for good. */

@@ -167,7 +167,7 @@ static inline size_t lazy_cuda_aligned(size_t bytes) { return (bytes + 15) / 16 
 LAZY_CUDA_OPS(LAZY_DECLARE)
 #undef LAZY_DECLARE
 
-/* rows.cu: to[r, :] = scale * row ids[r] of w, or of a quantized w row r if ids is NULL, of n; scale is rounded to the
+/* rows.cu: to[r, :] = scale * row ids[r] of w, r < n; ids may be NULL for a quantized w: row r. scale is rounded to the
  * backend's type first. */
 int lazy_cuda_widen(lazy_stream *, void *to, const void *w, lazy_dtype, const int32_t *ids, int n, int cols,
                     float scale, lazy_error *);

@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(32)
     begin_kernel();
     __shared__ float row[LAZY_MAX_EXPERTS];
     __shared__ bool taken[LAZY_MAX_EXPERTS];
-    int lane = threadIdx.x; /* no other lane reads or writes its entries of these: every 32nd */
+    int lane = threadIdx.x; /* alone reads and writes entries lane, lane + 32, … of these */
     const float *from = logits + (int64_t)blockIdx.x * n_experts;
     float zero = 0.0f, top = -INFINITY, total = 0.0f, of_chosen = 0.0f;
     for (int e = lane; e < n_experts; e += 32) {

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 /* A block multiplies what is remembered of the positions from its first token in play up to the next block's by
- * memory.factor, then puts its own tokens' scores beside it. */
+ * memory.factor, then takes the larger of that and the score for each of its tokens. */
 __global__ void __launch_bounds__(THREADS) recall(float *scores, lazy_memory memory, const int32_t *in_play, int m)
 {
     begin_kernel();

@@ -230,8 +230,8 @@ __global__ void __launch_bounds__(THREADS) cap_logits(float *logits, int vocab, 
 
 dim3 blocks_of(int n, int columns, int per_block) { return dim3(n, lazy_blocks(columns, per_block)); }
 
-/* The most rows of x that are left to these kernels where cuBLASLt has a choice: with plain weights one, since for two
- * to four rows cuBLASLt takes half as long. */
+/* The most rows of x for which these kernels are chosen; they take more where cuBLASLt refuses. With plain weights one,
+ * since for two to four rows cuBLASLt takes half as long. */
 int most_few_rows(lazy_stream *stream, lazy_dtype dtype)
 {
     return lazy_is_quantized(dtype) ? lazy_few_rows(lazy_cuda_of(stream)) : 1;

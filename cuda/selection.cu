@@ -1,6 +1,5 @@
 /* selection.cu — selects the tokens to keep by their scores. Each block of threads orders a block of tokens; the last
- * to finish finds the threshold, and a second kernel writes. Sums are of integers, so that no order of threads shows.
- */
+ * to finish finds the threshold, and a second kernel writes. Sums are of integers: the order of threads cannot show. */
 #include <type_traits>
 
 #include "scan.h"
