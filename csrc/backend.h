@@ -11,6 +11,8 @@
  * `rows` and `in_play` hold positions in ascending order, without repeats; rows is a subset of in_play. */
 #pragma once
 
+#include <math.h>
+
 #include "lazyllm.h"
 
 /* Bytes of one value of LAZY_F32, LAZY_F16 or LAZY_BF16, which activations, K and V are of. */
@@ -20,6 +22,13 @@ static inline size_t lazy_float_bytes(lazy_dtype dtype) { return dtype == LAZY_F
 static inline int lazy_q_width(const lazy_config *c) { return c->n_heads * c->head_dim; }
 static inline int lazy_kv_width(const lazy_config *c) { return c->n_kv_heads * c->head_dim; }
 static inline int lazy_qkv_width(const lazy_config *c) { return lazy_q_width(c) + 2 * lazy_kv_width(c); }
+
+/* The factor on q.k for softmaxes to the base 2, and the cap on the products so scaled; 0: none. */
+static inline float lazy_attention_scale(const lazy_config *c)
+{
+    return (float)(M_LOG2E / sqrt(c->query_scalar ? (double)c->query_scalar : c->head_dim));
+}
+static inline float lazy_attention_cap(const lazy_config *c) { return (float)M_LOG2E * c->attention_cap; }
 
 typedef struct lazy_backend lazy_backend;
 typedef struct lazy_stream lazy_stream;
@@ -76,7 +85,7 @@ enum {
 /* Memory that a session shares with its forks. */
 typedef struct lazy_shared {
     char *data;
-    bool owner; /* what is written here shows in the forks' memory, where they have not written themselves */
+    bool owner; /* what is written here, forks see wherever they have not written themselves */
 } lazy_shared;
 
 /* A part of it, in bytes. */
@@ -88,10 +97,10 @@ typedef struct lazy_stretch {
 typedef struct lazy_memory {
     float *remembered;    /* (capacity,) by position */
     int n_old, length;    /* positions of which something is remembered; those of the context */
-    float factor;         /* of what is remembered */
+    float factor;         /* on what is remembered */
     const int32_t *depth; /* by position */
-    int waiting;          /* the depth of tokens that wait above the stage */
-    float revival;        /* of their scores */
+    int waiting;          /* the depth of the tokens that the stage could revive, */
+    float revival;        /*   and the factor on their scores */
 } lazy_memory;
 
 typedef struct lazy_ops {
@@ -103,9 +112,9 @@ typedef struct lazy_ops {
     void (*expect_sparse)(lazy_backend *, void *memory, size_t bytes);
     /* Memory that forks share: all four ops or none, to copy sessions. It takes physical memory where it is written. */
     int (*shared_open)(lazy_backend *, lazy_shared **out, size_t bytes, lazy_error *); /* as its owner */
-    /* For a fork: holds what the owner, and no other session, has written in these parts. parts: (n,) ascending */
+    /* For a fork: reads as the owner's memory in these parts until the fork writes there. parts: (n,) ascending */
     int (*shared_join)(lazy_shared **out, const lazy_shared *from, const lazy_stretch *parts, int n, lazy_error *);
-    /* Before an owner writes anew what it had written: it ceases to be one, unless alone (in no child process). */
+    /* Before an owner writes a row again: ends ownership, unless no fork and no child process has the memory too. */
     int (*shared_leave)(lazy_shared *, lazy_error *);
     void (*shared_close)(lazy_shared *);
     /* Fails, with both numbers in the message, if so many bytes cannot fit. NULL: any number can. */
@@ -220,7 +229,6 @@ struct lazy_backend {
     int row_chunk; /* most rows per call of the FFN and of the LM head */
 };
 
-/* Bytes of one activation. */
 static inline size_t lazy_activation_bytes(const lazy_backend *backend)
 {
     return lazy_float_bytes(backend->activations);
@@ -231,8 +239,8 @@ struct lazy_stream {
     lazy_backend *backend;
     const lazy_config *config;
     const lazy_watch *watch; /* of the current pass, or NULL */
-    bool scores_follow;      /* set before attention: scores of these rows follow, which may use its products */
-    bool many_rows;          /* set before products and attention: sums of few rows in the order of many */
+    bool scores_follow;      /* for attention: the scores of the same rows come next, and may use its products */
+    bool many_rows;          /* for products and attention: sums are in the order that many rows have */
     int layers_done;
 };
 

@@ -190,7 +190,7 @@ static int choose_format(const binder *b, const char *name, use use, int cols, l
     return LAZY_OK;
 }
 
-/* Makes the part what the ops expect, in memory of the model where it is not so in the shard. */
+/* Rounds and sorts a part as the ops expect it, into memory of the model; other parts stay in the shard. */
 static int prepare_part(binder *b, lazy_part *part, int cols, lazy_dtype format, bool unsorted, lazy_error *err)
 {
     lazy_model *model = b->model;
@@ -212,7 +212,7 @@ static int prepare_part(binder *b, lazy_part *part, int cols, lazy_dtype format,
     return code;
 }
 
-/* *matrix = what `bind` takes, in the second round. */
+/* Checks the parts of a matrix; in the second round, *matrix = the matrix as `bind` takes it. */
 static int prepare_matrix(binder *b, lazy_matrix *matrix, const source *from, lazy_error *err)
 {
     *matrix = (lazy_matrix){ .n_parts = from->n, .cols = from->cols };
@@ -229,7 +229,7 @@ static int prepare_matrix(binder *b, lazy_matrix *matrix, const source *from, la
     return LAZY_OK;
 }
 
-/* Binds n matrices of one shape: of layer l's experts, or one. What they took is freed if the backend has copied it. */
+/* Binds n matrices of one shape: layer l's experts, or one (l: -1). What the backend copies is freed. */
 static int bind_matrices(binder *b, lazy_matrix *out, int n, int l, const source *from, lazy_error *err)
 {
     lazy_model *model = b->model;
@@ -279,7 +279,7 @@ static int bind_layer(binder *b, int l, lazy_error *err)
               of_q = whole_norms ? q : c->head_dim, of_k = whole_norms ? kv : c->head_dim;
     const use of_heads = c->layer_norm ? USE_HEADS : USE_QKV;
     const float plus = c->norm_plus_one;
-    /* named after its place behind attention before there were models with norms at both places */
+    /* without post_norms, "post_attention_layernorm" is the norm before the FFN */
     float **second_norm = post ? &layer->attention_post_norm : &layer->ffn_norm;
 #define Q_K_V(kind) { "self_attn.q_proj." kind, "self_attn.k_proj." kind, "self_attn.v_proj." kind }
     const source qkv = { USE_QKV, d, 3, Q_K_V("weight"), { q, kv, kv } },

@@ -77,7 +77,7 @@ int lazy_buffers_open(lazy_cache *cache, const lazy_pruning *pruning, lazy_error
     return LAZY_OK;
 }
 
-/* True if the buffer has the token at position i, and not because the cache shares its row with the owner. */
+/* True if the token at position i has a row in the buffer, and not one that the cache shares with the owner. */
 static bool is_own(const lazy_cache *cache, const lazy_buffer *b, const int32_t *depths, int i)
 {
     bool has_rows = b < cache->buffers + cache->n_with_rows;

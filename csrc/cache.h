@@ -1,8 +1,8 @@
 /* cache.h — a session's buffers on its backend: K,V, the Aux cache, and the working memory of a pass.
  *
- * K,V slots and Aux rows are indexed by the token's position. A row is written once, by the first pass that computes
- * its token in its layer (K,V) or drops it before that layer (Aux). What a pass writes beyond the context or above the
- * depth of a token is not read before the pass has ended, so that a pass that does not end leaves nothing to be undone.
+ * K,V slots and Aux rows are indexed by the token's position. A row is written once: K,V by the pass that computes the
+ * token in the layer, Aux by the pass that drops it there. What a pass writes beyond the context or above the depth of
+ * a token is not read before the pass has ended, so that a pass that does not end leaves nothing to be undone.
  *
  * Where the backend can share memory, the first fork moves K,V and Aux into memory that forks share. A fork may see
  * there what the owner has written since: rows beyond the fork's context or above its depths, which it does not read
@@ -22,7 +22,7 @@ typedef struct lazy_buffer {
     size_t extra;     /* bytes beside them */
     bool kept;        /* from pass to pass, thus copied when it grows */
     bool sparse;      /* only some tokens have rows */
-    int least, most;  /* of K, V and Aux: tokens of these depths have rows */
+    int least, most;  /* of K, V and Aux: the least and the greatest depth of tokens that have rows */
     const char *what;
     int capacity;         /* items, or tokens; at least the cache's */
     size_t shared_offset; /* of K, V and Aux: where the buffer lies in shared memory */
@@ -44,11 +44,10 @@ typedef struct lazy_cache {
     int n_buffers, n_with_rows; /* K, V and Aux come first */
     size_t shared_bytes;        /* of K, V and Aux with room for the model's context */
 
-    lazy_shared
-        *shared; /* memory of K,V and Aux with room for the model's context; NULL: their buffers grow like others */
-    int written; /* positions below it may have rows, of passes that did not end too */
-    int32_t *shared_depths; /* (n_shared,) (host) of no owner: its rows up to these depths are the owner's, */
-    int n_shared;           /*   of these first positions; all others it has written itself */
+    lazy_shared *shared;    /* K,V and Aux with room for the model's context; NULL: their buffers grow like others */
+    int written;            /* no position from here on has a row, not even of a pass that did not end */
+    int32_t *shared_depths; /* (n_shared,) (host) unless it is the owner: rows up to these depths are the owner's, */
+    int n_shared;           /*   of the first n_shared positions; all others this cache has written itself */
 
     const lazy_rope *rope; /* the model's, of `capacity` positions at least */
 
@@ -61,16 +60,16 @@ typedef struct lazy_cache {
 
     /* working memory of one pass */
     int32_t *gone; /* (length,) by position: 1 for tokens that this pass has dropped for good; unset if no stage does */
-    int32_t *notes;      /* first layer with a NaN or Inf; rows revived on entering each layer; the logits' argmax */
+    int32_t *notes;      /* first layer with a NaN or Inf; rows revived for each layer; the logits' argmax */
     int32_t *depth;      /* (length,) number of layers that hold K,V of the token */
     int32_t *in_play[2]; /* (length,), (capacity,) */
     int32_t *ids;        /* (n,) of the new tokens */
-    uint8_t *flags;      /* (length,) behind `gone` and all between, see lazy_cache_lay_out */
+    uint8_t *flags;      /* (length,) LAZY_PRUNABLE, LAZY_FORCED; the last that lazy_cache_lay_out places */
     int32_t *rows[2];    /* (capacity,) */
     float *scores[2];    /* (capacity,) */
     float *shares;       /* (min(layers, n_layers), capacity) by position, layer l in row l % layers; or NULL */
-    void *x[2];          /* (capacity, d) hidden states of this layer and the next */
-    void *qkv;           /* (capacity, (H + 2G) D) */
+    void *x[2];          /* (capacity, d) hidden states, and room for them when they are regrouped */
+    void *qkv;           /* (capacity, (H + 2G) D), or keys and values without some or all queries */
     void *attention;     /* (capacity, H D) */
     void *normed;        /* (row_chunk, d) */
     void *ffn;           /* (row_chunk, F) of layers without experts */
@@ -92,7 +91,7 @@ void lazy_cache_close(lazy_cache *cache);
 int lazy_cache_reserve(lazy_cache *cache, int capacity, const int32_t *depths, int length, lazy_error *err);
 
 /* Places notes, depth, in_play[0], ids and flags one behind the other behind `gone`, for a pass with n new tokens of
- * `length`: what it uploads is one piece, and so is what it downloads, up to `depth`. */
+ * `length`: it then uploads in one piece, and downloads all up to `depth` in one. */
 void lazy_cache_lay_out(lazy_cache *cache, int length, int n);
 
 /* Forgets what was remembered of positions from `length` on, and the logits. */

@@ -26,8 +26,8 @@ typedef struct lazy_cuda_library {
     size_t ops_bytes;          /* sizeof(lazy_ops): another check that library and core are of one build */
     const char *architectures; /* compute capabilities that it has kernels for */
     int (*open)(lazy_backend **out, const lazy_cuda_options *, lazy_error *);
-    int (*look)(lazy_cuda_facts *, const char *const *libraries, int n_libraries,
-                lazy_error *); /* initialises no device */
+    /* Initialises no device. */
+    int (*look)(lazy_cuda_facts *, const char *const *libraries, int n_libraries, lazy_error *);
     /* For benchmarks: reads device memory once, at the highest rate. Waits. */
     int (*read)(lazy_stream *, const void *memory, size_t bytes, lazy_error *);
 } lazy_cuda_library;

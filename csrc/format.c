@@ -76,7 +76,7 @@ bool lazy_narrow(void *to, const float *x, lazy_dtype dtype, int n)
     return n_lost == 0;
 }
 
-/* 1 / scale, or 0 where f16 has no such scale; *spoilt: a NaN or Inf, beside which the block must not seem good. */
+/* 1 / scale; 0 below FLT_MIN, where the f16 scale is 0. *spoilt: x has a NaN or Inf, and the scale becomes NaN. */
 static float inverse_of(float scale, const float *x, bool *spoilt)
 {
     float zero = 0.0f;

@@ -1,4 +1,4 @@
-/* format.h — the formats of weights: what a block of each is, its values in f32, and rounding to it.
+/* format.h — the formats of weights: the layout of their blocks, the values in f32, and rounding to them.
  *
  * A row of a matrix is a number of whole blocks. The quantized formats are those of GGUF files: values are integers
  * times a scale of their group, the K formats' scales are small integers times one of the block. Numbers of 16 bits are

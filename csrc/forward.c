@@ -10,12 +10,11 @@
 /* The one of two buffers that does not hold the set. */
 static int32_t *room_beside(int32_t *const buffers[2], set s) { return buffers[s.positions == buffers[0]]; }
 
-/* The last n of a set. */
 static set tail_of(set s, int n) { return (set){ s.positions + s.n - n, n }; }
 
 /* ---- beginning -------------------------------------------------------------------------- */
 
-/* Where the staging room has what `part` of what the cache lays out is uploaded from and downloaded to. */
+/* The place in the staging room for `part`, an address in what lazy_cache_lay_out has laid out. */
 static void *staged(const pass *p, const void *part)
 {
     return p->cache->staging + ((const char *)part - (const char *)p->cache->gone);
@@ -67,7 +66,7 @@ static int norm_rows(pass *p, void *y, const void *x, int n, const float *weight
     return p->ops->rmsnorm(p->stream, y, x, n, p->config->hidden, weight, p->config->norm_eps, accumulate, err);
 }
 
-/* x += y W^T, without w what experts make of y; with a norm behind, the norm of that. x: (n, d), y: (n, columns) */
+/* x += y W^T, or the experts' output for y if w is NULL; with post_norm, the norm of that. x: (n, d), y: (n, cols) */
 static int add_product(pass *p, void *x, const void *y, int n, const lazy_matrix *w, const lazy_experts *experts,
                        const float *post_norm, lazy_error *err)
 {
@@ -77,8 +76,8 @@ static int add_product(pass *p, void *x, const void *y, int n, const lazy_matrix
     return code || !post_norm ? code : norm_rows(p, x, to, n, post_norm, true, err);
 }
 
-/* x += down(gated(norm(x))), or what experts make of that; without a norm, of x; or the norm of that, with one behind.
- * x: the rows of C[l+1] */
+/* The FFN of C[l+1]: x += down(gated(norm(x))), or the experts' output in place of down(gated(…)). norm: NULL if the
+ * FFN reads x itself. With w->ffn_post_norm its output is normed before it is added. */
 static int add_ffn(pass *p, const lazy_layer *w, const float *norm, lazy_error *err)
 {
     void *normed = p->cache->normed, *gated = p->cache->ffn;
@@ -100,15 +99,14 @@ static int add_ffn(pass *p, const lazy_layer *w, const float *norm, lazy_error *
     return LAZY_OK;
 }
 
-/* True if layer l computes a part of a prompt that is read in parts: with the sums of the whole prompt. From the first
- * stage on, the rows are those of the whole. */
+/* True if layer l computes a part of a prompt that is read in parts: its sums then have the order of the whole
+ * prompt's. The layers above the first stage compute the rows of the whole prompt at once. */
 static bool computes_part(const pass *p, int l)
 {
     return (p->request->reads || p->first_asking < p->first_new) &&
            l < lazy_rules_layers_before_pruning(&p->session->pruning, p->config->n_layers);
 }
 
-/* Rows first … first + n - 1 of a matrix. */
 static lazy_matrix rows_of(const lazy_matrix *w, int first, int n)
 {
     lazy_matrix rows = { .rows = n, .cols = w->cols, .bias = w->bias ? w->bias + first : NULL };
@@ -121,14 +119,14 @@ static lazy_matrix rows_of(const lazy_matrix *w, int first, int n)
     return rows;
 }
 
-/* y = norm(x) W^T, W being all or some rows of the layer's q, k and v. x: (n, d), y: (n, W->rows). Values of x that are
- * no numbers are blamed on the layer `source`, unless it is -1. */
+/* y = norm(x) W^T, W being all or some rows of the layer's q, k and v. x: (n, d), y: (n, W->rows). A NaN or Inf in x is
+ * noted as one of the layer `source`; -1: x is not checked. */
 static int project(pass *p, const lazy_layer *layer, void *y, const lazy_matrix *w, void *x, int n, int source,
                    lazy_error *err)
 {
     const lazy_config *c = p->config;
     lazy_cache *cache = p->cache;
-    /* without a norm here, another one checks the values; what it computes is not used */
+    /* a layer without this norm checks x by another one, whose output is not used */
     const float *norm = layer->attention_norm ? layer->attention_norm : layer->attention_post_norm;
     for (int first = 0, here; first < n; first += here) {
         here = even_part(n - first, p->session->model->backend->row_chunk);
@@ -145,7 +143,7 @@ static int project(pass *p, const lazy_layer *layer, void *y, const lazy_matrix 
     return LAZY_OK;
 }
 
-/* Turns the queries of these rows, and stores their keys and values. q, kv: NULL or in rows of so many values */
+/* Rotates queries; rotates keys and stores them and their values. q, kv: of these rows, `width` apart, or NULL */
 static int rotate(pass *p, int l, void *q, void *kv, int width, set rows, lazy_error *err)
 {
     const lazy_cache *cache = p->cache;
@@ -156,7 +154,7 @@ static int rotate(pass *p, int l, void *q, void *kv, int width, set rows, lazy_e
     return lazy_fail_in(err, code, "RoPE");
 }
 
-/* Queries of these rows of layer l, which are to attend then. x: (rows.n, d), q: room for (rows.n, H D) */
+/* Computes the queries of these rows of layer l, which attend next. x: (rows.n, d), q: room for (rows.n, H D) */
 static int find_queries(pass *p, int l, void *q, void *x, set rows, lazy_error *err)
 {
     const lazy_layer *w = &p->session->model->layers[l];
@@ -169,7 +167,8 @@ static int find_queries(pass *p, int l, void *q, void *x, set rows, lazy_error *
     return code ? code : rotate(p, l, q, NULL, only_q.rows, rows, err);
 }
 
-/* Keys and values of C[l], and queries: where a stage drops tokens of a prompt, of the rows that score alone. */
+/* Step 1 of layer l: keys and values of C[l]. Queries too, where a stage of a prompt's pass follows only of the rows
+ * that score. A pass over generated tokens attends at once where it scores, so that scores can use its products. */
 static int begin_layer(pass *p, int l, lazy_error *err)
 {
     const lazy_layer *w = &p->session->model->layers[l];
@@ -188,7 +187,7 @@ static int begin_layer(pass *p, int l, lazy_error *err)
     int code = project(p, w, to, &rows, p->x, n, max_int(l - 1, 0), err);
     if (!code) code = rotate(p, l, whole ? to : NULL, kv, rows.rows, p->computed, err);
     if (!code && !whole) {
-        p->stream->many_rows = true; /* as in the last part of a prompt, which may have so many rows */
+        p->stream->many_rows = true; /* as in a prompt read in parts, whose last part may have these rows alone */
         void *x = row_of(p, p->x, n - asking.n, p->config->hidden);
         code = find_queries(p, l, row_of(p, to, n, rows.rows), x, asking, err);
     }
@@ -199,8 +198,8 @@ static int begin_layer(pass *p, int l, lazy_error *err)
     return lazy_fail_in(err, code, "attention");
 }
 
-/* Attention and FFN of layer l for C[l+1], in place: x += o(attention), then x += down(gated(norm(x))), or without
- * norms before x += norm(down(gated(x))); in parallel layers FFN and attention have the same input. */
+/* Step 3 of layer l, attention and FFN of C[l+1], in place: x += o(attention), then x += down(gated(norm(x))), or
+ * without norms before x += norm(down(gated(x))); in parallel layers FFN and attention have the same input. */
 static int end_layer(pass *p, int l, lazy_error *err)
 {
     void *attention = p->cache->attention;
@@ -224,7 +223,7 @@ static int end_layer(pass *p, int l, lazy_error *err)
     return code || c->parallel ? code : add_ffn(p, w, w->ffn_norm, err);
 }
 
-/* ---- between layers --------------------------------------------------------------------- */
+/* ---- in the middle of a layer ----------------------------------------------------------- */
 
 /* A[l+1]: the tokens in play that the stage after layer l keeps. */
 static int prune(pass *p, const lazy_stage *stage, const float *scores, lazy_error *err)
@@ -263,8 +262,8 @@ static int count_depths(const pass *p, int low, int high)
     return n;
 }
 
-/* C[l] = the tokens of A[l] whose K,V layer l does not hold: those that go on in layer l-1, and those that come back
- * from Aux, of the n_waiting there. Inputs of dropped tokens go to Aux, unless they are gone. before: A[l-1]. */
+/* C[l] = the tokens of A[l] whose K,V layer l does not hold: those of C[l-1] that stay, and of the n_waiting in Aux
+ * those in A[l]. The rest of C[l-1] leaves its inputs of layer l-1 in Aux, or is gone. before: A[l-1]. */
 static int revive(pass *p, int l, set before, int n_waiting, bool for_good, lazy_error *err)
 {
     lazy_cache *cache = p->cache;
@@ -278,12 +277,12 @@ static int revive(pass *p, int l, set before, int n_waiting, bool for_good, lazy
     p->computed = p->in_play;
     if (!code && !computed_all) {
         int32_t *waiting = room_beside(cache->rows, rows);
-        int n = rows.n + n_waiting; /* unless some of them are not in play */
+        int n = rows.n + n_waiting; /* if all of them are in play */
         code = p->ops->filter(p->stream, waiting, whole ? NULL : &n, p->in_play.positions, p->in_play.n, cache->depth,
                               l, l, err);
-        if (n < p->in_play.n) p->computed = (set){ waiting, n }; /* else the same set, which is stored once */
+        if (n < p->in_play.n) p->computed = (set){ waiting, n }; /* else it is all of A[l] */
     }
-    if (code || (rows.n == 1 && p->computed.n == 1)) return code; /* the query token */
+    if (code || (rows.n == 1 && p->computed.n == 1)) return code; /* the query token, before and after */
     p->regrouped = true;
     code = p->ops->regroup(p->stream, p->x_next, p->computed.positions, p->computed.n, p->x, rows.positions, rows.n,
                            aux, p->config->hidden, cache->notes + 1 + l, err);
@@ -306,7 +305,7 @@ static int mask_uncached(pass *p, int l, lazy_error *err)
     return LAZY_OK;
 }
 
-/* The last layer's outputs are read of the query token alone, unless the surprisal of every token is wanted. */
+/* C[L], for which the last layer ends: the query token, or all of C[L-1] if every token's surprisal is wanted. */
 static int keep_query(pass *p, lazy_error *err)
 {
     const set rows = p->computed;
@@ -361,7 +360,7 @@ static int refuse_head(const char *what, int token, lazy_error *err)
                      "the %s of token %d is no finite number: the final norm or the LM head is damaged", what, token);
 }
 
-/* surprisal[i + 1] = -ln p of new token i + 1 for each but the last row, with the LM head on some rows at a time. */
+/* surprisal[i + 1] = -ln p of new token i + 1, from row i; the LM head computes some rows at a time. */
 static int surprise_rows(pass *p, float *surprisal, lazy_error *err)
 {
     enum { LOGITS_AT_ONCE = 1 << 24 }; /* 64 MiB of logits */
@@ -402,7 +401,7 @@ static int find_surprisal(pass *p, lazy_error *err)
     return code;
 }
 
-/* Makes what the pass has found, which is in the staging room, the session's state. */
+/* Makes the results of the pass, which read_back has left in the staging room, the session's state. */
 static void commit(pass *p)
 {
     lazy_session *session = p->session;
@@ -422,8 +421,8 @@ static int refuse_layer(int layer, lazy_error *err)
                      layer);
 }
 
-/* Reads what the pass has found, which stays in the staging room, and checks the notes of all layers. The weights that
- * they were computed from must be what they were. */
+/* Downloads the results of the pass to the staging room and checks them: no layer has noted a NaN or Inf, and the files
+ * of the weights have not changed. */
 static int read_back(pass *p, lazy_error *err)
 {
     const lazy_cache *cache = p->cache;
@@ -438,7 +437,7 @@ static int read_back(pass *p, lazy_error *err)
     return LAZY_OK;
 }
 
-/* Scores that are no numbers may be refused before the layer that has made them is: then that layer is named. */
+/* An error about scores gives way to one that names the layer, if a layer has noted a NaN or Inf. */
 static int blame_layer(pass *p, int code, lazy_error *err)
 {
     int32_t first_bad;
@@ -473,7 +472,7 @@ static int finish(pass *p, lazy_error *err)
     return LAZY_OK;
 }
 
-/* The end of a pass over l layers only: the tokens whose keys and values it has computed wait in the last one. */
+/* The end of a pass over l layers only: its tokens have keys and values in all of them, and wait in Aux. */
 static int finish_early(pass *p, int l, lazy_error *err)
 {
     lazy_cache *cache = p->cache;

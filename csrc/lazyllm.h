@@ -70,14 +70,13 @@ typedef struct lazy_config {
     bool paired_rope;  /* the values that it turns together are 2i and 2i + 1, not i and i + rotary_dim / 2 */
     float query_growth; /* q is multiplied by 1 + growth ln(1 + floor(p / query_step)); not with late_qk_norm */
     int query_step;
-    const int32_t
-        *windows;       /* (n_layers,) a token of layer l attends to the last windows[l] positions; 0: to all. Copied */
-    float query_scalar; /* attention's scores are q.k / sqrt(query_scalar); 0: head_dim */
-    float attention_cap;   /* these scores x become cap tanh(x / cap) before the softmax; 0: no cap */
-    float logit_cap;       /* the same for logits, behind their factor */
-    float embedding_scale; /* factor on the embeddings: 1 unless Gemma or Granite */
-    float logit_scale;     /* factor on the logits: 1 unless Granite */
-    bool tied;             /* the LM head uses the embedding's weights */
+    const int32_t *windows; /* (n_layers,) a token attends to the last windows[l] positions; 0: to all. Copied */
+    float query_scalar;     /* attention's scores are q.k / sqrt(query_scalar); 0: head_dim */
+    float attention_cap;    /* these scores x become cap tanh(x / cap) before the softmax; 0: no cap */
+    float logit_cap;        /* the same for logits, behind their factor */
+    float embedding_scale;  /* factor on the embeddings: 1 unless Gemma or Granite */
+    float logit_scale;      /* factor on the logits: 1 unless Granite */
+    bool tied;              /* the LM head uses the embedding's weights */
     bool qkv_bias, o_bias;
     bool qk_norm;       /* RMS norm over each head of q and k, before RoPE */
     bool wide_qk_norm;  /* over all heads of q together, and of k; with qk_norm */
@@ -104,7 +103,6 @@ typedef struct lazy_tensor {
     uint64_t bytes;
 } lazy_tensor;
 
-/* The device that computes. */
 typedef struct lazy_device {
     const char *name;             /* "cpu", "cuda" or "cuda:N" */
     int threads;                  /* of the CPU, which rounds weights for a GPU too; at least 1 */
@@ -130,9 +128,9 @@ const char *lazy_model_isa(const lazy_model *model); /* instruction set of the k
 /* ---- pruning ---------------------------------------------------------------------------- */
 
 typedef struct lazy_stage {
-    int layer;    /* prunes after this layer */
+    int layer;    /* chooses the tokens in play above this layer, once that has keys and values */
     bool by_mass; /* true: by mass, within keep_min … keep_max; false: by keep */
-    double keep;  /* share of the prompt tokens that stay in play */
+    double keep;  /* fraction of the prompt tokens that stays in play */
     double mass, keep_min, keep_max;
     bool for_good; /* what it drops is gone: no later pass has it in play, in any layer */
 } lazy_stage;
@@ -147,12 +145,12 @@ typedef struct lazy_span {
 typedef struct lazy_view {
     int layer;
     bool is_prompt;   /* a pass over prompt tokens */
-    bool observes;    /* no scores are wanted: the layer is below the stage that they are for */
+    bool observes;    /* no scores are wanted: the policy observes the layer for a stage above it */
     int n_keep;       /* prompt tokens that the stage keeps, if scores are wanted */
     int length;       /* tokens of the context, the new ones included */
     int first_asking; /* position of the first new token, or of the first that `read` has read of the prompt */
-    int n_in_play;    /* m */
-    int n_rows;       /* n tokens of them computed in this layer */
+    int n_in_play;    /* m tokens */
+    int n_rows;       /* n of them, those that this layer computes */
     int window;       /* of this layer; 0: none */
     struct pass *pass;
 } lazy_view;
@@ -161,7 +159,7 @@ typedef enum lazy_view_part {
     LAZY_VIEW_IN_PLAY,     /* (m,) int32 positions, ascending */
     LAZY_VIEW_ROWS,        /* (n,) int32 positions, ascending */
     LAZY_VIEW_PROTECTED,   /* (length,) uint8, by position: 1 where the pass cannot drop the token */
-    LAZY_VIEW_PROJECTIONS, /* (n, H + 2G, D) H queries, rotated and not scaled; the rest is scratch */
+    LAZY_VIEW_PROJECTIONS, /* (n, H + 2G, D) of each row H queries, rotated and not scaled; the others are scratch */
     LAZY_VIEW_KEYS,        /* (G, length, D) rotated, by position */
     LAZY_VIEW_VALUES,      /* (G, length, D) by position */
     LAZY_VIEW_HIDDEN,      /* (n, hidden) inputs of the layer */
@@ -201,7 +199,7 @@ typedef struct lazy_pruning {
     int layers;           /* the score is the largest share of so many last layers; the paper: 1, and no share */
     int smooth;           /* odd width of the moving average over the scores; the paper: 1 */
     double memory;        /* decode steps: a score is at least `memory` times the one remembered; the paper: 0 */
-    double revival;       /* and then counts `revival` times if the token waits above the stage; 1 without memory */
+    double revival;       /* decode steps: factor on the score of a token that waits in Aux; 1 without memory */
     int min_tokens;       /* passes over shorter contexts are dense */
     bool prune_generated; /* generated tokens count as prompt tokens when selecting */
     /* The score is the mean over the stage's layer and all layers below, as in static pruning. For one stage, and none
@@ -238,7 +236,7 @@ uint64_t lazy_session_bytes(const lazy_session *session, int n_tokens);
  * memory that can be shared, which for a moment takes as much as a copy. */
 uint64_t lazy_session_fork_bytes(const lazy_session *session);
 
-/* Back to the first `length` tokens, 0 to all of them: what is known of them, their K,V and depths too, stays. */
+/* Removes all tokens but the first `length`, 0 to all of them, whose state stays as it is: K,V, Aux rows, depths. */
 int lazy_session_truncate(lazy_session *session, int64_t length, lazy_error *err);
 
 /* A second session in the same state and with the same room, which has run no pass yet. Nothing that is done to one
@@ -288,10 +286,10 @@ int lazy_session_set_tokens(lazy_session *session, const int32_t *ids, const uin
                             const uint8_t *gone, int n, lazy_error *err);
 
 typedef struct lazy_layer_count {
-    int32_t in_play, computed, revived; /* revived: rows fetched from the Aux cache on entering this layer */
+    int32_t in_play, computed, revived; /* revived: those computed that had to be fetched from the Aux cache */
 } lazy_layer_count;
 
-/* Tokens in play and computed of consecutive layers where they are the same; of a traced pass. */
+/* Of a traced pass: the tokens in play and computed in consecutive layers where both are the same. */
 typedef struct lazy_trace_run {
     int first_layer, last_layer;
     int n_in_play, n_computed;
@@ -300,7 +298,6 @@ typedef struct lazy_trace_run {
     float *scores;     /* (n_in_play,) of the stage after last_layer, smoothed; NULL without one */
 } lazy_trace_run;
 
-/* The report of a pass. */
 typedef struct lazy_report {
     lazy_layer_count *counts; /* (n_layers,) */
     lazy_trace_run *runs;     /* (n_runs,) of at most n_layers */

@@ -16,6 +16,6 @@ int lazy_alloc_bytes(void **out, size_t count, size_t size, const void *from, co
 int lazy_alloc_zeroed_bytes(void **out, size_t count, size_t size, const char *what, lazy_error *err);
 void lazy_free(void *memory);
 
-/* Makes newly allocated memory use small pages only, and none yet: what it holds is lost. For sparsely written buffers:
+/* Makes newly allocated memory use small pages only, and drops those that it has. For sparsely written buffers:
  * pages never written take no physical memory. */
 void lazy_use_small_pages(void *memory, size_t bytes);

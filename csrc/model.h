@@ -6,7 +6,7 @@
 #include "backend.h"
 #include "mapping.h"
 
-/* Tables are made as contexts get longer, and live as long as the model: whoever reads one need not know of others. */
+/* Longer tables are made as contexts grow. Each lives as long as the model, so a stream may read it without a lock. */
 typedef struct lazy_rope {
     float *of_k[LAZY_MAX_ROPES]; /* (length, D) D/2 cosines, then D/2 sines, of each position's angles */
     float *of_q[LAZY_MAX_ROPES]; /* the same times the scale of q at the position; of_k's own where q has none */

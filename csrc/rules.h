@@ -1,4 +1,4 @@
-/* rules.h — what a pruning setting says of each layer, and the number of tokens that each stage keeps. */
+/* rules.h — a checked copy of a pruning setting, its stages by layer, and the number of tokens that each keeps. */
 #pragma once
 
 #include "lazyllm.h"
@@ -7,13 +7,13 @@
 int lazy_rules_open(lazy_pruning *own, const lazy_pruning *pruning, int n_layers, lazy_error *err);
 void lazy_rules_close(lazy_pruning *own);
 
-/* True if sessions with either setting have the same caches, and tokens that wait in them wait for the same layers. */
+/* True if the two settings lead to the same caches, in which tokens wait for the same layers. */
 bool lazy_rules_same_caches(const lazy_pruning *pruning, const lazy_pruning *others, int n_layers);
 
 /* True if some pass may drop tokens. */
 bool lazy_rules_prune(const lazy_pruning *pruning);
 
-/* True if tokens may wait for this layer, dropped by a stage below it and not for good, which takes an Aux cache. */
+/* True if tokens may wait for this layer in an Aux cache: a stage after the layer below does not drop for good. */
 bool lazy_rules_revive_at(const lazy_pruning *pruning, int layer);
 
 /* True if a stage below this layer drops tokens for good. */
@@ -38,9 +38,9 @@ typedef struct lazy_schedule {
 
 /* The stages of a pass over prompt or generated tokens. length: tokens of the context, the new ones included. */
 lazy_schedule lazy_rules_schedule(const lazy_pruning *pruning, bool generated, int length);
-const lazy_stage *lazy_schedule_stage(const lazy_schedule *schedule,
-                                      int layer); /* the stage after this layer, or NULL */
+/* The stage after this layer, or NULL. */
+const lazy_stage *lazy_schedule_stage(const lazy_schedule *schedule, int layer);
 
-/* The number of prunable tokens that the stage keeps. n_prunable: in the context; n_forced: of those, the ones that
- * always stay; in_play: prunable tokens in play; by_mass: the number that hold the stage's mass (mass stages only). */
+/* The number of prunable tokens that the stage keeps. n_prunable: in the context; in_play: of those, the ones in play;
+ * n_forced: of these, the ones that always stay; by_mass: the number that hold the stage's mass (mass stages only). */
 int lazy_stage_budget(const lazy_stage *stage, int n_prunable, int n_forced, int in_play, int by_mass);

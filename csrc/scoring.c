@@ -1,4 +1,4 @@
-/* scoring.c — which layers of a pass score its tokens, and what its stages select by. */
+/* scoring.c — the layers of a pass that score its tokens, and the scores by which its stages select. */
 #include "error.h"
 #include "numeric.h"
 #include "pass.h"
@@ -22,7 +22,7 @@ static bool counts_for(const pass *p, int l, int stage)
     return pruning->policy.call || pruning->average || layers[l].window >= layers[stage].window;
 }
 
-/* True if a stage after layer `first` or a higher one is scored by layer l, and by others perhaps. */
+/* True if a stage after layer `first` or above needs the scores of layer l, perhaps with those of other layers. */
 static bool scores_from(const pass *p, int l, int first)
 {
     const lazy_schedule *schedule = &p->schedule;
@@ -35,8 +35,8 @@ static bool scores_from(const pass *p, int l, int first)
 
 bool lazy_scores_layer(const pass *p, int l) { return scores_from(p, l, l); }
 
-/* Scores of layer l, or where a stage is scored by several layers what layers up to l make together: the mean, or the
- * largest share. in, out: *scores: (in_play.n,), *spare: (in_play.n,) free. */
+/* Where a stage is scored by several layers, puts the scores of layer l together with those of the layers below it: to
+ * their mean, or, for the stage, to the largest share. in, out: *scores: (in_play.n,), *spare: (in_play.n,) free. */
 static int pool_layers(pass *p, int l, float **scores, float **spare, lazy_error *err)
 {
     lazy_cache *cache = p->cache;
@@ -52,8 +52,7 @@ static int pool_layers(pass *p, int l, float **scores, float **spare, lazy_error
     int code = p->ops->share(p->stream, share, *scores, p->in_play.positions, m, cache->flags, err);
     if (!lazy_schedule_stage(&p->schedule, l)) return code;
     bool begun = false;
-    for (int row = 0, end; row <= l && row < layers && !code;
-         row = end) { /* a run of rows of layers that count, or of such that do not */
+    for (int row = 0, end; row <= l && row < layers && !code; row = end) { /* runs of rows that count, or do not */
         bool count = counts_for(p, l - (l - row) % layers, l);
         for (end = row + 1; end <= l && end < layers && counts_for(p, l - (l - end) % layers, l) == count;) end++;
         if (!count) continue;
@@ -68,7 +67,7 @@ static int pool_layers(pass *p, int l, float **scores, float **spare, lazy_error
 static int call_policy(pass *p, const lazy_view *view, float *scores, lazy_error *err)
 {
     const lazy_policy *policy = &p->session->pruning.policy;
-    float *staging = (float *)p->cache->staging; /* has a word for every token, and no other use during the call */
+    float *staging = (float *)p->cache->staging; /* unused during the call; has a word for every token */
     if (policy->call(policy->context, view, staging, &p->n_free))
         return lazy_fail(err, LAZY_CANCELLED, "the policy stopped the pass");
     if (view->observes) return LAZY_OK;
@@ -76,7 +75,7 @@ static int call_policy(pass *p, const lazy_view *view, float *scores, lazy_error
     return p->ops->upload(p->stream, scores, staging, (size_t)p->in_play.n * sizeof *scores, err);
 }
 
-/* Asks the policy in layer l: to observe it for a stage above, and for the scores of its own, *out. */
+/* Calls the policy in layer l: to observe it for a stage above, and for the scores of the layer's own stage, *out. */
 static int ask_policy(pass *p, int l, float **out, lazy_error *err)
 {
     const lazy_stage *stage = lazy_schedule_stage(&p->schedule, l);
@@ -110,7 +109,7 @@ int lazy_view_copy(const lazy_view *view, lazy_view_part part, int first, int n,
     const lazy_backend *backend = p->session->model->backend;
     const size_t width = lazy_activation_bytes(backend), head = (size_t)c->head_dim * lazy_float_bytes(backend->kv);
     const struct {
-        const void *data; /* (pieces, kv->capacity, bytes) of which each piece has `size` entries */
+        const void *data; /* (pieces, kv->capacity, bytes); of each piece the first `size` entries are there */
         size_t bytes;
         int size, pieces;
     } parts[] = {

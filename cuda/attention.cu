@@ -14,7 +14,7 @@ enum {
     RESERVED_SHARED_BYTES = 1024 /* of each block, by CUDA */
 };
 
-/* rows: rows x heads of one key head; cap: 0 for none */
+/* Which kernel computes so many rows, counted as rows x heads of one key head. cap: 0 for none */
 bool by_mma(const lazy_cuda *cuda, int head_dim) { return cuda->type != LAZY_F32 && lazy_cuda_mma_supports(head_dim); }
 bool by_wgmma(const lazy_cuda *cuda, int head_dim, float cap, int rows)
 {
@@ -38,13 +38,13 @@ capacity capacity_of(const lazy_cuda *cuda, int head_dim, float cap, int rows)
 /* Into how many chunks the keys are split, so that all blocks run at once. Depends only on the shapes and the device,
  * so results are reproducible. A single row attends to no more than `window` keys; of several, only the device knows
  * how far apart their windows lie. */
-template <class T> int chunks_of(const attention_task<T> &t, int window, const lazy_cuda *cuda)
+int chunks_of(const lazy_config *c, const lazy_attending *a, const lazy_cuda *cuda)
 {
     constexpr int SHORTEST = 64; /* keys of a chunk */
-    int rows = t.n * t.group, keys = t.n == 1 ? std::min(t.m, window) : t.m;
-    capacity device = capacity_of(cuda, t.d, t.cap, rows);
-    int blocks = (rows + device.rows - 1) / device.rows * (t.n_heads / t.group);
-    return std::clamp(device.blocks / blocks, 1, std::min((keys + SHORTEST - 1) / SHORTEST, (int)MAX_CHUNKS));
+    int rows = a->n * (c->n_heads / c->n_kv_heads), keys = a->n == 1 ? std::min(a->m, a->window) : a->m;
+    capacity device = capacity_of(cuda, c->head_dim, c->attention_cap, rows);
+    int blocks = lazy_blocks(rows, device.rows) * c->n_kv_heads;
+    return std::clamp(device.blocks / blocks, 1, std::min(lazy_blocks(keys, SHORTEST), (int)MAX_CHUNKS));
 }
 
 template <class T> cudaError_t attend(const attention_task<T> &t, const lazy_cuda *cuda, cudaStream_t queue)
@@ -89,15 +89,14 @@ int lazy_cuda_attention(lazy_stream *stream, void *y, const lazy_attending *a, l
         t.partial = s->partial;
         t.tickets = s->tickets;
         t.n = a->n;
-        t.m = a->m;
         t.n_heads = c->n_heads;
         t.group = c->n_heads / c->n_kv_heads;
         t.d = c->head_dim;
         t.q_stride = a->q_stride;
         t.capacity = a->kv.capacity;
-        t.scale = lazy_cuda_scale(c);
-        t.cap = lazy_cuda_cap(c);
-        t.chunks = chunks_of(t, a->window, lazy_cuda_of(stream));
+        t.chunks = chunks_of(c, a, lazy_cuda_of(stream));
+        t.scale = lazy_attention_scale(c);
+        t.cap = lazy_attention_cap(c);
         return lazy_cuda_check(attend(t, lazy_cuda_of(stream), s->queue), "attention", err);
     });
 }

@@ -9,17 +9,17 @@ enum { KEY_UNIT = 16 /* keys are split at multiples of this from the first on */
  * writes y. With several it writes the unnormalised outputs, maximum score and sum of powers of its chunk to `partial`,
  * and the warp that does so last for some rows merges all their chunks into y. */
 template <class T> struct attention_task {
-    T *y;                                            /* (n, H D) */
-    const T *q;                                      /* (n, H D), rows q_stride values apart */
-    const T *k, *v;                                  /* (G, capacity, D) */
-    const int32_t *in_play;                          /* (m,) positions */
-    const lazy_key_range *ranges;                    /* (n,) what each row attends to; both ends ascend with the rows */
-    float *partial;                                  /* (G, n H / G, chunks, D + 2) */
-    unsigned *tickets;                               /* (n H,) 0 before and after */
-    int n, m, n_heads, group, d, q_stride, capacity; /* group: H / G */
-    int chunks;                                      /* into which each block's keys are split */
-    float scale;                                     /* log2(e) / sqrt(query_scalar) */
-    float cap;                                       /* of scaled products; 0: none */
+    T *y;                                         /* (n, H D) */
+    const T *q;                                   /* (n, H D), rows q_stride values apart */
+    const T *k, *v;                               /* (G, capacity, D) */
+    const int32_t *in_play;                       /* (m,) positions */
+    const lazy_key_range *ranges;                 /* (n,) what each row attends to; both ends ascend with the rows */
+    float *partial;                               /* (G, n H / G, chunks, D + 2) */
+    unsigned *tickets;                            /* (n H,) 0 before and after */
+    int n, n_heads, group, d, q_stride, capacity; /* group: H / G */
+    int chunks;                                   /* into which each block's keys are split */
+    float scale;                                  /* log2(e) / sqrt(query_scalar) */
+    float cap;                                    /* of scaled products; 0: none */
 };
 
 /* (D,) the key or value of in_play[j] in key head g. */
@@ -29,7 +29,7 @@ __device__ __forceinline__ const T *cache_row(const T *k_or_v, const attention_t
     return k_or_v + ((int64_t)g * t.capacity + t.in_play[j]) * t.d;
 }
 
-/* Where the output, (D,), is written of row x head `at` of key head g: head at % group of row at / group. */
+/* (D,) The output of row x head `at` of key head g: of its head at % group in row at / group. */
 template <class T> __device__ __forceinline__ T *output_of(const attention_task<T> &t, int g, int at)
 {
     return t.y + ((int64_t)(at / t.group) * t.n_heads + g * t.group + at % t.group) * t.d;

@@ -208,9 +208,8 @@ constexpr int warps_for(int rows) { return rows <= WARP_ROWS ? 1 : 4; }
 template <class T, int D, int WARPS> cudaError_t run(const attention_task<T> &t, cudaStream_t queue)
 {
     using s = shape<D, WARPS>;
-    return lazy_launch(attend<T, D, WARPS>,
-                       dim3((t.n * t.group + s::ROWS - 1) / s::ROWS, t.n_heads / t.group, t.chunks), dim3(s::THREADS),
-                       sizeof(workspace<T, D, WARPS>), queue, t);
+    return lazy_launch(attend<T, D, WARPS>, dim3(lazy_blocks(t.n * t.group, s::ROWS), t.n_heads / t.group, t.chunks),
+                       dim3(s::THREADS), sizeof(workspace<T, D, WARPS>), queue, t);
 }
 
 /* Calls use(D, warps of a team), both as types, for that head_dim and that many rows x heads of a key head. */

@@ -1,6 +1,6 @@
 /* attention_plain.cu — attention without tensor cores, for f32 and for head sizes that the other kernels do not
- * support. For each group of 128 keys, each thread computes the score of one key, then accumulates up to four elements
- * of the output. */
+ * support. Of 128 keys at a time, each thread computes the score of one, then sums up to four elements of the output
+ * over all. */
 #include "attention.h"
 
 namespace
@@ -33,8 +33,8 @@ template <class T> __global__ void __launch_bounds__(THREADS) attend(attention_t
 {
     begin_kernel();
     __shared__ float q[MAX_D], powers[THREADS], scratch[32];
-    int row = t.n - 1 - (int)blockIdx.x, head = blockIdx.y, chunk = blockIdx.z,
-        g = head / t.group; /* rows with the most keys first */
+    int row = t.n - 1 - (int)blockIdx.x; /* rows with the most keys first */
+    int head = blockIdx.y, chunk = blockIdx.z, g = head / t.group;
     lazy_key_range keys = keys_of_chunk(t, row, row, chunk);
     float out[PER_THREAD] = {}, max_score = -INFINITY, sum = 0.0f;
     for (int i = threadIdx.x; i < t.d; i += THREADS)
@@ -46,8 +46,8 @@ template <class T> __global__ void __launch_bounds__(THREADS) attend(attention_t
         float new_max = fmaxf(max_score, lazy_block_reduce(score, scratch, lazy_max())),
               rescale = exp2f(max_score - new_max), power = exp2f(score - new_max);
         powers[threadIdx.x] = power;
-        sum = sum * rescale +
-              lazy_block_sum(power, scratch); /* its barriers also make powers[] visible to the whole block */
+        /* the barriers of lazy_block_sum also make powers[] visible to the whole block */
+        sum = sum * rescale + lazy_block_sum(power, scratch);
         max_score = new_max;
 #pragma unroll
         for (int e = 0; e < PER_THREAD; e++) out[e] *= rescale;

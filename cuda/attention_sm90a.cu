@@ -3,8 +3,8 @@
  *
  * A thread block processes a tile of rows x heads that share one key head, over one chunk of keys, KEYS at a time. One
  * warpgroup copies keys and values from the cache to a ring of slots in shared memory; each of the others computes 64
- * rows of the tile. The product with the values of one group of keys runs concurrently with the softmax of the next
- * group, so the slots hold, in this order: keys 0, keys 1, values 0, keys 2, values 1, … */
+ * rows of the tile. The product with the values of one step runs concurrently with the softmax of the next step, so the
+ * slots hold, in this order: keys 0, keys 1, values 0, keys 2, values 1, … */
 #include "attention_tile.h"
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -42,17 +42,14 @@ template <class T, int D> struct workspace {
     mbarrier may_multiply[division<D>::COMPUTING]; /* of each computing warpgroup */
 };
 
-/* A use of the ring of slots, which are used in turn. */
+/* One use of a slot of the ring; the slots are used in turn. */
 struct use {
     int slot = 0;
     uint32_t parity = 0; /* of how many times the slot has been used before */
 
     __device__ __forceinline__ use next() const
     {
-        use following;
-        following.slot = slot + 1 < SLOTS ? slot + 1 : 0;
-        following.parity = slot + 1 < SLOTS ? parity : parity ^ 1;
-        return following;
+        return slot + 1 < SLOTS ? use{ slot + 1, parity } : use{ 0, parity ^ 1 };
     }
 };
 
@@ -103,7 +100,7 @@ __device__ __forceinline__ void copy_keys(workspace<T, D> *work, const attention
 {
     use to;
     int first = next_key(t, keys.begin, &row, last_row);
-    fetch_rows(work, t, g, top); /* what says that keys 0 have landed says it of q too */
+    fetch_rows(work, t, g, top); /* keys 0 are copied after q, so their barrier tells that both have landed */
     fill(work, &to, t.k, t, g, first, keys.end);
     for (int next; (next = next_key(t, first + KEYS, &row, last_row)) < keys.end; first = next) {
         fill(work, &to, t.k, t, g, next, keys.end);
@@ -114,7 +111,7 @@ __device__ __forceinline__ void copy_keys(workspace<T, D> *work, const attention
 
 /* ---- the warpgroups that compute ---- */
 
-/* wgmma may read the slot. */
+/* Waits until wgmma may read the slot. */
 template <class T, int D> __device__ __forceinline__ void wait_for_copies(workspace<T, D> *work, use at)
 {
     mbarrier_wait(&work->full[at.slot], at.parity);
@@ -266,9 +263,8 @@ template <class T, int D> __global__ void __launch_bounds__(division<D>::THREADS
 template <class T, int D> cudaError_t run(const attention_task<T> &t, cudaStream_t queue)
 {
     using divided = division<D>;
-    int tiles = (t.n * t.group + divided::ROWS - 1) / divided::ROWS;
-    return lazy_launch(attend<T, D>, dim3(tiles, t.n_heads / t.group, t.chunks), dim3(divided::THREADS),
-                       sizeof(workspace<T, D>) + SLACK, queue, t);
+    return lazy_launch(attend<T, D>, dim3(lazy_blocks(t.n * t.group, divided::ROWS), t.n_heads / t.group, t.chunks),
+                       dim3(divided::THREADS), sizeof(workspace<T, D>) + SLACK, queue, t);
 }
 } // namespace
 

@@ -122,7 +122,7 @@ __device__ __forceinline__ void write_partials(const float (&out)[N][4], const r
     }
 }
 
-/* Writes y; if there are several chunks, what belongs to this one first. */
+/* Writes y; of several chunks, writes this one's partial results, then y if the other chunks' are written. */
 template <class T, int N>
 __device__ __forceinline__ void write_rows(const attention_task<T> &t, const float (&out)[N][4], const row_pair &rows,
                                            int warp_top, int g, int chunk)

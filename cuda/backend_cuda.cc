@@ -28,7 +28,7 @@ int lazy_cuda_check(cudaError_t code, const char *what, lazy_error *err)
     return lazy_fail(err, LAZY_DEVICE, "%s: %s (%s)", what, cudaGetErrorString(code), cudaGetErrorName(code));
 }
 
-int lazy_cuda_enter(const lazy_backend *backend, lazy_error *err)
+int lazy_cuda_enter(lazy_backend *backend, lazy_error *err)
 {
     return lazy_cuda_check(cudaSetDevice(lazy_cuda_of(backend)->device), "selecting the device", err);
 }

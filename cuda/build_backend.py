@@ -7,7 +7,7 @@ import build_cuda
 from setuptools import build_meta
 from setuptools.build_meta import *  # noqa: F403  the hooks that are not replaced below
 
-NVCC = ["nvidia-cuda-nvcc>=13", "nvidia-cuda-runtime>=13", "nvidia-cuda-cccl>=13"]  # cccl: of its headers
+NVCC = ["nvidia-cuda-nvcc>=13", "nvidia-cuda-runtime>=13", "nvidia-cuda-cccl>=13"]  # cccl: for its headers
 
 
 def compiler() -> list[str]:

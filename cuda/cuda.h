@@ -47,17 +47,17 @@ struct lazy_ranges {
     int n, m, window; /* n == 0: not computed */
 };
 
-/* The results that the blocks of a selection pass on. */
+/* What the blocks of a selection add up, and what the last of them finds for the next kernel. */
 struct lazy_choice {
-    unsigned long long weight[LAZY_BUCKETS]; /* of their tokens, 0 between two ops */
-    unsigned tickets;                        /* taken by blocks that have added theirs, 0 between two ops */
+    unsigned long long weight[LAZY_BUCKETS]; /* the histogram of all blocks; zeros between two ops */
+    unsigned tickets;                        /* taken by blocks that have added theirs; 0 between two ops */
     uint32_t threshold;                      /* the order of the lowest scores that are kept, without `shift` bits */
     int shift, ties;                         /* ties: how many of the tokens at the threshold are kept */
 };
 
 /* Results of kernels for the host, in its own memory. */
 struct lazy_findings {
-    lazy_bad_score bad_score; /* minimum of those that selection has met since the last wait, or LAZY_NO_BAD_SCORE */
+    lazy_bad_score bad_score; /* the first one that selection has met since the last wait, or LAZY_NO_BAD_SCORE */
     int32_t count;            /* result of `filter` or `mass` */
 };
 
@@ -119,7 +119,7 @@ struct lazy_cuda_stream {
 int lazy_cuda_open(lazy_backend **out, const lazy_cuda_options *options, lazy_error *err);
 
 /* Makes the device current for the calling thread; must precede every other CUDA call. */
-int lazy_cuda_enter(const lazy_backend *backend, lazy_error *err);
+int lazy_cuda_enter(lazy_backend *backend, lazy_error *err);
 
 /* Waits for the stream. Fails if selection has met a score that is not a number since the last wait. */
 int lazy_cuda_wait(lazy_stream *stream, lazy_error *err);
@@ -135,10 +135,7 @@ int lazy_cuda_find_ranges(lazy_stream *stream, const lazy_attending *a, const la
 int lazy_cuda_check(cudaError_t code, const char *what, lazy_error *err);
 
 static inline lazy_cuda *lazy_cuda_of(lazy_backend *backend) { return reinterpret_cast<lazy_cuda *>(backend); }
-static inline const lazy_cuda *lazy_cuda_of(const lazy_backend *backend)
-{
-    return reinterpret_cast<const lazy_cuda *>(backend);
-}
+
 static inline lazy_cuda *lazy_cuda_of(const lazy_stream *stream) { return lazy_cuda_of(stream->backend); }
 static inline lazy_cuda_stream *lazy_cuda_scratch(lazy_stream *stream)
 {
@@ -149,47 +146,36 @@ static inline cudaDataType_t lazy_cuda_data_type(lazy_dtype type)
     return type == LAZY_F32 ? CUDA_R_32F : type == LAZY_F16 ? CUDA_R_16F : CUDA_R_16BF;
 }
 
-/* log2(e) / sqrt(query_scalar): the softmax uses powers of 2. */
-static inline float lazy_cuda_scale(const lazy_config *c)
-{
-    return (float)(M_LOG2E / sqrt(c->query_scalar ? (double)c->query_scalar : c->head_dim));
-}
-/* The cap on the products so scaled; 0: none. */
-static inline float lazy_cuda_cap(const lazy_config *c) { return (float)M_LOG2E * c->attention_cap; }
-
 /* Matrices, and their parts of different types, begin at multiples of 16 bytes. */
 static inline size_t lazy_cuda_aligned(size_t bytes) { return (bytes + 15) / 16 * 16; }
 
 /* OP(op of backend.h) for all that the backend has. */
 /* clang-format off */
 #define LAZY_CUDA_OPS(OP)                                                                                              \
-    OP(alloc)                                                                                                          \
-    OP(free)                                                                                                           \
-    OP(admit)                                                                                                          \
-    OP(bind) OP(unbind) OP(close) OP(stream_open) OP(stream_close) OP(reserve) OP(scratch_bytes) OP(upload)            \
-        OP(download) OP(copy)                                                         /* backend_cuda.cc */            \
-        OP(matmul) OP(gated) OP(logits)                                               /* products.cu */                \
-        OP(mix_experts)                                                               /* experts.cu */                 \
-        OP(embed) OP(rmsnorm) OP(checked_rmsnorm) OP(rotate) OP(surprisal) OP(argmax) /* rows.cu */                    \
-        OP(attention)                                                                 /* attention.cu */               \
-        OP(scores)                                                                    /* scores.cu */                  \
-        OP(share) OP(largest) OP(remember)                                            /* pooling.cu */                 \
-        OP(average) OP(smooth) OP(mass) OP(select)                                    /* selection.cu */               \
-        OP(mark) OP(filter) OP(regroup)                                               /* sets.cu */
+    /* backend_cuda.cc */ OP(alloc) OP(free) OP(admit) OP(bind) OP(unbind) OP(close) OP(stream_open) OP(stream_close)  \
+        OP(reserve) OP(scratch_bytes) OP(upload) OP(download) OP(copy)                                                 \
+    /* products.cu */ OP(matmul) OP(gated) OP(logits)                                                                  \
+    /* experts.cu */ OP(mix_experts)                                                                                   \
+    /* rows.cu */ OP(embed) OP(rmsnorm) OP(checked_rmsnorm) OP(rotate) OP(surprisal) OP(argmax)                        \
+    /* attention.cu */ OP(attention)                                                                                   \
+    /* scores.cu */ OP(scores)                                                                                         \
+    /* pooling.cu */ OP(share) OP(largest) OP(remember)                                                                \
+    /* selection.cu */ OP(average) OP(smooth) OP(mass) OP(select)                                                      \
+    /* sets.cu */ OP(mark) OP(filter) OP(regroup)
 /* clang-format on */
 #define LAZY_DECLARE(op) std::remove_pointer_t<decltype(lazy_ops::op)> lazy_cuda_##op;
 LAZY_CUDA_OPS(LAZY_DECLARE)
 #undef LAZY_DECLARE
 
-/* rows.cu: to[r, :] = scale * row ids[r] of the quantized w, or row r if ids is NULL, of n; scale is rounded to the
+/* rows.cu: to[r, :] = scale * row ids[r] of w, r < n; ids may be NULL for a quantized w: row r. scale is rounded to the
  * backend's type first. */
 int lazy_cuda_widen(lazy_stream *, void *to, const void *w, lazy_dtype, const int32_t *ids, int n, int cols,
                     float scale, lazy_error *);
 /* products.cu: y, in f32, = x W^T */
 int lazy_cuda_f32_product(lazy_stream *, float *y, const void *x, int n, const lazy_matrix *w, lazy_error *);
-/* y[i, :] = x[i / share, :] W^T with matrix chosen[i] of w, all of one part and type; y is of gate and up the gated
- * product. */
-int lazy_cuda_multiply_pairs(lazy_stream *, void *y, const void *x, int n, int share, const int32_t *chosen,
+/* y[i, :] = x[i / uses, :] W^T, where W is matrix chosen[i] of w; all of these have one part, of one type. gated: W is
+ * gate and up, and y their gated product. */
+int lazy_cuda_multiply_pairs(lazy_stream *, void *y, const void *x, int n, int uses, const int32_t *chosen,
                              const lazy_matrix *w, bool gated, lazy_error *);
 /* attention.cu: maximum number of partial results (row, head, chunk of keys) in passes of up to n_rows rows. */
 size_t lazy_cuda_max_partials(const lazy_config *, const lazy_cuda *, int n_rows);

@@ -1,7 +1,7 @@
-/* experts.cu — FFNs of which each row uses some: which ones, the rows of each, and the sum of what they make of them.
+/* experts.cu — FFNs of experts: chooses the experts of each row, and adds up their weighted outputs.
  *
- * Up to LAZY_PAIR_ROWS rows, each pair of a row and one of its experts is computed where it stands. More rows are
- * sorted by expert on the device; the host waits once for the number that each expert has. */
+ * With up to LAZY_PAIR_ROWS rows, each pair of a row and one of its experts is a GEMV of its own. More rows are sorted
+ * by expert on the device; the host waits once for the number that each expert has. */
 #include <algorithm>
 
 #include "scan.h"
@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(32)
     begin_kernel();
     __shared__ float row[LAZY_MAX_EXPERTS];
     __shared__ bool taken[LAZY_MAX_EXPERTS];
-    int lane = threadIdx.x; /* reads and writes only every 32nd expert's part of these */
+    int lane = threadIdx.x; /* alone reads and writes entries lane, lane + 32, … of these */
     const float *from = logits + (int64_t)blockIdx.x * n_experts;
     float zero = 0.0f, top = -INFINITY, total = 0.0f, of_chosen = 0.0f;
     for (int e = lane; e < n_experts; e += 32) {
@@ -129,17 +129,13 @@ bool are_alike(const lazy_matrix *w, int n)
     });
 }
 
-char *at(const lazy_stream *stream, void *rows, int64_t values)
-{
-    return (char *)rows + values * (int64_t)lazy_float_bytes(lazy_cuda_of(stream)->type);
-}
-
 /* The outputs of the experts for the rows of x, sorted by expert; places are set. */
 int multiply_sorted(lazy_stream *stream, const void *x, int n, const lazy_experts *experts, lazy_error *err)
 {
     lazy_cuda_stream *s = lazy_cuda_scratch(stream);
     int n_experts = experts->router.rows, d = experts->router.cols, k = stream->config->experts_per_token,
         n_pairs = n * k;
+    size_t row_bytes = lazy_row_bytes(lazy_cuda_of(stream)->type, d);
     int32_t counts[LAZY_MAX_EXPERTS];
     const char *what = "sorting rows by expert";
     int code = lazy_cuda_run(stream, what, err, count_pairs, n_experts, THREADS, s->counts, s->chosen, n_pairs);
@@ -155,7 +151,7 @@ int multiply_sorted(lazy_stream *stream, const void *x, int n, const lazy_expert
     if (!code) code = lazy_cuda_download(stream, counts, s->counts, (size_t)n_experts * sizeof *counts, err);
     for (int e = 0, first = 0; e < n_experts && !code; first += counts[e++]) {
         if (!counts[e]) continue;
-        void *states = at(stream, s->expert_states, (int64_t)first * d); /* of this expert's rows, then its outputs */
+        void *states = (char *)s->expert_states + first * row_bytes; /* of this expert's rows, then its outputs */
         code = lazy_cuda_gated(stream, s->expert_rows, states, counts[e], &experts->gate_up[e], err);
         if (!code) code = lazy_cuda_matmul(stream, states, s->expert_rows, counts[e], &experts->down[e], false, err);
     }

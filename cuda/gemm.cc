@@ -159,7 +159,7 @@ int lazy_gemm_run(lazy_gemm *g, cudaStream_t stream, void *y, const void *x, con
         if (!is_refusal(status))
             return lazy_fail(err, LAZY_DEVICE, "matrix product (%d, %d) by (%d, %d)^T: cublasLtMatmul: %s", n, cols,
                              rows, cols, g->cublas->status_name(status));
-        c->refused = of_choice == n; /* other n of this choice do not depend on what ran before */
+        c->refused = of_choice == n; /* a choice for n rounded up stays: other n must not depend on this call */
     }
     *refused = true;
     return LAZY_OK;

@@ -70,6 +70,12 @@ __device__ __forceinline__ void begin_kernel(bool next_starts = true)
     extern __shared__ __align__(16) unsigned char lazy_dynamic_shared[];                                               \
     T *name = reinterpret_cast<T *>(lazy_dynamic_shared)
 
+/* The 32-bit address in the shared state space, which instructions and matrix descriptors take. */
+__device__ __forceinline__ uint32_t shared_address(const void *shared)
+{
+    return (uint32_t)__cvta_generic_to_shared(shared);
+}
+
 /* ---- warp instructions: all 32 threads execute the same one together (.sync.aligned) ---- */
 
 /* d += a b, accumulated in f32; a: (16, 16), b: (16, 8), d: (16, 8). With g = lane / 4, t = lane % 4, and the value of
@@ -99,7 +105,7 @@ __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], const void *shared
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"((uint32_t)__cvta_generic_to_shared(shared_row))
+                 : "r"(shared_address(shared_row))
                  : "memory");
 }
 
@@ -107,7 +113,7 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], const void *
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"((uint32_t)__cvta_generic_to_shared(shared_row))
+                 : "r"(shared_address(shared_row))
                  : "memory");
 }
 
@@ -117,8 +123,8 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], const void *
  * data is undefined until this thread has waited; other threads need a barrier after that. */
 __device__ __forceinline__ void cp_async_16(void *shared, const void *global, bool valid)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(shared)),
-                 "l"(global), "r"(valid ? 16 : 0)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
+                 "r"(valid ? 16 : 0)
                  : "memory");
 }
 
@@ -140,16 +146,13 @@ struct mbarrier {
 /* By one thread, before a barrier of the block: a phase ends when `count` threads have arrived. */
 __device__ __forceinline__ void mbarrier_open(mbarrier *barrier, int count)
 {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"((uint32_t)__cvta_generic_to_shared(barrier)),
-                 "r"(count)
-                 : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
 }
 
 /* Earlier writes of this thread are visible to threads that have waited for the phase. */
 __device__ __forceinline__ void mbarrier_arrive(mbarrier *barrier)
 {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"((uint32_t)__cvta_generic_to_shared(barrier))
-                 : "memory");
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
 /* Waits for the end of the phase of this parity: the first phase's is 0, and 1 does not wait before the first ends. */
@@ -157,7 +160,7 @@ __device__ __forceinline__ void mbarrier_wait(mbarrier *barrier, uint32_t parity
 {
     asm volatile("{.reg .pred ended;\n"
                  "again_%=: mbarrier.try_wait.parity.shared::cta.b64 ended, [%0], %1;\n"
-                 "@!ended bra again_%=;}" ::"r"((uint32_t)__cvta_generic_to_shared(barrier)),
+                 "@!ended bra again_%=;}" ::"r"(shared_address(barrier)),
                  "r"(parity)
                  : "memory");
 }
@@ -165,9 +168,7 @@ __device__ __forceinline__ void mbarrier_wait(mbarrier *barrier, uint32_t parity
 /* Arrives for this thread once all of its copies have landed; is not waited for. */
 __device__ __forceinline__ void cp_async_arrive(mbarrier *barrier)
 {
-    asm volatile(
-        "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"((uint32_t)__cvta_generic_to_shared(barrier))
-        : "memory");
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
 /* By a whole warpgroup: gives registers back, or takes of those given back (sm_90a). */
@@ -191,12 +192,6 @@ template <int EACH> __device__ __forceinline__ void more_registers()
  * cp.async copies among them, visible to the async proxy, by which wgmma reads. Either every writing thread has its own
  * fence, followed by a barrier, or every thread that multiplies has it after it has waited for the writers. */
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-/* The 32-bit address in the shared state space, which matrix descriptors hold. */
-__device__ __forceinline__ uint32_t shared_address(const void *shared)
-{
-    return (uint32_t)__cvta_generic_to_shared(shared);
-}
 
 /* The compiler does not know that pending products use these registers: this keeps it from moving accesses to them
  * across this point. */
@@ -279,7 +274,7 @@ LAZY_WGMMA(__half, "f16")
 
 /* ---- between blocks ---- */
 
-/* Counts the callers: true for the last of n, which sees what the others had written, and resets the count to 0. */
+/* Counts the callers: true for the last of n, which sees all writes before the other calls, and resets the count. */
 __device__ __forceinline__ bool take_ticket(unsigned *taken, unsigned n)
 {
     unsigned before;

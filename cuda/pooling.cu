@@ -1,11 +1,12 @@
-/* pooling.cu — puts the scores of several layers, and of several passes, together. */
+/* pooling.cu — combines the scores of several layers, and of several passes. */
 #include "values.h"
 
 namespace
 {
 enum { THREADS = 256 };
 
-/* Without `share`, which is by position, writes the sums of blocks of tokens, so that the sum of all has one order. */
+/* Runs twice: first without `share`, and writes the sum of each block of tokens; then adds these up, in one order, and
+ * writes the shares, by position. */
 __global__ void __launch_bounds__(LAZY_TOKEN_BLOCK)
     share_scores(float *share, double *sums, const float *scores, const int32_t *in_play, int m, const uint8_t *flags)
 {
@@ -32,7 +33,8 @@ __global__ void __launch_bounds__(THREADS)
     scores[j] = largest;
 }
 
-/* A block fades the positions from its first token in play up to the next block's, then recalls its tokens. */
+/* A block multiplies what is remembered of the positions from its first token in play up to the next block's by
+ * memory.factor, then takes the larger of that and the score for each of its tokens. */
 __global__ void __launch_bounds__(THREADS) recall(float *scores, lazy_memory memory, const int32_t *in_play, int m)
 {
     begin_kernel();

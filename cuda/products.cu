@@ -1,8 +1,8 @@
 /* products.cu — products with weight matrices: by cuBLASLt for many rows of x; by a GEMV kernel for one row, and for
  * shapes that cuBLASLt refuses; for 2 to LAZY_FEW_ROWS rows of x and quantized weights by tensor cores, from blocks
- * that are widened in registers. Both kernels read quantized weights as they are stored; for cuBLASLt they are widened,
- * a panel of rows at a time, which takes a 7B's decode step on an H100 9.7 ms more with Q8_0; 32 rows take the
- * kernel 4.8. */
+ * that are widened in registers. Both kernels read quantized weights as they are stored; for cuBLASLt they are widened
+ * first, a panel of rows at a time. With Q8_0 on an H100, a 7B model's decode step of 32 rows takes 4.8 ms longer than
+ * one of a single row by the kernel, and 9.7 ms longer by cuBLASLt. */
 #include <algorithm>
 
 #include "blocks.h"
@@ -20,7 +20,7 @@ enum {
 };
 
 /* x . w, this lane's elements only, f32 accumulation */
-template <class T, class W> __device__ __forceinline__ float product(const T *x, const W *w, int cols)
+template <class T, class W> __device__ __forceinline__ float dot_of_lane(const T *x, const W *w, int cols)
 {
     constexpr bool PLAIN = lazy_block_values<W> == 1;
     constexpr int WIDE = 16 / sizeof(T), UNIT = PLAIN ? WIDE : LAZY_UNIT;
@@ -59,28 +59,23 @@ __device__ __forceinline__ float gated_value(float gate, float up, bool gelu)
 
 struct gemv_task {
     void *y;           /* (n, columns), rows of it `stride` apart, f32 if wide, else of type T */
-    const void *x;     /* (n, cols), of which row r / share is multiplied */
+    const void *x;     /* (n / uses, cols): row r of y is of row r / uses */
     const void *w;     /* (columns, cols), if gated (2 columns, cols): gate above up */
     const float *bias; /* (rows of w,) or NULL */
     int n, columns, cols, stride;
     bool wide, accumulate, gelu;
-    const int32_t *chosen = nullptr; /* (n,) each row's matrix, of those at w; NULL: the first, and share is 1 */
-    int share = 1;
+    const int32_t *chosen = nullptr; /* (n,) each row's matrix, of those at w; NULL: the first, and uses is 1 */
+    int uses = 1;
     int64_t matrix_bytes = 0; /* from one to the next */
     int first = 0;            /* row of y of the first block */
 };
 
-template <class Y> __device__ __forceinline__ void put(void *y, int64_t at, float total, bool accumulate)
-{
-    Y *out = static_cast<Y *>(y) + at;
-    lazy_narrow(out, accumulate ? lazy_wide(*out) + total : total);
-}
-
 template <class T> __device__ __forceinline__ void put_product(const gemv_task &p, int row, int column, float total)
 {
     int64_t at = (int64_t)row * p.stride + column;
-    if (p.wide) put<float>(p.y, at, total, p.accumulate);
-    else put<T>(p.y, at, total, p.accumulate);
+    auto put = [&](auto *y) { lazy_narrow(&y[at], p.accumulate ? lazy_wide(y[at]) + total : total); };
+    if (p.wide) put(static_cast<float *>(p.y));
+    else put(static_cast<T *>(p.y));
 }
 
 /* W: T, or the blocks of a format. Grid: (blocks of columns, rows of x). */
@@ -91,25 +86,24 @@ template <class T, class W, bool GATED> __global__ void __launch_bounds__(32 * W
     begin_kernel(false);
     if (column >= p.columns) return;
     if (p.chosen) {
-        of_x /= p.share;
+        of_x /= p.uses;
         matrix += p.chosen[row] * p.matrix_bytes;
     }
     const T *x = static_cast<const T *>(p.x) + (int64_t)of_x * p.cols;
     const W *w = reinterpret_cast<const W *>(matrix);
     int64_t blocks = p.cols / lazy_block_values<W>;
-    float total = lazy_warp_sum(product(x, w + column * blocks, p.cols));
+    float total = lazy_warp_sum(dot_of_lane(x, w + column * blocks, p.cols));
     if (p.bias) total += p.bias[column];
     if constexpr (GATED) {
-        float up = lazy_warp_sum(product(x, w + (p.columns + column) * blocks, p.cols));
+        float up = lazy_warp_sum(dot_of_lane(x, w + (p.columns + column) * blocks, p.cols));
         total = gated_value(total, up + (p.bias ? p.bias[p.columns + column] : 0.0f), p.gelu);
     }
     if (threadIdx.x % 32 == 0) put_product<T>(p, row, column, total);
 }
 
-/* Up to TILES * TILE_ROWS rows of x times FEW_COLUMNS rows of blocks W, which are widened to T. Each warp adds every
- * FEW_WARPS-th stretch of four units, of which lane % 4 takes one, and the columns lane / 4 and 8 more. A product of
- * operands takes 4 values of each unit; which, does not matter, as long as they are the same on both sides. Grid:
- * (blocks of columns). */
+/* Up to TILES * TILE_ROWS rows of x times FEW_COLUMNS rows of blocks W, which are widened to T. Each warp takes every
+ * FEW_WARPS-th stretch of four units; a lane widens unit lane % 4 of it for the columns lane / 4 and lane / 4 + 8. An
+ * mma takes 4 values of each unit, in any order that is the same in both operands. Grid: (blocks of columns). */
 template <class T, class W, int TILES> __global__ void __launch_bounds__(32 * FEW_WARPS) few_rows(gemv_task p)
 {
     begin_kernel(false);
@@ -163,19 +157,14 @@ template <class T, class W, int TILES> __global__ void __launch_bounds__(32 * FE
     }
 }
 
-template <class T, class W, int TILES> cudaError_t launch_few_rows(const gemv_task &p, cudaStream_t queue)
-{
-    return lazy_launch(few_rows<T, W, TILES>, dim3(lazy_blocks(p.columns, FEW_COLUMNS)), dim3(32 * FEW_WARPS), 0, queue,
-                       p);
-}
-
 template <class T, class W, bool GATED> cudaError_t run_gemv(gemv_task p, cudaStream_t queue)
 {
     if constexpr (lazy_block_values<W> > 1 && sizeof(T) == 2 && !GATED)
         if (p.n > 1 && p.n <= LAZY_FEW_ROWS && !p.chosen)
-            return p.n <= TILE_ROWS       ? launch_few_rows<T, W, 1>(p, queue)
-                   : p.n <= 2 * TILE_ROWS ? launch_few_rows<T, W, 2>(p, queue)
-                                          : launch_few_rows<T, W, 4>(p, queue);
+            return lazy_launch(p.n <= TILE_ROWS       ? few_rows<T, W, 1>
+                               : p.n <= 2 * TILE_ROWS ? few_rows<T, W, 2>
+                                                      : few_rows<T, W, 4>,
+                               dim3(lazy_blocks(p.columns, FEW_COLUMNS)), dim3(32 * FEW_WARPS), 0, queue, p);
     cudaError_t failed = cudaSuccess;
     for (; p.first < p.n && failed == cudaSuccess; p.first += MAX_GRID)
         failed =
@@ -241,8 +230,8 @@ __global__ void __launch_bounds__(THREADS) cap_logits(float *logits, int vocab, 
 
 dim3 blocks_of(int n, int columns, int per_block) { return dim3(n, lazy_blocks(columns, per_block)); }
 
-/* The most rows of x that these kernels multiply unless cuBLASLt refuses: of plain weights one, since cuBLASLt takes
- * half as long for two to four. */
+/* The most rows of x for which these kernels are chosen; they take more where cuBLASLt refuses. With plain weights one,
+ * since for two to four rows cuBLASLt takes half as long. */
 int most_few_rows(lazy_stream *stream, lazy_dtype dtype)
 {
     return lazy_is_quantized(dtype) ? lazy_few_rows(lazy_cuda_of(stream)) : 1;
@@ -337,14 +326,14 @@ int lazy_cuda_gated(lazy_stream *stream, void *y, const void *x, int n, const la
     });
 }
 
-int lazy_cuda_multiply_pairs(lazy_stream *stream, void *y, const void *x, int n, int share, const int32_t *chosen,
+int lazy_cuda_multiply_pairs(lazy_stream *stream, void *y, const void *x, int n, int uses, const int32_t *chosen,
                              const lazy_matrix *w, bool gated, lazy_error *err)
 {
     int columns = gated ? w->rows / 2 : w->rows;
     const lazy_part &part = w->part[0];
     int64_t bytes = (int64_t)lazy_cuda_aligned(w->rows * lazy_row_bytes(part.dtype, w->cols));
-    gemv_task p = { y,      x,     part.data, nullptr, n, columns, w->cols, columns, false, false, stream->config->gelu,
-                    chosen, share, bytes };
+    gemv_task p = { y,      x,    part.data, nullptr, n, columns, w->cols, columns, false, false, stream->config->gelu,
+                    chosen, uses, bytes };
     return gated ? run_gemv<true>(stream, "GEMV of experts", part.dtype, p, err)
                  : run_gemv<false>(stream, "GEMV of experts", part.dtype, p, err);
 }

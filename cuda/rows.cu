@@ -164,13 +164,6 @@ template <class T, int W> struct alignas(sizeof(T) * W < 16 ? sizeof(T) * W : 16
     T value[W];
 };
 
-/* The sum over the t.lanes lanes of a head, in all of them. */
-template <class V> __device__ __forceinline__ V head_sum(V value, const rotation &t)
-{
-    for (int step = t.lanes / 2; step; step /= 2) value += __shfl_xor_sync(~0u, value, step);
-    return value;
-}
-
 /* RMSNorm of one head (unless weight is NULL), then RoPE on its pairs (i, i + D/2); t.late: RoPE first. `to` may be
  * `from`, and is NULL in lanes that have no head and only take part in the sums. rope: (D,) cosines, then sines, of the
  * row's position. A lane has W pairs of every W t.lanes. */
@@ -197,13 +190,13 @@ __device__ __forceinline__ void rotate_head(T *to, const T *from, const float *r
             decltype(sum) x = t.late ? a * c - b * s : a, y = t.late ? b * c + a * s : b;
             sum += x * x + y * y;
         });
-        return head_sum(sum, t);
+        return lazy_warp_reduce(sum, lazy_add(), t.lanes);
     };
     if (weight) {
         if (t.layer_norm) {
             float sum = 0.0f;
             for_pairs([&](float a, float b, float, float) { sum += a + b; });
-            mean = head_sum(sum, t) / (float)t.d;
+            mean = lazy_warp_reduce(sum, lazy_add(), t.lanes) / (float)t.d;
         }
         factor = 1.0f / sqrtf(squares(0.0f) / (float)t.d + t.eps);
         if (__ballot_sync(~0u, factor == 0.0f)) { /* the squares overflowed */
@@ -325,7 +318,9 @@ int lazy_cuda_widen(lazy_stream *stream, void *to, const void *w, lazy_dtype dty
         using T = decltype(type);
         return lazy_with_format<T>(dtype, [&](auto format) -> int {
             using B = decltype(format);
-            if constexpr (lazy_block_values<B> == 1) return LAZY_INVALID;
+            if constexpr (lazy_block_values<B> == 1)
+                return lazy_cuda_run(stream, "embedding", err, embed_rows<T>, n, THREADS, (T *)to, ids, (const T *)w,
+                                     cols, scale);
             else
                 return lazy_cuda_run(stream, "widening weights", err, widen_rows<T, B>,
                                      lazy_blocks(n * (cols / LAZY_UNIT), THREADS), THREADS, (T *)to, (const B *)w, ids,
@@ -337,14 +332,7 @@ int lazy_cuda_widen(lazy_stream *stream, void *to, const void *w, lazy_dtype dty
 int lazy_cuda_embed(lazy_stream *stream, void *x, const int32_t *ids, int n, const lazy_matrix *table, lazy_error *err)
 {
     const lazy_part &part = table->part[0];
-    if (lazy_is_quantized(part.dtype))
-        return lazy_cuda_widen(stream, x, part.data, part.dtype, ids, n, table->cols, stream->config->embedding_scale,
-                               err);
-    return lazy_cuda_with_type(stream, [&](auto type) {
-        using T = decltype(type);
-        return lazy_cuda_run(stream, "embedding", err, embed_rows<T>, n, THREADS, (T *)x, ids, (const T *)part.data,
-                             table->cols, stream->config->embedding_scale);
-    });
+    return lazy_cuda_widen(stream, x, part.data, part.dtype, ids, n, table->cols, stream->config->embedding_scale, err);
 }
 
 int lazy_cuda_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps,

@@ -185,9 +185,9 @@ template <class T> __global__ void __launch_bounds__(32 * SUM_WARPS) sum_chunks(
             tile s = {};
             lazy_softmax more[4] = { EMPTY, EMPTY, EMPTY, EMPTY };
             multiply<T>(s, t, head, first, key);
-            for_each([&](int e, int i, int j) { /* fmaxf ignores NaN; the sum keeps it */
-                                                more[i].max = fmaxf(more[i].max,
-                                                                    contains(seen[i], key + j) ? at(s, e) : -INFINITY);
+            /* fmaxf ignores NaN; the sum keeps it */
+            for_each([&](int e, int i, int j) {
+                more[i].max = fmaxf(more[i].max, contains(seen[i], key + j) ? at(s, e) : -INFINITY);
             });
             for_each([&](int e, int i, int j) {
                 more[i].sum += contains(seen[i], key + j) ? exp2f(at(s, e) - base_of(more[i].max)) : 0.0f;
@@ -219,13 +219,13 @@ __global__ void __launch_bounds__(32 * SUM_WARPS) merge_chunks(scoring t)
     if (lane == 0) chunks[0] = { base_of(all.max), 1.0f / all.sum };
 }
 
-/* A block pools 32 keys over all heads and rows; each of its warps adds a share of the heads, in ascending order. */
+/* A block pools 32 keys over all heads and rows; each of its warps adds a part of the heads, in ascending order. */
 template <class T> __global__ void __launch_bounds__(32 * POOL_WARPS) pool_rows(scoring t)
 {
     begin_kernel();
     __shared__ float sums[POOL_WARPS][ROWS][KEYS + PAD]; /* over the warp's heads */
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, begin = first_query(t), first_key = blockIdx.x * KEYS,
-        heads = (t.n_heads + POOL_WARPS - 1) / POOL_WARPS, end_head = min((warp + 1) * heads, t.n_heads);
+        heads = lazy_blocks(t.n_heads, POOL_WARPS), end_head = min((warp + 1) * heads, t.n_heads);
     bool largest = t.pooling != LAZY_POOLING_MEAN, squared = t.pooling == LAZY_POOLING_RMS;
     auto pool = [&](float a, float b) { return largest ? lazy_larger(a, b) : a + b; };
     float pooled = 0.0f; /* of key `lane` over rows warp, warp + POOL_WARPS … of each tile, then over all */
@@ -301,8 +301,8 @@ int lazy_cuda_scores(lazy_stream *stream, float *scores, const lazy_attending *a
                         heads,
                         heads / c->n_kv_heads,
                         c->head_dim,
-                        lazy_cuda_scale(c),
-                        lazy_cuda_cap(c),
+                        lazy_attention_scale(c),
+                        lazy_attention_cap(c),
                         pooling };
     return lazy_cuda_with_type(stream, [&](auto type) {
         using T = decltype(type);

@@ -1,6 +1,5 @@
 /* selection.cu — selects the tokens to keep by their scores. Each block of threads orders a block of tokens; the last
- * to finish finds the threshold, and a second kernel writes. Sums are of integers, so that no order of threads shows.
- */
+ * to finish finds the threshold, and a second kernel writes. Sums are of integers: the order of threads cannot show. */
 #include <type_traits>
 
 #include "scan.h"
@@ -137,7 +136,7 @@ __device__ __forceinline__ unsigned long long count_of(uint32_t order, uint32_t 
 
 /* Orders the tokens. For `select`, finds the lowest order of the `wanted` highest-scoring free tokens, and counts[b] =
  * sum of count_of over block b. For `mass`, *n_free = how many of the highest-scoring free tokens are needed so that
- * they and the forced prunable ones have the share `wanted` of the scores of all prunable tokens. */
+ * they and the forced prunable ones hold the fraction `wanted` of the scores of all prunable tokens. */
 template <bool BY_MASS>
 __global__ void __launch_bounds__(SCAN_THREADS)
     find_threshold(tokens t, double wanted, lazy_choice *choice, unsigned long long *counts, int32_t *n_free)

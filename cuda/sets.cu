@@ -12,7 +12,7 @@ __global__ void __launch_bounds__(THREADS) mark_rows(int32_t *depth, const int32
     if (r < n) depth[rows[r]] = value;
 }
 
-/* Without `out`, writes how many positions of each block are wanted. */
+/* Runs twice: first without `out`, and writes how many positions of each block are wanted; then writes these. */
 __global__ void __launch_bounds__(SCAN_THREADS)
     filter_positions(int32_t *out, int32_t *n_out, int *counts, const int32_t *positions, int n, const int32_t *depth,
                      int low, int high)

@@ -67,10 +67,11 @@ struct lazy_max {
     __device__ __forceinline__ float operator()(float a, float b) const { return fmaxf(a, b); }
 };
 
-/* All values of the warp put together, for each of its threads. Not a memory barrier. */
-template <class T, class F> __device__ __forceinline__ T lazy_warp_reduce(T value, F put_together)
+/* The values of `lanes` neighbouring threads (a power of 2) put together, for each of them; the whole warp calls it.
+ * Not a memory barrier. */
+template <class T, class F> __device__ __forceinline__ T lazy_warp_reduce(T value, F put_together, int lanes = 32)
 {
-    for (int step = 16; step; step /= 2) value = put_together(value, __shfl_xor_sync(~0u, value, step));
+    for (int step = lanes / 2; step; step /= 2) value = put_together(value, __shfl_xor_sync(~0u, value, step));
     return value;
 }
 template <class T> __device__ __forceinline__ T lazy_warp_sum(T value) { return lazy_warp_reduce(value, lazy_add()); }
@@ -80,7 +81,7 @@ __device__ __forceinline__ float lazy_warp_max(float value) { return lazy_warp_r
 template <class T, class F> __device__ __forceinline__ T lazy_block_reduce(T value, T *scratch, F put_together)
 {
     value = lazy_warp_reduce(value, put_together);
-    int warps = ((int)blockDim.x + 31) / 32;
+    int warps = lazy_blocks((int)blockDim.x, 32);
     __syncthreads(); /* an earlier call may still be reading scratch */
     if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
     __syncthreads();

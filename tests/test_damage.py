@@ -98,7 +98,7 @@ def test_a_damaged_head_is_named_by_its_first_row(tmp_path: Path, value: float) 
 
 @pytest.mark.parametrize(("part", "layer"), [("keys", 2), ("values", 2), ("aux", 1)])
 def test_damaged_activations_are_named_by_the_layer_that_reads_them(tmp_path: Path, part: str, layer: int) -> None:
-    """Planted in the state of a session. A token that waits for layer 2 waits with the output of layer 1."""
+    """Planted in the state of a session. A token that waits for layer 2 waits with the input of layer 1."""
     made = tiny.build(SHAPE, tmp_path)
     rules = tiny.pruning([(1, 0.5)], memory=0.9, decode=[(0, 1.0), (1, 0.9)])
     session, other = made.load().session(rules), made.load().session(rules)

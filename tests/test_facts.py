@@ -37,7 +37,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 def test_facts_1_and_2_sets_shrink_layers_fill_from_below_and_nothing_is_computed_twice(
     tiny_of: Build, rules: dict[str, Any]
 ) -> None:
-    """Layers 0 ... depth-1 have computed a token, so one Aux row, the input of layer `depth`, revives it."""
+    """Layers 0 ... depth-1 hold a token's K and V, so one Aux row, the input of layer `depth` - 1, revives it."""
     n_layers = 5
     tiny = tiny_of(Shape(seed=20, n_layers=n_layers))
     layers_of: dict[int, list[int]] = {}

@@ -37,7 +37,7 @@ typedef struct attending {
     lazy_attending a;
     lazy_dtype kv_type;
     const lazy_seen *seen; /* (n,) tokens of in_play that each row sees */
-    int first_key, n_keys; /* those that any row sees: in_play[first_key … first_key+n_keys-1] */
+    int first_key, n_keys; /* the keys that some row sees: in_play[first_key … first_key+n_keys-1] */
     float *partial;        /* (n, H, chunks, D + 2) output, maximum, sum; unused if chunks is 1 */
     float *raw_scores;     /* (H, m) scaled and capped q k^T of the last row, for its scores; NULL if there are none */
     float scale, cap;
@@ -326,8 +326,8 @@ int lazy_cpu_attention(lazy_stream *stream, void *y, const lazy_attending *a, la
         .seen = scratch->seen,
         .partial = scratch->partial,
         .raw_scores = stream->scores_follow ? scratch->probabilities : NULL,
-        .scale = scale_of(c),
-        .cap = cap_of(c),
+        .scale = lazy_attention_scale(c),
+        .cap = lazy_attention_cap(c),
         .heads_per_key = c->n_heads / c->n_kv_heads,
     };
     lazy_cpu_see(scratch->seen, a);

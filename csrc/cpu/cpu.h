@@ -1,8 +1,6 @@
 /* cpu.h — what the files of the CPU backend share. Activations are f32; weights are read as the file has them. */
 #pragma once
 
-#include <math.h>
-
 #include "../backend.h"
 #include "../numeric.h"
 #include "kernels.h"
@@ -89,21 +87,13 @@ static inline float *scratch_of(const lazy_stream *stream, int worker)
 /* seen[r] = the positions in in_play that are at or before rows[r] and less than `window` before it */
 void lazy_cpu_see(lazy_seen *seen, const lazy_attending *);
 
-/* The factor on q.k for softmaxes to the base 2. */
-static inline float scale_of(const lazy_config *c)
-{
-    return (float)(M_LOG2E / sqrt(c->query_scalar ? (double)c->query_scalar : c->head_dim));
-}
-
-/* Rows sorted by expert. Expert e has those from begin[e] to begin[e + 1]. */
+/* Rows sorted by expert. Expert e has those from begin[e] to begin[e + 1] - 1. */
 typedef struct lazy_sorted_rows {
     const int32_t *begin; /* (n_experts + 1,) */
-    const int32_t *rows;  /* (begin[n_experts],) the row of x that each is; NULL: x is sorted */
+    const int32_t *rows;  /* (begin[n_experts],) each one's row of x; NULL: x is sorted */
     int n_experts;
-    int n; /* rows of x: they choose the kernels, so that products depend on no other row's experts */
+    int n; /* rows of x, by which kernels are chosen: no row's sums depend on other rows' experts */
 } lazy_sorted_rows;
-/* The cap on those products; 0: none. */
-static inline float cap_of(const lazy_config *c) { return (float)M_LOG2E * c->attention_cap; }
 
 /* The ops that the files of this folder define, as lazy_cpu_NAME. */
 #define LAZY_CPU_OPS(work)                                                                                             \

@@ -1,4 +1,4 @@
-/* experts.c — FFNs of which each row uses some: which ones, and the sum of what they make of it. */
+/* experts.c — FFNs of experts: chooses the experts of each row, and adds up their weighted outputs. */
 #include <string.h>
 
 #include "cpu.h"
@@ -48,7 +48,8 @@ static void route_rows(void *job, int task, int worker)
     }
 }
 
-/* Sorts pairs of a row and an expert by expert, then row: begin[e] is the first of expert e; places: the pairs'. */
+/* Sorts the pairs of a row and an expert by expert, then row. begin[e]: the first pair of expert e. places: in, the
+ * pairs' experts; out, where they are sorted to. */
 static void sort_by_expert(const mixture *m, int32_t begin[LAZY_MAX_EXPERTS + 1])
 {
     const lazy_cpu_stream *s = (lazy_cpu_stream *)m->stream;

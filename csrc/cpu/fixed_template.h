@@ -88,12 +88,12 @@ static void convert(void *to, const float *from, int k)
 
 /* ---- scales ----------------------------------------------------------------------------- */
 
-/* The scales of n groups of a row of weights, then what is to be added to each value; of LAZY_Q6_K the scales of 16
+/* The scales of n groups of a row of weights, then the offsets that their values have; of LAZY_Q6_K the scales of 16
  * half groups. In long blocks they are integers, which the block's own scale and offset multiply. */
 INLINE vec scales_at(const char *row, lazy_dtype dtype, int n)
 {
     if (lazy_formats[dtype].values > LAZY_GROUP) return integer_scales(row, dtype, 0);
-    words halves; /* pairs of scale and offset, or what follows the scale */
+    words halves; /* pairs of a scale and the two bytes behind it, which are the offset if there is one */
     EACH(g, STRETCH) {
         int32_t pair;
         memcpy(&pair, row + min_int(g, n - 1) * lazy_formats[dtype].bytes, sizeof pair);
@@ -130,7 +130,7 @@ INLINE bool is_exact(lazy_dtype dtype) { return dtype == LAZY_Q6_K || (DIGITS ==
 
 typedef float factors[DOT_ROWS][4][16]; /* of rows of x and columns: the products of their scales, group by group */
 
-/* Notes the factors of a stretch of n groups and adds what offsets give. */
+/* Stores the factors of a stretch of n groups and adds the products with the offsets. */
 INLINE void begin_stretch(factors factor, eight sum[][4], const dot_products *t, int n, const int rows, const int cols)
 {
     const bool long_block = lazy_formats[t->dtype].values > LAZY_GROUP;

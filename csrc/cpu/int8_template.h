@@ -115,8 +115,8 @@ typedef struct tile_product {
     bool accumulate;
 } tile_product;
 
-/* Adds the products of words first … first + n_words - 1 of one group; start and scale: what the integers' sums begin
- * with, a word of x's group, and the row of the panel that they are multiplied by. */
+/* Adds the products of words first … first + n_words - 1 of one group. start: the word of x's group that the integers'
+ * sums begin with; scale: the row of the panel that they are multiplied by. */
 INLINE void tile_words(vec sum[][TILE_VECTORS], const operand *a, int64_t a_stride, const float *panel, const int rows,
                        const int first, const int n_words, const int start, const int scale)
 {

@@ -17,7 +17,7 @@ typedef struct lazy_products {
     const char *name; /* of a backend that computes with them */
     int unit, row_operands, panel_operands;
     int tile_rows, tile_cols; /* size of the register tile */
-    /* Most rows of x for which dots is faster than pack and tile, by weights: of 16 bits, and others, read slowly. */
+    /* Most rows of x for which dots is faster than pack and tile: with weights of 16 bits, and with slower ones. */
     int max_unpacked_halves, max_unpacked_others;
 
     /* to[:] = the k values as operands */
@@ -97,8 +97,7 @@ typedef struct lazy_arithmetic {
     lazy_compute compute;
     const lazy_kernels *kernels;   /* of rows and attention; in int8 those in bf16, or f32 where there are none */
     const lazy_products *products; /* with weights; in int8 they have no dots */
-    const lazy_products
-        *fixed; /* with few rows of x and some formats of weights: no panels; in int8 all formats; or NULL */
+    const lazy_products *fixed; /* with few rows of x, of some formats of weights, in int8 of all; no panels; or NULL */
 } lazy_arithmetic;
 
 /* The arithmetic with the instruction set `isa`, or with the best one if isa is NULL; NULL if this machine has none. */

@@ -8,7 +8,7 @@ typedef struct scoring {
     const lazy_kernels *kernels;
     const float *q; /* one query row: (H, D) */
     lazy_attending a;
-    lazy_seen seen;       /* those that the row sees */
+    lazy_seen seen;       /* the tokens that the row sees */
     float *probabilities; /* (H, m) */
     float *scores;        /* (m,) */
     int row, n_rows;
@@ -27,14 +27,15 @@ static void multiply_keys(void *job, int task, int worker)
     int heads_per_key = c->n_heads / c->n_kv_heads, first = task % tasks * TOKENS_PER_TASK,
         n = block_end(task % tasks, TOKENS_PER_TASK, visible) - first;
     const float *q = t->q + g * heads_per_key * d;
-    float *scaled = scratch_of(t->stream, worker), scale = scale_of(c);
+    float *scaled = scratch_of(t->stream, worker), scale = lazy_attention_scale(c);
     for (int i = 0; i < heads_per_key * d; i++) scaled[i] = q[i] * scale;
     first += t->seen.begin;
     t->kernels->rows->key_dots(t->probabilities + (int64_t)g * heads_per_key * t->a.m + first, t->a.m, scaled,
                                heads_per_key, kv_row(t->stream, t->a.kv, t->a.kv.k, g, 0), t->stream->backend->kv,
                                t->a.in_play + first, n, d);
     for (int h = 0; h < heads_per_key && c->attention_cap > 0; h++)
-        t->kernels->rows->cap_row(t->probabilities + (int64_t)(g * heads_per_key + h) * t->a.m + first, n, cap_of(c));
+        t->kernels->rows->cap_row(t->probabilities + (int64_t)(g * heads_per_key + h) * t->a.m + first, n,
+                                  lazy_attention_cap(c));
 }
 
 static void normalise_head(void *job, int head, int worker)

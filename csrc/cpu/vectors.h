@@ -1,4 +1,4 @@
-/* vectors.h — vectors of LANES floats and what all kernels do with them, for rows_template.h, linear_template.h and
+/* vectors.h — vectors of LANES floats and the operations on them, for rows_template.h, linear_template.h and
  * int8_template.h.
  *
  * The including file defines LANES and, where the instruction set has them, LARGER(a, b), and HALVES_AT(address) with

@@ -7,7 +7,6 @@
 
 #include "../session.h"
 
-/* The state of the module. */
 #define CORE_OBJECTS(work)                                                                                             \
     work(model_type) work(session_type) work(sampler_type) work(checkpoint_error) work(device_error)
 typedef struct core_state {
@@ -65,7 +64,7 @@ lazy_sampler *sampler_at_rest(const SamplerObject *self);
 
 /* Sets the Python exception for err; returns NULL. For LAZY_CANCELLED the callback has set one already. */
 PyObject *core_raise(const core_state *state, const lazy_error *err);
-/* The result of a method that has called the core: takes `result`, NULL perhaps, and gives it or that exception. */
+/* The result of a method that has called the core: `result`, which it takes (or NULL), or the exception for err. */
 PyObject *core_result(const void *object, PyObject *result, const lazy_error *err);
 PyObject *core_none(const void *object, const lazy_error *err); /* the result None */
 
@@ -108,7 +107,7 @@ void watcher_begin(watcher *w, PyObject *callback);
 void watcher_hold(watcher *w);
 void watcher_release(watcher *w);
 
-/* policy.c: the session's policy, for the core; what it may read: session.view(part, first, n) -> array. */
+/* policy.c: the session's policy, for the core, and session.view(part, first, n) -> array, by which it reads. */
 lazy_policy policy_of(SessionObject *self);
 PyObject *session_view(SessionObject *self, PyObject *args);
 

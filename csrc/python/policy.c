@@ -68,8 +68,8 @@ static int call_policy(void *context, const lazy_view *view, float *scores, int 
     SessionObject *self = context;
     lazy_error err = { 0 };
     int32_t last;
-    int code = lazy_view_copy(view, LAZY_VIEW_IN_PLAY, view->n_in_play - 1, 1, &last,
-                              &err); /* a device is waited for without the GIL */
+    /* waits for the device, without the GIL */
+    int code = lazy_view_copy(view, LAZY_VIEW_IN_PLAY, view->n_in_play - 1, 1, &last, &err);
     int64_t started = now_ns();
     watcher_hold(self->watcher);
     if (code) {

@@ -22,7 +22,7 @@ PyObject *session_create(ModelObject *model, PyObject *dict)
     return core_result(model, (PyObject *)self, &err);
 }
 
-/* A policy may hold its session. Without tp_clear the circle is broken at the policy, which no pass misses. */
+/* A policy may hold its session. Without tp_clear the cycle is broken at the policy, when no pass needs it any more. */
 static int session_traverse(SessionObject *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE((PyObject *)self));

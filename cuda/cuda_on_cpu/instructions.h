@@ -1,4 +1,4 @@
-/* instructions.h — what kernels use of CUDA and of kernel.h, but for wgmma. */
+/* instructions.h — the functions of CUDA and of kernel.h that kernels use; wgmma.h has those of wgmma. */
 #pragma once
 
 #include <cmath>
@@ -138,8 +138,6 @@ inline float __fdividef(float a, float b) { return a / b; }
 
 template <class T> T min(T a, T b) { return a < b ? a : b; }
 template <class T> T max(T a, T b) { return a > b ? a : b; }
-inline float min(float a, float b) { return fminf(a, b); }
-inline float max(float a, float b) { return fmaxf(a, b); }
 
 /* Accumulates in f32 in the order of k; a GPU's tensor cores use another order and rounding. */
 template <class T>
@@ -234,8 +232,8 @@ inline void cp_async_arrive(mbarrier *barrier)
     mbarrier_arrive(barrier);
 }
 
-/* Of the copies that arrived at mbarriers, fences those of the one that the thread waited for last; what other threads
- * of the same product leave unfenced after that shows no more. */
+/* Fences this thread's copies and those that arrived at the mbarrier it waited for last. A missing fence of another
+ * thread of the same product is not detected after that. */
 UNSEEN inline void fence_proxy_async()
 {
     executor &e = *running;

@@ -23,8 +23,7 @@ extern "C" void *__tls_get_addr(size_t (*module_and_offset)[2]);
 
 /* The thread-local variables of the kernel's library in the thread that runs blocks, static shared memory among them.
  * bytes is 0 under sanitizers, whose own variables may be there too. They are looked up even then, because the first
- * access allocates them: if a kernel did that, TSan would see one CUDA thread allocate the memory that another writes
- */
+ * access allocates them: if a kernel did that, TSan would see one CUDA thread allocate what another writes. */
 struct static_shared {
     const void *kernel;
     char *start;

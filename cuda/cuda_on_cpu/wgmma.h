@@ -70,7 +70,7 @@ inline void finish(size_t which)
 }
 
 /* Checks that all lanes pass the same matrices, and gathers the lanes' registers of a. */
-UNSEEN inline void share_operands(product &p)
+UNSEEN inline void gather_operands(product &p)
 {
     const exchange &e = exchange_values_aligned(p.operands, "wgmma", p.at);
     int quad = current->lane() / 4 * 4;
@@ -93,7 +93,7 @@ void issue_product(float (&d)[N][4], uint64_t a, const uint32_t *a_registers, ui
     auto wide = [](uint16_t bits) { return half_of<T>(bits, 0); };
     product p = { d, 8 * N, a_registers, { a, b, {} }, b_mn_major, wide, self.open_products, at };
     if (a_registers) memcpy(p.operands.registers, a_registers, sizeof p.operands.registers);
-    share_operands(p);
+    gather_operands(p);
     if (!self.registers_fenced) fail(at, "wgmma without wgmma_fence since the last wait");
     read_shared(p, p.a, p.b);
     auto same = [&](const product &earlier) { return earlier.d == d; };

@@ -54,8 +54,7 @@ static inline float random_float(void) { return (float)((double)random_bits() / 
 
 /* ---- errors ----------------------------------------------------------------------------- */
 
-/* Largest difference as a share of the largest value, or of min_scale if that is greater; NaN anywhere gives infinity.
- */
+/* Largest difference, divided by the largest value, or by min_scale if that is greater; infinite if there is a NaN. */
 static inline double error_above(double min_scale, const float *got, const float *want, size_t n)
 {
     double worst = 0, largest = min_scale;

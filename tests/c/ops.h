@@ -38,10 +38,9 @@ bool all_freed(void);
 double error_of(const float *got, const float *want, size_t n);
 
 static const double TOLERANCE = 3e-6; /* of f32 sums against sums in double */
-static const double FIXED =
-    1e-3; /* where x is rounded to 16 bits of fixed point; test_fixed_products has the bound of each sum */
-static const double ROUNDED = 1e-2;  /* where powers in attention, or rows between two products, are rounded to bf16 */
-static const double INTEGERS = 3e-2; /* where rows are rounded to integers of 8 bits before each of two products */
+static const double FIXED = 1e-3;     /* where x has 16 bits of fixed point; test_fixed_products bounds each sum */
+static const double ROUNDED = 1e-2;   /* where powers in attention, or rows between two products, are rounded to bf16 */
+static const double INTEGERS = 3e-2;  /* where rows are rounded to integers of 8 bits before each of two products */
 
 /* ---- the two sides ---------------------------------------------------------------------- */
 

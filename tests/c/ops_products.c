@@ -15,8 +15,8 @@ static lazy_matrix random_matrix(int parts, int rows, int cols, lazy_dtype dtype
             continue;
         }
         size_t n = (size_t)part->rows * lazy_row_bytes(part->dtype, cols) / sizeof(uint16_t);
-        uint16_t *half =
-            room((n + 1) * sizeof *half); /* bf16: ±0.5 to 2; f16, and with it scales: -2 to 2, of 8 bits for bf16 */
+        /* bf16: ±0.5 to 2; f16, and with it scales: -2 to 2, of 8 bits for bf16 */
+        uint16_t *half = room((n + 1) * sizeof *half);
         uint32_t f16_bits = computing == LAZY_COMPUTE_BF16 && part->dtype == LAZY_F16 ? 0xbbf8 : 0xbbff;
         for (size_t k = 0; k < n; k++)
             half[k] =
@@ -122,8 +122,8 @@ static void test_quantized_products(sides s)
         test_matmul(s, UNPACKED_ROWS_LIMIT + 3, 1, 37, long_row, (lazy_dtype)dtype, false, false, true);
         test_matmul(s, UNPACKED_ROWS_LIMIT + 20, 3, 21, 1280, (lazy_dtype)dtype, true, true, false);
         test_matmul(s, 5, 3, 21, 512, (lazy_dtype)dtype, true, false, true);
-        test_matmul(s, 1, 3, 21, 512, (lazy_dtype)dtype, true, false,
-                    false); /* in fixed point only if all formats are */
+        /* in fixed point only if all formats are */
+        test_matmul(s, 1, 3, 21, 512, (lazy_dtype)dtype, true, false, false);
     }
     seed = before;
 }

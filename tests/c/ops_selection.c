@@ -93,7 +93,7 @@ static void test_average(side fast, int m, int n)
     CHECK_FREED(error_of(mean, want, (size_t)m) < TOLERANCE, "average m %d of %d", m, n);
 }
 
-/* Without Aux, what ends is gone and what goes on is whole. */
+/* Without an Aux cache, dropped rows are lost and the others are whole. */
 static void test_regroup_for_good(side fast, int length)
 {
     int n_new = random_int(1, length);

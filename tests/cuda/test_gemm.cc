@@ -1,8 +1,7 @@
 /* test_gemm.cc — tests matrix products against plain loops, what is asked of cuBLASLt, and the search for it.
  *
  * Runs on a GPU, or without one on the fakes in cuda/cuda_on_cpu. With the path of a libcublasLt as its argument, it
- * also tests that the library is found in each place that is searched. Prints the failures, then "N passed, N failed".
- */
+ * also tests that the library is found in each place that is searched. Prints failures, then "N passed, N failed". */
 #include <dlfcn.h>
 #include <sys/stat.h>
 #include <sys/wait.h>

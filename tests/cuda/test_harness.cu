@@ -94,8 +94,8 @@ template <class T> __global__ void __launch_bounds__(32) product(const T *a, con
         const T *at = shared + step % 2 * STAGE;
         uint32_t fa[4], fb[4];
         ldmatrix_x4(fa, at + lane % 16 * A_ROW + lane / 16 * 8 + (planted == MISALIGNED ? 1 : 0));
-        ldmatrix_x4_trans(fb,
-                          at + 16 * A_ROW + lane % 16 * B_ROW); /* the rows of lanes 16 to 31 are loaded but not used */
+        /* the rows of lanes 16 to 31 are loaded but not used */
+        ldmatrix_x4_trans(fb, at + 16 * A_ROW + lane % 16 * B_ROW);
         const uint32_t two[2] = { fb[0], fb[1] };
         mma_m16n8k16(d, fa, two, T());
         if (planted != NO_SYNCWARP_AFTER_LDMATRIX) __syncwarp();

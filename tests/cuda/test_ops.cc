@@ -438,7 +438,7 @@ static void test_mix_experts(rig &r, int n, int n_experts, int k, int d, bool ac
     compare(y, (r.type == LAZY_F32 ? 1 : 7.0 / 4) * r.precision(), TERM);
 }
 
-/* A router's NaN or Inf makes the row NaN, and the experts chosen are some all the same. */
+/* A router's NaN or Inf makes the row NaN; the experts chosen for it are within bounds all the same. */
 static void test_spoilt_router(rig &r, int n, float value)
 {
     now("%s mix_experts n %d, %g in a row", r.name(), n, value);
@@ -816,8 +816,8 @@ static void test_bad_key(const rig &r, int n, int m)
     }
 }
 
-/* Positions that `filter` and `select` change in memory that attention has read before: it must not go on with what it
- * knew of them. Nothing else may run on the stream in between, so all memory is prepared before. */
+/* Positions that `filter` and `select` change in memory that attention has read before: it must not use the ranges that
+ * it found then. Nothing else may run on the stream in between, so all memory is prepared before. */
 static void test_other_positions(const rig &r)
 {
     const int N = 3, M = 40, LENGTH = 90, SETS = 3; /* the first by filter, then one that differs, then one by select */
@@ -900,7 +900,7 @@ static void test_all_heads(lazy_dtype type)
     }
 }
 
-/* Chunks that span several groups of keys, and nearly the maximum number of chunks. */
+/* Chunks of several steps over keys, and nearly the maximum number of chunks. */
 static void test_long_context(lazy_dtype type, int head_dim, int m)
 {
     rig r(type, config_of(1, 1, head_dim), 2, m);
