@@ -497,12 +497,12 @@ static int run_layers(pass *p, lazy_error *err)
     int n_layers = p->request->reads ? lazy_rules_layers_before_pruning(&session->pruning, all) : all;
     for (int l = 0; l < n_layers; l++) {
         session->under_way.counts[l] = (lazy_layer_count){ .in_play = p->in_play.n, .computed = p->computed.n };
-        if ((code = begin_layer(p, l, err))) return lazy_fail_in(err, code, "layer %d", l);
         p->regrouped = false;
+        code = begin_layer(p, l, err);
         bool early = l == n_layers - 1 && n_layers < all;
-        if (!early && (code = prune_and_revive(p, l, err)))
-            return blame_layer(p, lazy_fail_in(err, code, "in layer %d", l), err);
-        if (!early && (code = end_layer(p, l, err))) return lazy_fail_in(err, code, "layer %d", l);
+        if (!code && !early) code = prune_and_revive(p, l, err);
+        if (!code && !early) code = end_layer(p, l, err);
+        if (code) return blame_layer(p, lazy_fail_in(err, code, "layer %d", l), err);
         p->stream->layers_done = l + 1;
         const lazy_watch *watch = p->stream->watch;
         if (watch && watch->poll(watch->context, l + 1, all))

@@ -354,7 +354,7 @@ int lazy_cuda_wait(lazy_stream *stream, lazy_error *err)
     s->found->bad_score = LAZY_NO_BAD_SCORE;
     return lazy_fail(
         err, LAZY_CHECKPOINT,
-        "after layer %d: the score of the token at position %d is not a number; the weights before it are damaged",
+        "in layer %d: the score of the token at position %d is not a number; the weights before it are damaged",
         (int)(bad >> 32), (int)(bad & INT32_MAX));
 }
 

@@ -238,7 +238,7 @@ int lazy_cuda_smooth(lazy_stream *stream, float *out, const float *scores, int m
 static tokens tokens_of(lazy_stream *stream, const int32_t *in_play, const float *scores, int m, const uint8_t *flags)
 {
     const lazy_cuda_stream *s = lazy_cuda_scratch(stream);
-    return { in_play, scores, flags, m, stream->layers_done - 1, &s->found->bad_score, s->orders };
+    return { in_play, scores, flags, m, stream->layers_done, &s->found->bad_score, s->orders };
 }
 
 int lazy_cuda_mass(lazy_stream *stream, int *n_free, const int32_t *in_play, const float *scores, int m,

@@ -25,7 +25,7 @@ Memo = dict[int, tuple[Any, np.ndarray]]  # what `observe` returned in this pass
 
 
 class View:
-    """A layer that has just run, as a policy sees it.
+    """A layer whose keys and values have just been computed, as a policy sees it.
 
     H query heads share G key-value heads of size D; m tokens are in play, n of them were computed in this
     layer. Arrays are read-only copies, which may be kept; the view itself ends with the call.

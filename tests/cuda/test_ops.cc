@@ -1039,22 +1039,22 @@ static void test_bad_scores(const rig &r, int m)
     floats scores = random_scores(m, FEW), later = scores;
     int first = random_int(0, m - 1), layer = random_int(0, 90);
     scores[(size_t)first] = scores.back() = later.front() = NAN;
-    now("%s NaN among the scores of %d after layer %d", r.name(), m, layer);
+    now("%s NaN among the scores of %d in layer %d", r.name(), m, layer);
     input positions(gpu, in_play);
     input free(gpu, bytes((size_t)(2 * m), LAZY_PRUNABLE));
     input bad = r.in_f32(scores), also_bad = r.in_f32(later);
     output kept(gpu, ints((size_t)m, -1));
-    std::string words = "after layer " + std::to_string(layer) + ": the score of the token at position " +
+    std::string words = "in layer " + std::to_string(layer) + ": the score of the token at position " +
                         std::to_string(in_play[(size_t)first]) + " is not a number";
     for (const input<float> *chosen_by : { &bad, &also_bad }) {
-        gpu.stream->layers_done = layer + 1 + (chosen_by == &also_bad);
+        gpu.stream->layers_done = layer + (chosen_by == &also_bad);
         DO(gpu, select, kept.on_device(), positions.on_device(), chosen_by->on_device(), m, free.on_device(), m / 2);
     }
     int32_t any;
     const address at = positions.on_device();
     refused(gpu, "download", gpu.ops->download(gpu.stream, &any, at, sizeof any, &gpu.err), LAZY_CHECKPOINT, words);
     DO(gpu, download, &any, at, sizeof any);
-    gpu.stream->layers_done = layer + 1;
+    gpu.stream->layers_done = layer;
     int code = gpu.ops->mass(gpu.stream, &any, at, bad.on_device(), m, free.on_device(), 0.5, &gpu.err);
     refused(gpu, "mass", code, LAZY_CHECKPOINT, words);
     gpu.stream->layers_done = 0;
