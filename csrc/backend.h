@@ -80,7 +80,13 @@ typedef struct lazy_attending {
 enum {
     LAZY_PRUNABLE = 1, /* counts as a prompt token, and may be dropped */
     LAZY_FORCED = 2,   /* is always kept */
+    LAZY_JOINED = 4,   /* goes on with the word of the position before */
 };
+
+/* True for tokens that may be dropped. */
+static inline bool lazy_is_free(uint8_t flags) { return (flags & (LAZY_PRUNABLE | LAZY_FORCED)) == LAZY_PRUNABLE; }
+
+enum { LAZY_WORD_REACH = 32 };
 
 /* Memory that a session shares with its forks. */
 typedef struct lazy_shared {
@@ -197,6 +203,10 @@ typedef struct lazy_ops {
     int (*average)(lazy_stream *, float *mean, const float *scores, int m, int n, lazy_error *);
     /* out[j] = mean of scores[max(j-width/2,0) … min(j+width/2,m-1)], width odd */
     int (*smooth)(lazy_stream *, float *out, const float *scores, int m, int width, lazy_error *);
+    /* out[j] = the largest of the scores of in_play[j] and up to LAZY_WORD_REACH neighbours on each side that belong to
+     * its word: joined positions without a gap */
+    int (*complete)(lazy_stream *, float *out, const float *scores, const int32_t *in_play, int m, const uint8_t *flags,
+                    lazy_error *);
     /* *n_free (host) = the smallest number of highest-scoring prunable, unforced tokens whose scores, added to those of
      * the forced prunable ones, reach `mass` times the sum of all prunable tokens' scores. NaN is an error. Waits. */
     int (*mass)(lazy_stream *, int *n_free, const int32_t *in_play, const float *scores, int m, const uint8_t *flags,

@@ -43,7 +43,8 @@ static int begin(pass *p, lazy_error *err)
     /* A frozen pass revives nothing. Its rows are marked as computed in all layers, so that mask_uncached keeps them */
     for (int i = p->first_new; i < p->length && p->schedule.frozen; i++) depth[i] = n_layers;
     if (p->schedule.n_stages) {
-        p->n_prunable = lazy_tokens_flag(tokens, &session->pruning, staged(p, end), &p->prunable_in_play, &p->n_forced);
+        p->n_prunable = lazy_tokens_flag(tokens, &session->pruning, p->config->word_parts, staged(p, end),
+                                         &p->prunable_in_play, &p->n_forced);
         end += length;
     }
     if (lazy_rules_drop_for_good(&session->pruning, n_layers)) {

@@ -90,6 +90,8 @@ typedef struct lazy_config {
     const int32_t *expert_layers;                 /* (n_layers,) 1: n_experts FFNs in place of one. Copied */
     int n_experts, experts_per_token, expert_ffn; /* 0 where no layer has experts */
     bool normed_experts;                          /* weights of the chosen experts are divided by their sum */
+    /* (vocab,) 1: the token's text begins with a character of a word, 2: it ends with one; copied. NULL: none does */
+    const uint8_t *word_parts;
 } lazy_config;
 
 /* One entry of a safetensors header, as read by the caller. */
@@ -198,6 +200,7 @@ typedef struct lazy_pruning {
     lazy_pooling pooling; /* of their attention */
     int layers;           /* the score is the largest share of so many last layers; the paper: 1, and no share */
     int smooth;           /* odd width of the moving average over the scores; the paper: 1 */
+    bool words;           /* then a score is the largest of the token's word */
     double memory;        /* decode steps: a score is at least `memory` times the one remembered; the paper: 0 */
     double revival;       /* decode steps: factor on the score of a token that waits in Aux; 1 without memory */
     int min_tokens;       /* passes over shorter contexts are dense */

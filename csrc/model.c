@@ -84,9 +84,10 @@ static int check_config(const lazy_config *c, lazy_error *err)
 /* Puts copies, which lie in one block of memory, in place of the caller's arrays. */
 static int copy_arrays(lazy_config *own, lazy_error *err)
 {
-    size_t n_layers = (size_t)own->n_layers, n_ropes = (size_t)own->n_ropes, n = n_ropes * (size_t)own->head_dim / 2;
+    size_t n_layers = (size_t)own->n_layers, n_ropes = (size_t)own->n_ropes, n = n_ropes * (size_t)own->head_dim / 2,
+           n_parts = own->word_parts ? (size_t)own->vocab : 0;
     float *memory;
-    int code = lazy_alloc(&memory, n + n_ropes + 3 * n_layers, "the config", err);
+    int code = lazy_alloc(&memory, n + n_ropes + 3 * n_layers + n_parts / sizeof *memory + 1, "the config", err);
     own->inv_freq = code ? NULL : memcpy(memory, own->inv_freq, n * sizeof *memory);
     if (code) return code;
     own->rope_scale = memcpy(memory + n, own->rope_scale, n_ropes * sizeof *memory);
@@ -94,6 +95,7 @@ static int copy_arrays(lazy_config *own, lazy_error *err)
     own->layer_rope = memcpy(layers, own->layer_rope, n_layers * sizeof *layers);
     own->windows = memcpy(layers + n_layers, own->windows, n_layers * sizeof *layers);
     own->expert_layers = memcpy(layers + 2 * n_layers, own->expert_layers, n_layers * sizeof *layers);
+    if (n_parts) own->word_parts = memcpy(layers + 3 * n_layers, own->word_parts, n_parts);
     return LAZY_OK;
 }
 

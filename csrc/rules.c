@@ -39,8 +39,8 @@ static bool suits_policy(const lazy_pruning *p)
     int n_by_mass = 0;
     for (int i = 0; i < p->n_stages; i++) n_by_mass += p->stages[i].by_mass;
     for (int i = 0; i < p->n_decode_stages; i++) n_by_mass += p->decode_stages[i].by_mass;
-    return !n_by_mass && p->queries == 1 && p->pooling == LAZY_POOLING_MEAN && p->smooth == 1 && p->memory == 0 &&
-           !p->average;
+    return !n_by_mass && p->queries == 1 && p->pooling == LAZY_POOLING_MEAN && p->smooth == 1 && !p->words &&
+           p->memory == 0 && !p->average;
 }
 
 static int check(const lazy_pruning *p, int n_layers, lazy_error *err)
@@ -76,7 +76,7 @@ static int check(const lazy_pruning *p, int n_layers, lazy_error *err)
         return lazy_invalid(err, "a mean over layers takes one stage, none for decode, no layers and no memory");
     if (p->policy.call && !suits_policy(p))
         return lazy_invalid(err, "a policy's scores are final: it takes no stage by mass, no queries, pooling, smooth, "
-                                 "memory and mean over layers");
+                                 "words, memory and mean over layers");
     return LAZY_OK;
 }
 

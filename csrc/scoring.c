@@ -35,6 +35,13 @@ static bool scores_from(const pass *p, int l, int first)
 
 bool lazy_scores_layer(const pass *p, int l) { return scores_from(p, l, l); }
 
+static void swap(float **a, float **b)
+{
+    float *other = *a;
+    *a = *b;
+    *b = other;
+}
+
 /* Where a stage is scored by several layers, puts the scores of layer l together with those of the layers below it: to
  * their mean, or, for the stage, to the largest share. in, out: *scores: (in_play.n,), *spare: (in_play.n,) free. */
 static int pool_layers(pass *p, int l, float **scores, float **spare, lazy_error *err)
@@ -42,10 +49,8 @@ static int pool_layers(pass *p, int l, float **scores, float **spare, lazy_error
     lazy_cache *cache = p->cache;
     int layers = p->schedule.layers, capacity = cache->capacity, m = p->in_play.n;
     if (p->session->pruning.average) {
-        float *mean = *spare;
-        *spare = *scores;
-        *scores = mean;
-        return p->ops->average(p->stream, mean, *spare, m, l + 1, err);
+        swap(scores, spare);
+        return p->ops->average(p->stream, *scores, *spare, m, l + 1, err);
     }
     if (layers == 1) return LAZY_OK;
     float *share = cache->shares + (size_t)(l % layers) * (size_t)capacity;
@@ -131,7 +136,7 @@ int lazy_view_copy(const lazy_view *view, lazy_view_part part, int first, int n,
         code = p->ops->download(p->stream, (char *)out + i * (size_t)n * bytes, from, (size_t)n * bytes, err);
     }
     uint8_t *flags = out;
-    for (int i = 0; part == LAZY_VIEW_PROTECTED && i < n && !code; i++) flags[i] = flags[i] != LAZY_PRUNABLE;
+    for (int i = 0; part == LAZY_VIEW_PROTECTED && i < n && !code; i++) flags[i] = !lazy_is_free(flags[i]);
     return code;
 }
 
@@ -150,12 +155,16 @@ int lazy_score_stage(pass *p, int l, float **out, lazy_error *err)
     if (code) return lazy_fail_in(err, code, "scores");
     const lazy_stage *stage = lazy_schedule_stage(&p->schedule, l);
     if (!stage || !needs_scores(p, stage)) return LAZY_OK;
-    *out = scores;
     if (pruning->smooth > 1) {
-        *out = spare;
-        if ((code = p->ops->smooth(p->stream, spare, scores, p->in_play.n, pruning->smooth, err)))
-            return lazy_fail_in(err, code, "smoothing");
+        code = p->ops->smooth(p->stream, spare, scores, p->in_play.n, pruning->smooth, err);
+        swap(&scores, &spare);
     }
+    if (!code && pruning->words) {
+        code = p->ops->complete(p->stream, spare, scores, p->in_play.positions, p->in_play.n, cache->flags, err);
+        swap(&scores, &spare);
+    }
+    if (code) return lazy_fail_in(err, code, "smoothing");
+    *out = scores;
     if (pruning->memory > 0) {
         lazy_remembered *known = &cache->remembered[l];
         int n_known = p->is_prompt ? 0 : known->n;

@@ -41,8 +41,8 @@ void lazy_tokens_commit(lazy_tokens *tokens, int n_ended, const int32_t *depths,
 
 /* flags: (length,) LAZY_PRUNABLE and LAZY_FORCED of every token; the last one is the query token. Returns the number of
  * prunable tokens; *in_play: those of them that are not gone; *n_forced: those in play that always stay. */
-int lazy_tokens_flag(const lazy_tokens *tokens, const lazy_pruning *pruning, uint8_t *flags, int *in_play,
-                     int *n_forced);
+int lazy_tokens_flag(const lazy_tokens *tokens, const lazy_pruning *pruning, const uint8_t *word_parts, uint8_t *flags,
+                     int *in_play, int *n_forced);
 
 /* ---- forward.c -------------------------------------------------------------------------- */
 

@@ -74,8 +74,8 @@ void lazy_tokens_commit(lazy_tokens *tokens, int n_ended, const int32_t *depths,
     }
 }
 
-int lazy_tokens_flag(const lazy_tokens *tokens, const lazy_pruning *pruning, uint8_t *flags, int *in_play,
-                     int *n_forced)
+int lazy_tokens_flag(const lazy_tokens *tokens, const lazy_pruning *pruning, const uint8_t *word_parts, uint8_t *flags,
+                     int *in_play, int *n_forced)
 {
     int rank = 0, n_prunable = 0; /* rank: prompt tokens before this position */
     for (int i = 0; i < tokens->length; i++) {
@@ -91,6 +91,8 @@ int lazy_tokens_flag(const lazy_tokens *tokens, const lazy_pruning *pruning, uin
         for (int64_t i = pruning->protect[s].begin; i < pruning->protect[s].end && i < tokens->length; i++)
             flags[i] |= LAZY_FORCED;
     flags[tokens->length - 1] |= LAZY_FORCED;
+    for (int i = 1; i < tokens->length && pruning->words && word_parts; i++)
+        if (word_parts[tokens->ids[i - 1]] & 2 && word_parts[tokens->ids[i]] & 1) flags[i] |= LAZY_JOINED;
 
     *in_play = *n_forced = 0;
     for (int i = 0; i < tokens->length; i++) {

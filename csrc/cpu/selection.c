@@ -5,7 +5,7 @@
 #include "../error.h"
 #include "cpu.h"
 
-static bool is_free(const uint8_t *flags, int32_t position) { return flags[position] == LAZY_PRUNABLE; }
+static bool is_free(const uint8_t *flags, int32_t position) { return lazy_is_free(flags[position]); }
 
 int lazy_cpu_share(lazy_stream *stream, float *share, const float *scores, const int32_t *in_play, int m,
                    const uint8_t *flags, lazy_error *err)
@@ -76,6 +76,26 @@ int lazy_cpu_smooth(lazy_stream *stream, float *out, const float *scores, int m,
                      : first % width              ? to_block_end[first]
                                                   : from_block_start;
         out[j] = (float)(sum / (last - first + 1));
+    }
+    return LAZY_OK;
+}
+
+/* True if the token at index j goes on with the word of the one before. */
+static bool goes_on(const int32_t *in_play, int j, const uint8_t *flags)
+{
+    return in_play[j] == in_play[j - 1] + 1 && flags[in_play[j]] & LAZY_JOINED;
+}
+
+int lazy_cpu_complete(lazy_stream *stream, float *out, const float *scores, const int32_t *in_play, int m,
+                      const uint8_t *flags, lazy_error *err)
+{
+    for (int j = 0; j < m; j++) {
+        float largest = scores[j]; /* a NaN stays one, and is no other token's */
+        for (int i = j; i > 0 && i > j - LAZY_WORD_REACH && goes_on(in_play, i, flags); i--)
+            if (scores[i - 1] > largest) largest = scores[i - 1];
+        for (int i = j + 1; i < m && i <= j + LAZY_WORD_REACH && goes_on(in_play, i, flags); i++)
+            if (scores[i] > largest) largest = scores[i];
+        out[j] = largest;
     }
     return LAZY_OK;
 }

@@ -47,6 +47,14 @@ static int parse_config(PyObject *dict, lazy_config *c, core_array arrays[N_ARRA
     return 0;
 }
 
+static int check_parts(lazy_config *c, const char *word_parts, Py_ssize_t n)
+{
+    c->word_parts = (const uint8_t *)word_parts;
+    if (!word_parts || n == c->vocab) return 0;
+    PyErr_Format(PyExc_ValueError, "word_parts has %zd bytes; it must have %d", n, c->vocab);
+    return -1;
+}
+
 enum { MAX_RANK = 8 };
 
 typedef struct table {
@@ -102,14 +110,15 @@ static int parse_tensors(PyObject *entries, table *t)
 /* Works on copies: reading a value may run Python code, and while the model opens other threads run. */
 static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = { "config",    "shards",  "tensors", "device", "threads",
-                             "libraries", "compute", "weights", "kv",     NULL };
+    static char *names[] = { "config",  "shards",  "tensors", "device",     "threads", "libraries",
+                             "compute", "weights", "kv",      "word_parts", NULL };
     PyObject *dict, *shards, *tensors, *libraries = NULL, *path_owner = NULL, *place_owner = NULL;
     lazy_device device = { .name = "cpu", .threads = 1 };
-    const char *weights = "auto";
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!|$siO!sss", names, &PyDict_Type, &dict, &PyList_Type, &shards,
-                                     &PyList_Type, &tensors, &device.name, &device.threads, &PyList_Type, &libraries,
-                                     &device.compute, &weights, &device.kv))
+    const char *weights = "auto", *word_parts = NULL;
+    Py_ssize_t n_parts;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!|$siO!sssz#", names, &PyDict_Type, &dict, &PyList_Type,
+                                     &shards, &PyList_Type, &tensors, &device.name, &device.threads, &PyList_Type,
+                                     &libraries, &device.compute, &weights, &device.kv, &word_parts, &n_parts))
         return NULL;
     lazy_error err = { 0 };
     lazy_config config = { 0 };
@@ -123,7 +132,8 @@ static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     tensors = PyList_AsTuple(tensors);
     if (!dict || !tensors || strings_parse(shards, &path_owner, &paths, &n_shards) ||
         strings_parse(libraries, &place_owner, &places, &device.n_libraries) || parse_config(dict, &config, arrays) ||
-        parse_tensors(tensors, &t) || !(self = (ModelObject *)PyType_GenericAlloc(type, 0)))
+        check_parts(&config, word_parts, n_parts) || parse_tensors(tensors, &t) ||
+        !(self = (ModelObject *)PyType_GenericAlloc(type, 0)))
         goto done;
     device.libraries = places;
     watcher_begin(&w, NULL);
