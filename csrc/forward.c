@@ -43,7 +43,7 @@ static int begin(pass *p, lazy_error *err)
     /* A frozen pass revives nothing. Its rows are marked as computed in all layers, so that mask_uncached keeps them */
     for (int i = p->first_new; i < p->length && p->schedule.frozen; i++) depth[i] = n_layers;
     if (p->schedule.n_stages) {
-        p->n_prunable = lazy_tokens_flag(tokens, &session->pruning, p->config->word_parts, staged(p, end),
+        p->n_prunable = lazy_tokens_flag(tokens, &session->pruning, session->model->word_parts, staged(p, end),
                                          &p->prunable_in_play, &p->n_forced);
         end += length;
     }

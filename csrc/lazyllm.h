@@ -90,8 +90,6 @@ typedef struct lazy_config {
     const int32_t *expert_layers;                 /* (n_layers,) 1: n_experts FFNs in place of one. Copied */
     int n_experts, experts_per_token, expert_ffn; /* 0 where no layer has experts */
     bool normed_experts;                          /* weights of the chosen experts are divided by their sum */
-    /* (vocab,) 1: the token's text begins with a character of a word, 2: it ends with one; copied. NULL: none does */
-    const uint8_t *word_parts;
 } lazy_config;
 
 /* One entry of a safetensors header, as read by the caller. */
@@ -125,6 +123,9 @@ int lazy_model_open(lazy_model **out, const lazy_config *config, const char *con
                     const lazy_watch *watch, lazy_error *err);
 void lazy_model_close(lazy_model *model); /* after its last session is closed; model may be NULL */
 
+/* Once, before sessions whose rules have `words`. parts: (vocab,) 1: the token's text begins with a character of a
+ * word, 2: it ends with one */
+int lazy_model_know_words(lazy_model *model, const uint8_t *parts, lazy_error *err);
 const char *lazy_model_isa(const lazy_model *model); /* instruction set of the kernels, or device and dtype */
 
 /* ---- pruning ---------------------------------------------------------------------------- */

@@ -84,10 +84,9 @@ static int check_config(const lazy_config *c, lazy_error *err)
 /* Puts copies, which lie in one block of memory, in place of the caller's arrays. */
 static int copy_arrays(lazy_config *own, lazy_error *err)
 {
-    size_t n_layers = (size_t)own->n_layers, n_ropes = (size_t)own->n_ropes, n = n_ropes * (size_t)own->head_dim / 2,
-           n_parts = own->word_parts ? (size_t)own->vocab : 0;
+    size_t n_layers = (size_t)own->n_layers, n_ropes = (size_t)own->n_ropes, n = n_ropes * (size_t)own->head_dim / 2;
     float *memory;
-    int code = lazy_alloc(&memory, n + n_ropes + 3 * n_layers + n_parts / sizeof *memory + 1, "the config", err);
+    int code = lazy_alloc(&memory, n + n_ropes + 3 * n_layers, "the config", err);
     own->inv_freq = code ? NULL : memcpy(memory, own->inv_freq, n * sizeof *memory);
     if (code) return code;
     own->rope_scale = memcpy(memory + n, own->rope_scale, n_ropes * sizeof *memory);
@@ -95,7 +94,6 @@ static int copy_arrays(lazy_config *own, lazy_error *err)
     own->layer_rope = memcpy(layers, own->layer_rope, n_layers * sizeof *layers);
     own->windows = memcpy(layers + n_layers, own->windows, n_layers * sizeof *layers);
     own->expert_layers = memcpy(layers + 2 * n_layers, own->expert_layers, n_layers * sizeof *layers);
-    if (n_parts) own->word_parts = memcpy(layers + 3 * n_layers, own->word_parts, n_parts);
     return LAZY_OK;
 }
 
@@ -128,6 +126,14 @@ int lazy_model_check(const lazy_model *model, lazy_error *err)
 {
     int code = LAZY_OK;
     for (int i = 0; i < model->n_shards && !code; i++) code = lazy_mapping_check(&model->shards[i], err);
+    return code;
+}
+
+int lazy_model_know_words(lazy_model *model, const uint8_t *parts, lazy_error *err)
+{
+    if (model->word_parts) return LAZY_OK;
+    int code = lazy_alloc(&model->word_parts, model->config.vocab, "the parts of words", err);
+    if (!code) memcpy(model->word_parts, parts, (size_t)model->config.vocab);
     return code;
 }
 
@@ -169,6 +175,7 @@ void lazy_model_close(lazy_model *model)
     for (int i = 0; i < model->n_shards; i++) lazy_mapping_close(&model->shards[i]);
     lazy_free(model->shards);
     lazy_free(model->layers);
+    lazy_free(model->word_parts);
     lazy_free((void *)model->config.inv_freq); /* with the other arrays */
     lazy_free(model);
 }

@@ -41,6 +41,7 @@ struct lazy_model {
     int n_owned;
     uint64_t bytes;             /* of the weights in use */
     _Atomic(lazy_rope *) ropes; /* the one made last, or NULL */
+    uint8_t *word_parts;        /* (vocab,) of lazy_model_know_words; NULL: no token belongs to a word */
 };
 
 /* Fails if a shard has changed since it was opened. */

@@ -171,8 +171,10 @@ class LLM:
             raise ValueError(f"prompts cannot be read in parts, as prefix={prefix!r} asks, with {method}")
         if message := method.mismatch(self.checkpoint, progress):
             warnings.warn(message, stacklevel=2)
-        core = self.core.session(method.for_prompt(self.config, SHAPE_LENGTH).core())
-        return Session(self, method, method, core, prefix)
+        rules = method.for_prompt(self.config, SHAPE_LENGTH).core()
+        if rules and rules["words"] and self.checkpoint.tokenizer is not None:
+            self.core.know_words(self.checkpoint.tokenizer.word_parts)
+        return Session(self, method, method, self.core.session(rules), prefix)
 
     def restore(self, file: str | Path, pruning: PruningInput = None, progress: bool = True) -> Session:
         """The session that `Session.save` wrote to this file; ValueError for one of another model, compute,

@@ -21,20 +21,23 @@ class Scoring:
     The attention of the last `queries` new tokens is pooled: "mean" is the mean over heads and these tokens,
     "max" the mean over heads and the largest over tokens, "rms" the root mean square over heads and the largest
     over tokens. Then a score is the largest share in the last `layers` layers, averaged over `smooth` neighbours
-    (odd), and in decode steps at least `memory` times the remembered score. The score of a token that would have
-    to be revived counts `revival` times. docs/method.md defines each.
+    (odd); with `words` it becomes the largest of the token's word; and in decode steps it is at least `memory`
+    times the remembered score. The score of a token that would have to be revived counts `revival` times.
+    docs/method.md defines each.
     """
 
     layers: int = 1
     queries: int = 1
     pooling: Literal["mean", "max", "rms"] = "mean"
     smooth: int = 1
+    words: bool = False
     memory: float = 0.0
     revival: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("layers", "queries", "smooth"):
             object.__setattr__(self, name, checked.whole(getattr(self, name), name, 1))
+        checked.truth(self.words, "words")
         checked.choice(self.pooling, "pooling", ("mean", "max", "rms"))
         for name in ("memory", "revival"):
             object.__setattr__(self, name, checked.share(getattr(self, name), name))
@@ -62,7 +65,7 @@ class Scoring:
         n_kept = math.ceil(checked.share(keep, "keep") * checked.whole(n_prompt, "n_prompt", 1))
         smooth = min(max(n_kept // PLACES, NARROWEST), WIDEST) | 1
         pooling: Literal["max", "rms"] = "max" if keep >= RMS_BELOW else "rms"
-        return cls(layers=5, queries=32, pooling=pooling, smooth=smooth, memory=0.95, revival=0.5)
+        return cls(layers=5, queries=32, pooling=pooling, smooth=smooth, words=True, memory=0.95, revival=0.5)
 
     @classmethod
     def from_fields(cls, value: Any) -> Scoring:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+REACH = 32  # neighbours on each side that a word brings
 Rule = float | tuple[float, float, float]
 Stage = tuple[Rule, bool]  # the bool: what it drops is gone
 PROMPT, GENERATED, READ = range(3)  # READ: of a prompt, with no pass since
@@ -270,7 +271,7 @@ class Reference:
                     scores = np.max([[share[i] for i in in_play] for share in self.counted(shares, layer)], axis=0)
                 else:
                     scores = self.attention(rows, computed, in_play, asking)
-                scores = self.recall(layer, in_play, self.smooth(scores))
+                scores = self.recall(layer, in_play, self.complete(in_play, self.smooth(scores)))
                 waiting = [generated and i in self.aux and self.depths[i] == layer + 1 for i in in_play]
                 scores = scores * np.where(waiting, self.pruning["revival"], 1.0)
                 stay = self.select(stages[layer][0], in_play, scores)
@@ -528,6 +529,15 @@ class Reference:
         half = self.pruning["smooth"] // 2
         return np.array([raw[max(0, k - half) : k + half + 1].mean() for k in range(len(raw))])
 
+    def complete(self, in_play: list[int], scores: np.ndarray) -> np.ndarray:
+        """Each score, the largest of those that its word has within REACH tokens on each side."""
+        if not self.pruning["words"]:
+            return scores
+        begins, ends = ([self.config["word_parts"][token] & bit for token in self.ids] for bit in (1, 2))
+        first = [k for k, i in enumerate(in_play) if not (i and i - 1 in in_play and begins[i] and ends[i - 1])]
+        words = [range(a, b) for a, b in zip(first, [*first[1:], len(in_play)], strict=True)]
+        return np.array([max(scores[j] for j in word if abs(j - k) <= REACH) for word in words for k in word])
+
     def select(self, rule: Rule, in_play: list[int], scores: np.ndarray) -> list[int]:
         """The tokens kept: the unprunable and the highest-scoring others, smaller positions first."""
         if np.isnan(scores).any():
@@ -547,8 +557,12 @@ class Reference:
         count = max(len(forced), min(len(pool), count)) - len(forced)
         if 0 < count < len(free):
             lowest, rejected = score[free[count - 1]], score[free[count]]
-            if lowest != 0:  # zeros lie outside the window, so that ties between them are exact
-                self.margin = min(self.margin, (lowest - rejected) / abs(lowest))
+            if lowest != 0:  # zeros lie outside the window, so that ties between them are exact, as those of a word are
+                others = (
+                    {score[i] for i in free} - {lowest} if lowest == rejected and self.pruning["words"] else {rejected}
+                )
+                gap = min((abs(lowest - other) for other in others), default=math.inf)
+                self.margin = min(self.margin, gap / abs(lowest))
         kept = set(forced) | set(free[:count])
         return [i for i in in_play if i in kept or not self.prunable(i)]
 

@@ -99,6 +99,7 @@ def prunings(draw: st.DrawFn, n_layers: int) -> dict[str, Any]:
         pooling=option("mean", st.sampled_from(["max", "rms"])),
         layers=option(1, st.integers(2, 7)),
         smooth=option(1, st.sampled_from([3, 5, 7])),
+        words=option(False, st.just(True)),
         memory=memory,
         revival=option(1.0, st.sampled_from([0.0, 0.5])) if memory else 1.0,
         min_tokens=option(0, st.integers(1, 40)),

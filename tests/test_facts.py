@@ -29,7 +29,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "for good": pruning([(1, 0.6, True), (3, 0.3)]),
     "for good, late": pruning([(0, 0.7), (2, 0.4, True)], decode=[(1, 0.5), (2, 0.3, True)]),
     "mass": pruning([(1, (0.7, 0.1, 0.6)), (3, (0.5, 0.0, 1.0))]),
-    "protecting": pruning([(0, 0.3), (2, 0.2)], sink=3, window=4, protect=[(10, 14)], queries=4, smooth=3),
+    "protecting": pruning([(0, 0.3), (2, 0.2)], sink=3, window=4, protect=[(10, 14)], queries=4, smooth=3, words=True),
 }
 
 

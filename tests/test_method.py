@@ -93,6 +93,7 @@ def test_mass_is_reached_when_the_sum_equals_it(blind: Tiny) -> None:
         *({"sink": 4}, {"window": 4}, {"protect": [(3, 6), (5, 9), (45, 90)]}, {"queries": 6}),
         *({"queries": 6, "pooling": "max", "layers": 2}, {"queries": 3, "pooling": "rms"}, {"smooth": 5}),
         *({"layers": 3, "sink": 2, "queries": 6}, {"layers": 2, "smooth": 3}, {"layers": 9}),
+        *({"words": True}, {"words": True, "smooth": 5, "layers": 3, "queries": 6, "memory": 0.9, "revival": 0.5}),
         *({"memory": 0.9, "revival": 0.4, "layers": 2}, {"layers": 2}, {"memory": 0.8}),
         {"memory": 1.0, "layers": 3, "decode": [(1, 0.5), (2, 0.4)]},
         *({"queries": 6, "smooth": 5, "sink": 2, "window": 3}, {"min_tokens": 36}, {"prune_generated": True}),

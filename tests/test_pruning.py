@@ -289,7 +289,7 @@ def test_for_speedup_refuses_what_cannot_be(target: float, model: Any, kind: typ
 def test_recommended_smooths_less_and_pools_otherwise_where_few_tokens_are_kept() -> None:
     widths = {100: 13, 154: 15, 205: 19, 320: 29, 342: 31, 1024: 31}
     assert {n_kept: Scoring.recommended(2 * n_kept, 0.5).smooth for n_kept in widths} == widths
-    recommended = Scoring(layers=5, queries=32, pooling="max", smooth=31, memory=0.95, revival=0.5)
+    recommended = Scoring(layers=5, queries=32, pooling="max", smooth=31, words=True, memory=0.95, revival=0.5)
     assert Scoring.recommended() == recommended
     assert Scoring.recommended(4096, 0.3) == dataclasses.replace(recommended, pooling="rms")
     assert Scoring.paper() == Scoring()

@@ -101,7 +101,9 @@ class Tiny:
 
     def load(self, threads: int = 1, **options: str) -> _core.Model:
         files, options = [str(self.path)], {"device": DEVICE} | options
-        return _core.Model(self.config, files, self.tensors, threads=threads, libraries=libraries(), **options)
+        model = _core.Model(self.config, files, self.tensors, threads=threads, libraries=libraries(), **options)
+        model.know_words(self.config["word_parts"])
+        return model
 
     def ids(self, count: int, seed: int = 0) -> list[int]:
         return np.random.default_rng(seed).integers(0, self.shape.vocab, count).tolist()
@@ -110,7 +112,8 @@ class Tiny:
 def pruning(stages: Any = (), **options: Any) -> dict[str, Any]:
     """Pruning options in the form that the core takes; options that are not given have their defaults."""
     defaults = {"stages": list(stages), "decode": "same", "sink": 0, "window": 0, "protect": []}
-    defaults |= {"queries": 1, "pooling": "mean", "smooth": 1, "layers": 1, "memory": 0.0, "revival": 1.0}
+    defaults |= {"queries": 1, "pooling": "mean", "smooth": 1, "words": False, "layers": 1, "memory": 0.0}
+    defaults["revival"] = 1.0
     defaults |= {"average": False, "min_tokens": 0, "prune_generated": False, "policy": None}
     assert set(options) <= set(defaults)
     return {**defaults, **options}
@@ -156,6 +159,7 @@ def make_config(shape: Shape) -> dict[str, Any]:
         "windows": windows,
         "expert_layers": in_turn(shape.expert_layers, shape.n_layers),
         "query_scalar": float(shape.query_scalar or shape.head_dim),
+        "word_parts": bytes((3, 3, 1, 3, 3, 2, 3, 0)[token % 8] for token in range(shape.vocab)),  # not the core's
     }
 
 

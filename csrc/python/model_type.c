@@ -47,14 +47,6 @@ static int parse_config(PyObject *dict, lazy_config *c, core_array arrays[N_ARRA
     return 0;
 }
 
-static int check_parts(lazy_config *c, const char *word_parts, Py_ssize_t n)
-{
-    c->word_parts = (const uint8_t *)word_parts;
-    if (!word_parts || n == c->vocab) return 0;
-    PyErr_Format(PyExc_ValueError, "word_parts has %zd bytes; it must have %d", n, c->vocab);
-    return -1;
-}
-
 enum { MAX_RANK = 8 };
 
 typedef struct table {
@@ -110,15 +102,14 @@ static int parse_tensors(PyObject *entries, table *t)
 /* Works on copies: reading a value may run Python code, and while the model opens other threads run. */
 static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = { "config",  "shards",  "tensors", "device",     "threads", "libraries",
-                             "compute", "weights", "kv",      "word_parts", NULL };
+    static char *names[] = { "config",    "shards",  "tensors", "device", "threads",
+                             "libraries", "compute", "weights", "kv",     NULL };
     PyObject *dict, *shards, *tensors, *libraries = NULL, *path_owner = NULL, *place_owner = NULL;
     lazy_device device = { .name = "cpu", .threads = 1 };
-    const char *weights = "auto", *word_parts = NULL;
-    Py_ssize_t n_parts;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!|$siO!sssz#", names, &PyDict_Type, &dict, &PyList_Type,
-                                     &shards, &PyList_Type, &tensors, &device.name, &device.threads, &PyList_Type,
-                                     &libraries, &device.compute, &weights, &device.kv, &word_parts, &n_parts))
+    const char *weights = "auto";
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!|$siO!sss", names, &PyDict_Type, &dict, &PyList_Type, &shards,
+                                     &PyList_Type, &tensors, &device.name, &device.threads, &PyList_Type, &libraries,
+                                     &device.compute, &weights, &device.kv))
         return NULL;
     lazy_error err = { 0 };
     lazy_config config = { 0 };
@@ -132,8 +123,7 @@ static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     tensors = PyList_AsTuple(tensors);
     if (!dict || !tensors || strings_parse(shards, &path_owner, &paths, &n_shards) ||
         strings_parse(libraries, &place_owner, &places, &device.n_libraries) || parse_config(dict, &config, arrays) ||
-        check_parts(&config, word_parts, n_parts) || parse_tensors(tensors, &t) ||
-        !(self = (ModelObject *)PyType_GenericAlloc(type, 0)))
+        parse_tensors(tensors, &t) || !(self = (ModelObject *)PyType_GenericAlloc(type, 0)))
         goto done;
     device.libraries = places;
     watcher_begin(&w, NULL);
@@ -186,7 +176,21 @@ static PyGetSetDef model_members[] = {
     { 0 },
 };
 
+static PyObject *model_know_words(ModelObject *self, PyObject *parts)
+{
+    lazy_error err = { 0 };
+    const char *bytes = PyBytes_AsString(parts);
+    if (!bytes) return NULL;
+    if (PyBytes_Size(parts) != self->model->config.vocab)
+        return PyErr_Format(PyExc_ValueError, "there are %zd parts of words; the vocabulary has %d tokens",
+                            PyBytes_Size(parts), self->model->config.vocab);
+    lazy_model_know_words(self->model, (const uint8_t *)bytes, &err);
+    return core_none(self, &err);
+}
+
 static PyMethodDef model_methods[] = {
+    { "know_words", (PyCFunction)model_know_words, METH_O,
+      "know_words(parts): by token id, 1 if its text begins with a character of a word, and 2 if it ends with one" },
     { "session", (PyCFunction)session_create, METH_O,
       "session(pruning) -> Session: a new context; pruning is a dict or None" },
     { 0 },

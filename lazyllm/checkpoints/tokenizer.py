@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import codecs
 import operator
+import string
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,9 @@ Chat = Sequence[Mapping[str, Any]]
 TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 MAX_TOKENS = 1 << 24
 VOCABULARY_LIMIT = 256 << 20  # bytes; the largest known have 35 MiB
+
+
+WORD_BYTES = f"{string.ascii_letters}{string.digits}-_".encode()
 
 
 class Tokenizer:
@@ -66,6 +71,13 @@ class Tokenizer:
     def place(self) -> Path:
         """The checkpoint's folder, or its GGUF file."""
         return self.source if self.source.suffix == ".gguf" else self.source.parent
+
+    @cached_property
+    def word_parts(self) -> bytes:
+        """By token id, 1 if its text begins with a letter or digit of ASCII, "-" or "_", and 2 if it ends with one."""
+        texts = map(self.vocabulary.token_bytes, range(self.vocabulary.size))
+        parts = bytes((text[:1] in WORD_BYTES) + 2 * (text[-1:] in WORD_BYTES) if text else 0 for text in texts)
+        return parts.ljust(self.rows, b"\0")
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """Token ids of `text`; `add_special` adds BOS or EOS where the checkpoint asks for them."""

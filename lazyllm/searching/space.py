@@ -24,6 +24,7 @@ SHARES, FALLS = (0.05, 0.95), (0.2, 0.95)
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "pooling": ("max", "rms"),
     "smooth": tuple(range(1, WIDEST + 1, 2)),
+    "words": (False, True),
     "queries": (1, 16, 32),
     "layers": (1, 3, 5, 8),
     "memory": (0.0, 0.95),
