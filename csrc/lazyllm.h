@@ -126,7 +126,6 @@ void lazy_model_close(lazy_model *model); /* after its last session is closed; m
 /* Once, before sessions whose rules have `words`. parts: (vocab,) 1: the token's text begins with a character of a
  * word, 2: it ends with one */
 int lazy_model_know_words(lazy_model *model, const uint8_t *parts, lazy_error *err);
-const char *lazy_model_isa(const lazy_model *model); /* instruction set of the kernels, or device and dtype */
 
 /* ---- pruning ---------------------------------------------------------------------------- */
 

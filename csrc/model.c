@@ -179,5 +179,3 @@ void lazy_model_close(lazy_model *model)
     lazy_free((void *)model->config.inv_freq); /* with the other arrays */
     lazy_free(model);
 }
-
-const char *lazy_model_isa(const lazy_model *model) { return model->backend->variant; }

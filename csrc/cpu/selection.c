@@ -5,15 +5,13 @@
 #include "../error.h"
 #include "cpu.h"
 
-static bool is_free(const uint8_t *flags, int32_t position) { return lazy_is_free(flags[position]); }
-
 int lazy_cpu_share(lazy_stream *stream, float *share, const float *scores, const int32_t *in_play, int m,
                    const uint8_t *flags, lazy_error *err)
 {
     double sum = 0;
-    for (int j = 0; j < m; j++) sum += is_free(flags, in_play[j]) ? scores[j] : 0.0f;
+    for (int j = 0; j < m; j++) sum += lazy_is_free(flags[in_play[j]]) ? scores[j] : 0.0f;
     for (int j = 0; j < m; j++)
-        share[in_play[j]] = is_free(flags, in_play[j]) && sum != 0 ? (float)(scores[j] / sum) : 0.0f;
+        share[in_play[j]] = lazy_is_free(flags[in_play[j]]) && sum != 0 ? (float)(scores[j] / sum) : 0.0f;
     return LAZY_OK;
 }
 
@@ -143,7 +141,7 @@ int lazy_cpu_mass(lazy_stream *stream, int *n_free, const int32_t *in_play, cons
     for (int j = 0; j < m; j++) {
         if (!(flags[in_play[j]] & LAZY_PRUNABLE)) continue;
         total += scores[j];
-        if (is_free(flags, in_play[j])) sorted[n++] = score_bits(scores[j]);
+        if (lazy_is_free(flags[in_play[j]])) sorted[n++] = score_bits(scores[j]);
         else held += scores[j];
     }
     qsort(sorted, (size_t)n, sizeof *sorted, higher);
@@ -182,12 +180,12 @@ int lazy_cpu_select(lazy_stream *stream, int32_t *kept, const int32_t *in_play, 
     uint32_t *bits = ((lazy_cpu_stream *)stream)->order;
     int n = 0, above = 0;
     for (int j = 0; j < m; j++)
-        if (is_free(flags, in_play[j])) bits[n++] = order_of(scores[j]);
+        if (lazy_is_free(flags[in_play[j]])) bits[n++] = order_of(scores[j]);
     uint32_t lowest = n_free ? threshold(bits, n, n_free, &above) : UINT32_MAX;
     int ties = n_free - above; /* tokens with a score equal to the threshold that stay: the first ones */
     for (int j = 0, out = 0; j < m; j++) {
         uint32_t own = order_of(scores[j]);
-        if (!is_free(flags, in_play[j]) || own > lowest || (own == lowest && ties-- > 0)) kept[out++] = in_play[j];
+        if (!lazy_is_free(flags[in_play[j]]) || own > lowest || (own == lowest && ties-- > 0)) kept[out++] = in_play[j];
     }
     return LAZY_OK;
 }

@@ -246,7 +246,6 @@ int main()
 {
     checkpoint weights;
     lazy_model *cpu = weights.open("cpu"), *cuda = weights.open("cuda");
-    printf("%s\n", lazy_model_isa(cuda));
     const std::vector<turn> all = turns({ PROMPT, 1, 1, 9, 1 });
     std::vector<std::thread> threads;
     const std::vector<setting> settings = all_settings();
