@@ -50,6 +50,14 @@ def test_no_file_stays_open(checkpoint: tiny.Tiny, tmp_path: Path) -> None:
         assert open_files() == before
 
 
+def test_parts_of_words_are_bytes_for_each_token(checkpoint: tiny.Tiny) -> None:
+    model = checkpoint.load()
+    with pytest.raises(ValueError, match="there are 2 parts of words; the vocabulary has 97 tokens"):
+        model.know_words(b"ab")
+    with pytest.raises(TypeError):
+        model.know_words("a" * 97)  # type: ignore[arg-type]
+
+
 def test_other_threads_run_while_a_model_opens_and_may_change_its_arguments(checkpoint: tiny.Tiny, pipe: str) -> None:
     """The model waits for a writer, which this thread becomes: possible only if the opening lets it run."""
     config, tensors = dict(checkpoint.config), list(checkpoint.tensors)

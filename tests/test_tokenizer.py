@@ -72,6 +72,19 @@ def test_byte_level(byte_level: Path) -> None:
     assert tokenizer.encode("a<|turn|>b")[2] == 2
 
 
+@pytest.mark.parametrize("name", ["byte_level", "pieces"])
+def test_parts_of_words(name: str, request: pytest.FixtureRequest) -> None:
+    tokenizer = opened(request.getfixturevalue(name))
+    parts = tokenizer.word_parts
+    assert len(parts) == 400
+    ids = tokenizer.encode("id 7448cf3e-eb44, x_y: café!", add_special=False)
+    words = [b""]
+    for before, token in zip([0, *ids], ids, strict=False):
+        words += [] if parts[before] & 2 and parts[token] & 1 else [b""]
+        words[-1] += tokenizer.vocabulary.token_bytes(token)
+    assert {b"id", b"7448cf3e-eb44", b",", b"x_y", b":", b"caf", b"!"} <= {word.strip() for word in words}
+
+
 def test_a_stream_never_splits_a_character(byte_level: Path) -> None:
     tokenizer = opened(byte_level)
     ids = tokenizer.encode("x😀é", add_special=False)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from folders import SHAPE, STAGES
 
-from lazyllm import LLM, Generation, Pruning, Trace
+from lazyllm import LLM, Generation, Pruning, Scoring, Trace
 from lazyllm.pictures.heat_map import SHADES, STYLE
 
 TEXT = "The <b>sea</b> & the wind, the wind & the sea: né 😀.\nAnd a second line of it."
@@ -43,6 +43,18 @@ def test_kept_positions_are_the_best_scoring_ones(trace: Trace, made: Generation
         choosable = (stage.in_play < n) & (stage.in_play != stage.in_play[-1])
         kept = np.isin(stage.in_play, stage.kept)
         assert stage.scores[choosable & kept].min() >= stage.scores[choosable & ~kept].max(initial=0.0)
+
+
+def test_a_word_has_one_score(llm: LLM) -> None:
+    """The largest of its tokens', each of which is one byte here."""
+    text = "The key: 7448cf3e-eb44-4659, or a_b: so. " * 3
+    scores = [
+        llm.generate(text, Pruning({1: 0.5}, scoring=scoring), max_new_tokens=1, trace=True).trace.stages[0].scores
+        for scoring in (Scoring(smooth=3), Scoring(smooth=3, words=True))
+    ]
+    for part in re.finditer(r"[A-Za-z0-9_-]+|[ :,.]", text):
+        alone, together = (of_all[part.start() : part.end()] for of_all in scores)
+        assert (together == alone.max()).all()
 
 
 def test_a_trace_is_a_frame(trace: Trace, llm: LLM) -> None:
