@@ -1014,7 +1014,7 @@ static void test_complete(const rig &r, int m, int gaps, int apart)
     std::vector<uint8_t> joined((size_t)(m + gaps));
     for (uint8_t &flag : joined) flag = (uint8_t)(random_int(0, 3) | (random_int(1, apart) > 1 ? LAZY_JOINED : 0));
     input flags(r.gpu, joined);
-    floats values = random_scores(m, pick({ ANY, FEW, ON_BOTH_SIDES_OF_0 }));
+    floats values = random_scores(m, (spread)pick({ ANY, FEW, ON_BOTH_SIDES_OF_0 }));
     if (random_int(0, 1)) values[(size_t)random_int(0, m - 1)] = NAN;
     input scores = r.in_f32(values);
     output out = r.out_f32(unwritten((size_t)m));
