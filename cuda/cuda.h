@@ -160,7 +160,7 @@ static inline size_t lazy_cuda_aligned(size_t bytes) { return (bytes + 15) / 16 
     /* attention.cu */ OP(attention)                                                                                   \
     /* scores.cu */ OP(scores)                                                                                         \
     /* pooling.cu */ OP(share) OP(largest) OP(remember)                                                                \
-    /* selection.cu */ OP(average) OP(smooth) OP(mass) OP(select)                                                      \
+    /* selection.cu */ OP(average) OP(smooth) OP(complete) OP(mass) OP(select)                                         \
     /* sets.cu */ OP(mark) OP(filter) OP(regroup)
 /* clang-format on */
 #define LAZY_DECLARE(op) std::remove_pointer_t<decltype(lazy_ops::op)> lazy_cuda_##op;

@@ -13,7 +13,7 @@ __global__ void __launch_bounds__(LAZY_TOKEN_BLOCK)
     begin_kernel();
     __shared__ double scratch[32];
     int j = blockIdx.x * LAZY_TOKEN_BLOCK + threadIdx.x;
-    bool is_free = j < m && flags[in_play[j]] == LAZY_PRUNABLE;
+    bool is_free = j < m && (flags[in_play[j]] & (LAZY_PRUNABLE | LAZY_FORCED)) == LAZY_PRUNABLE;
     double sum = !share && is_free ? scores[j] : 0.0;
     for (int b = threadIdx.x; share && b < (int)gridDim.x; b += LAZY_TOKEN_BLOCK) sum += sums[b];
     sum = lazy_block_sum(sum, scratch);

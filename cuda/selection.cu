@@ -39,6 +39,26 @@ __global__ void __launch_bounds__(THREADS) smooth_scores(float *out, const float
     out[j] = (float)(sum / (double)(last - first + 1));
 }
 
+/* True if the token at index j goes on with the word of the one before. */
+__device__ __forceinline__ bool goes_on(const int32_t *in_play, int j, const uint8_t *flags)
+{
+    return in_play[j] == in_play[j - 1] + 1 && flags[in_play[j]] & LAZY_JOINED;
+}
+
+__global__ void __launch_bounds__(THREADS)
+    complete_words(float *out, const float *scores, const int32_t *in_play, int m, const uint8_t *flags)
+{
+    begin_kernel();
+    int j = blockIdx.x * THREADS + threadIdx.x;
+    if (j >= m) return;
+    float largest = scores[j]; /* a NaN stays one, and is no other token's */
+    for (int i = j; i > 0 && i > j - LAZY_WORD_REACH && goes_on(in_play, i, flags); i--)
+        if (scores[i - 1] > largest) largest = scores[i - 1];
+    for (int i = j + 1; i < m && i <= j + LAZY_WORD_REACH && goes_on(in_play, i, flags); i++)
+        if (scores[i] > largest) largest = scores[i];
+    out[j] = largest;
+}
+
 struct tokens {
     const int32_t *in_play; /* (m,) */
     const float *scores;    /* (m,) */
@@ -148,7 +168,7 @@ __global__ void __launch_bounds__(SCAN_THREADS)
     int j = blockIdx.x * SCAN_THREADS + threadIdx.x, position = j < t.m ? t.in_play[j] : 0;
     float score = j < t.m ? t.scores[j] : 0.0f;
     uint8_t flags = j < t.m ? t.flags[position] : 0;
-    bool is_free = flags == LAZY_PRUNABLE;
+    bool is_free = (flags & (LAZY_PRUNABLE | LAZY_FORCED)) == LAZY_PRUNABLE;
     uint32_t order = is_free ? order_of(score) : BY_MASS || j >= t.m ? 0 : KEPT;
     t.orders[j] = order;
     if (!(score >= (BY_MASS ? 0.0f : -INFINITY))) atomicMin(t.bad, (lazy_bad_score)t.layer << 32 | (unsigned)position);
@@ -233,6 +253,13 @@ int lazy_cuda_smooth(lazy_stream *stream, float *out, const float *scores, int m
 {
     return lazy_cuda_run(stream, "smoothing", err, smooth_scores, lazy_blocks(m, THREADS), THREADS, out, scores, m,
                          width);
+}
+
+int lazy_cuda_complete(lazy_stream *stream, float *out, const float *scores, const int32_t *in_play, int m,
+                       const uint8_t *flags, lazy_error *err)
+{
+    return lazy_cuda_run(stream, "completing words", err, complete_words, lazy_blocks(m, THREADS), THREADS, out, scores,
+                         in_play, m, flags);
 }
 
 static tokens tokens_of(lazy_stream *stream, const int32_t *in_play, const float *scores, int m, const uint8_t *flags)

@@ -1,12 +1,14 @@
 /* ops_selection.c — which tokens stay: smoothing, selection, and lists of positions. */
 #include "ops.h"
 
+static bool is_free(uint8_t flags) { return (flags & ~LAZY_JOINED) == LAZY_PRUNABLE; }
+
 /* rank of token j among the free ones: how many come before it by (score, position) */
 static int rank_of(int j, const float *scores, const uint8_t *flags, const int32_t *in_play, int m)
 {
     int rank = 0;
     for (int i = 0; i < m; i++)
-        if (flags[in_play[i]] == LAZY_PRUNABLE && (scores[i] > scores[j] || (scores[i] == scores[j] && i < j))) rank++;
+        if (is_free(flags[in_play[i]]) && (scores[i] > scores[j] || (scores[i] == scores[j] && i < j))) rank++;
     return rank;
 }
 
@@ -16,11 +18,13 @@ static void test_select(side fast, int m)
     int32_t *in_play = random_positions(m, length), *kept = guarded((size_t)m);
     uint8_t *flags = room((size_t)length);
     float *scores = room((size_t)m * sizeof *scores);
-    for (int i = 0; i < length; i++)
+    for (int i = 0; i < length; i++) {
         flags[i] = (uint8_t)random_int(0, 9) > 1 ? LAZY_PRUNABLE : (uint8_t)random_int(0, 3);
+        if (random_int(0, 1)) flags[i] |= LAZY_JOINED; /* which changes nothing */
+    }
     for (int j = 0; j < m; j++) {
         scores[j] = (float)random_int(0, levels) / (float)levels / (float)m; /* many ties */
-        n_free += flags[in_play[j]] == LAZY_PRUNABLE;
+        n_free += is_free(flags[in_play[j]]);
     }
     int budget = random_int(0, n_free), n = 0;
     float lowered = random_int(0, 1) ? 0.0f : 0.5f / (float)m; /* some scores below 0 */
@@ -28,7 +32,7 @@ static void test_select(side fast, int m)
     RUN(fast, select, kept, in_play, scores, m, flags, budget, NULL);
     bool same = true;
     for (int j = 0; j < m; j++)
-        if (flags[in_play[j]] != LAZY_PRUNABLE || rank_of(j, scores, flags, in_play, m) < budget)
+        if (!is_free(flags[in_play[j]]) || rank_of(j, scores, flags, in_play, m) < budget)
             same = same && kept[n++] == in_play[j];
     check(same, "select m %d, budget %d of %d free", m, budget, n_free);
 
@@ -42,8 +46,7 @@ static void test_select(side fast, int m)
         }
     for (; expected < n_free && held < share * total; expected++)
         for (int j = 0; j < m; j++)
-            if (flags[in_play[j]] == LAZY_PRUNABLE && rank_of(j, scores, flags, in_play, m) == expected)
-                held += scores[j];
+            if (is_free(flags[in_play[j]]) && rank_of(j, scores, flags, in_play, m) == expected) held += scores[j];
     RUN(fast, mass, &by_mass, in_play, scores, m, flags, share, NULL);
     check(by_mass == expected, "mass %g of m %d: %d, not %d", share, m, by_mass, expected);
 
@@ -91,6 +94,37 @@ static void test_average(side fast, int m, int n)
     }
     for (int j = 0; j < m; j++) want[j] = (float)(sum[j] / n);
     CHECK_FREED(error_of(mean, want, (size_t)m) < TOLERANCE, "average m %d of %d", m, n);
+}
+
+/* Words that gaps cut short; from 80 tokens on, some that are longer than the reach on both sides. */
+static void test_complete(side fast, int m)
+{
+    int32_t *in_play = room((size_t)m * sizeof *in_play), *word = room((size_t)m * sizeof *word);
+    float *scores = room((size_t)m * sizeof *scores), *got = guarded((size_t)m);
+    for (int j = 0, next = random_int(0, 3); j < m; j++) {
+        in_play[j] = next;
+        next += random_int(0, 9) || j / 80 % 2 ? 1 : random_int(2, 4);
+        scores[j] = (float)random_int(-m, m) / (float)m; /* with ties */
+    }
+    uint8_t *flags = room((size_t)in_play[m - 1] + 1);
+    for (int i = 0; i <= in_play[m - 1]; i++)
+        flags[i] = (uint8_t)(random_int(0, 9) < 7 ? random_int(4, 7) : random_int(0, 3));
+    for (int j = 80; j < m; j++)
+        if (j / 80 % 2) flags[in_play[j]] |= LAZY_JOINED;
+    int bad = random_int(0, 2 * m);
+    if (bad < m) scores[bad] = NAN;
+    word[0] = 0;
+    for (int j = 1; j < m; j++)
+        word[j] = in_play[j] - in_play[j - 1] > 1 || flags[in_play[j]] < LAZY_JOINED ? j : word[j - 1];
+    RUN(fast, complete, got, scores, in_play, m, flags, NULL);
+    bool same = true;
+    for (int j = 0; j < m; j++) {
+        float want = -INFINITY;
+        for (int i = 0; i < m; i++)
+            if (word[i] == word[j] && abs(i - j) <= 32) want = fmaxf(want, scores[i]); /* which passes a NaN over */
+        same = same && (j == bad ? isnan(got[j]) : got[j] == want);
+    }
+    CHECK_FREED(same, "complete m %d, NaN at %d", m, bad);
 }
 
 /* Without an Aux cache, dropped rows are lost and the others are whole. */
@@ -147,7 +181,9 @@ void test_selection(void)
         test_regroup(s.fast, m, random_int(1, 9));
         test_regroup_for_good(s.fast, m);
         test_average(s.fast, m, random_int(1, 40));
+        test_complete(s.fast, m);
     }
+    test_complete(s.fast, 700);
     test_smooth(s, MAX_TOKENS, 4095);
     test_smooth(s, MAX_TOKENS, 2 * MAX_TOKENS + 1);
     test_smooth(s, 10, INT32_MAX);

@@ -42,6 +42,7 @@ class checkpoint
         }
         add("model.norm.weight", { HIDDEN }, 0.2f);
         add("lm_head.weight", { VOCAB, HIDDEN }, 0.3f);
+        for (uint8_t &parts : word_parts) parts = (uint8_t)random_int(0, 3);
         int file = mkstemp(path);
         size_t size = values.size() * sizeof values[0];
         if (file < 0 || write(file, values.data(), size) != (ssize_t)size) abort();
@@ -75,6 +76,7 @@ class checkpoint
         config.query_step = 1;
         config.logit_scale = 1;
         config.windows = WINDOWS;
+        config.word_parts = word_parts;
         config.attention_cap = config.logit_cap = 3;
         config.embedding_scale = 5.66f;
         config.pre_norms = config.norm_plus_one = config.post_norms = config.gelu = true;
@@ -110,6 +112,7 @@ class checkpoint
 
     std::vector<tensor> held;
     std::vector<float> values;
+    uint8_t word_parts[VOCAB];
     char path[32] = "/tmp/lazyllm-engine-XXXXXX";
 };
 
@@ -231,6 +234,7 @@ static std::vector<setting> all_settings()
     several.pooling = LAZY_POOLING_RMS;
     several.memory = 0.8;
     several.revival = 0.5;
+    several.words = true;
     return { { "dense", with(nullptr, 0) },
              { "two stages", same },
              { "frozen", frozen },

@@ -978,6 +978,7 @@ static std::vector<uint8_t> random_flags(flagging how, int length)
         if (how == SOME_UNPRUNABLE && special) flag = 0;
         if (how == ANY_FLAGS) flag = (uint8_t)random_int(0, LAZY_PRUNABLE | LAZY_FORCED);
         if (how == NONE_FREE) flag = LAZY_FORCED;
+        if (random_int(0, 1)) flag |= LAZY_JOINED; /* which changes nothing but words */
     }
     return flags;
 }
@@ -1005,6 +1006,24 @@ static floats random_scores(int m, spread how)
     return scores;
 }
 
+/* One position of `apart` begins a word, and `gaps` are not in play. */
+static void test_complete(const rig &r, int m, int gaps, int apart)
+{
+    now("%s complete m %d, %d gaps, words %d apart", r.name(), m, gaps, apart);
+    input in_play(r.gpu, random_positions(m, m + gaps));
+    std::vector<uint8_t> joined((size_t)(m + gaps));
+    for (uint8_t &flag : joined) flag = (uint8_t)(random_int(0, 3) | (random_int(1, apart) > 1 ? LAZY_JOINED : 0));
+    input flags(r.gpu, joined);
+    floats values = random_scores(m, (spread)pick({ ANY, FEW, ON_BOTH_SIDES_OF_0 }));
+    if (random_int(0, 1)) values[(size_t)random_int(0, m - 1)] = NAN;
+    input scores = r.in_f32(values);
+    output out = r.out_f32(unwritten((size_t)m));
+    launch_count counted;
+    r.both([&](const side &s) { DO(s, complete, out.on(s), scores.on(s), in_play.on(s), m, flags.on(s)); });
+    counted.expect(1, m / LAZY_TOKEN_BLOCK);
+    check(out.bits() == narrowed(LAZY_F32, out.plain), "other scores than the reference's");
+}
+
 /* Tokens chosen by number and, where the sums of their scores are exact, by mass. */
 static void test_select(const rig &r, int m, flagging how, spread of_scores)
 {
@@ -1013,7 +1032,7 @@ static void test_select(const rig &r, int m, flagging how, spread of_scores)
     input flags(r.gpu, random_flags(how, length));
     input scores = r.in_f32(random_scores(m, of_scores));
     int n_free = (int)std::count_if(in_play.plain.begin(), in_play.plain.end(),
-                                    [&](int32_t position) { return flags.plain[(size_t)position] == LAZY_PRUNABLE; });
+                                    [&](int32_t position) { return lazy_is_free(flags.plain[(size_t)position]); });
     for (int budget : { 0, std::min(1, n_free), random_int(0, n_free), std::max(0, n_free - 1), n_free }) {
         now("%s select m %d, flags %d, scores %d, %d of %d free", r.name(), m, how, of_scores, budget, n_free);
         output kept(r.gpu, ints((size_t)(m - n_free + budget), -1));
@@ -1104,10 +1123,12 @@ static void test_selection(const rig &r)
     const ints sizes = quick ? ints{ 1, 33, 700 }
                              : ints{ 1, 2, 31, 33, random_int(34, 510), 511, 512, 513, 1025 + random_int(0, 200) };
     const ints spreads = { ANY, FEW, ON_BOTH_SIDES_OF_0 };
-    for (int m : sizes)
+    for (int m : sizes) {
+        for (int apart : { 3, 200 }) test_complete(r, m, random_int(0, m / 20), apart);
         for (int how = 0; how < FLAGGINGS; how++)
             for (int of_scores : quick ? ints{ pick(spreads) } : spreads)
                 test_select(r, m, (flagging)how, (spread)of_scores);
+    }
     for (int m : { 1, 40, 600 }) test_bad_scores(r, m);
 }
 
