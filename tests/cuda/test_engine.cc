@@ -76,7 +76,6 @@ class checkpoint
         config.query_step = 1;
         config.logit_scale = 1;
         config.windows = WINDOWS;
-        config.word_parts = word_parts;
         config.attention_cap = config.logit_cap = 3;
         config.embedding_scale = 5.66f;
         config.pre_norms = config.norm_plus_one = config.post_norms = config.gelu = true;
@@ -91,6 +90,7 @@ class checkpoint
         must(lazy_model_open(&model, &config, &shard, 1, tensors.data(), (int)tensors.size(), "auto", &where, nullptr,
                              &err),
              err);
+        must(lazy_model_know_words(model, word_parts, &err), err);
         return model;
     }
 
