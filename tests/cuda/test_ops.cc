@@ -1124,7 +1124,7 @@ static void test_selection(const rig &r)
                              : ints{ 1, 2, 31, 33, random_int(34, 510), 511, 512, 513, 1025 + random_int(0, 200) };
     const ints spreads = { ANY, FEW, ON_BOTH_SIDES_OF_0 };
     for (int m : sizes) {
-        for (int apart : { 3, 200 }) test_complete(r, m, random_int(0, m / 20), apart);
+        for (int apart : { 3, 200 }) test_complete(r, m, random_int(0, m / 50), apart);
         for (int how = 0; how < FLAGGINGS; how++)
             for (int of_scores : quick ? ints{ pick(spreads) } : spreads)
                 test_select(r, m, (flagging)how, (spread)of_scores);
