@@ -6,14 +6,12 @@
 int lazy_cache_open(lazy_cache *cache, lazy_model *model, const lazy_pruning *pruning, lazy_error *err)
 {
     *cache = (lazy_cache){ .model = model };
-    lazy_backend *backend = model->backend;
-    const lazy_config *c = &model->config;
-    int n = c->n_layers;
+    int n = model->config.n_layers;
     int code = lazy_alloc_zeroed(&cache->kv, n, "the cache table", err);
     if (!code) code = lazy_alloc_zeroed(&cache->remembered, n, "the cache table", err);
     if (!code) code = lazy_alloc_zeroed(&cache->aux, n, "the cache table", err);
     if (!code) code = lazy_buffers_open(cache, pruning, err);
-    if (!code) code = backend->ops->stream_open(backend, c, &cache->stream, err);
+    if (!code) code = model->backend->ops->stream_open(model->backend, &model->config, &cache->stream, err);
     if (code) lazy_cache_close(cache);
     return code;
 }
@@ -38,12 +36,10 @@ static size_t staging_bytes(const lazy_config *c, int capacity)
 
 uint64_t lazy_cache_bytes(const lazy_cache *cache, int capacity)
 {
-    const lazy_backend *backend = cache->model->backend;
-    const lazy_config *c = &cache->model->config;
-    uint64_t bytes = staging_bytes(c, capacity);
+    uint64_t bytes = staging_bytes(&cache->model->config, capacity);
     for (const lazy_buffer *b = cache->buffers; b < cache->buffers + cache->n_buffers; b++)
         bytes += lazy_buffer_bytes(b, b->fixed ? b->fixed : capacity);
-    return bytes + backend->ops->scratch_bytes(cache->stream, capacity, capacity) +
+    return bytes + cache->model->backend->ops->scratch_bytes(cache->stream, capacity, capacity) +
            lazy_rope_bytes(cache->model, capacity);
 }
 

@@ -442,9 +442,9 @@ static int read_back(pass *p, lazy_error *err)
 static int blame_layer(pass *p, int code, lazy_error *err)
 {
     int32_t first_bad;
-    if (code != LAZY_CHECKPOINT || p->ops->download(p->stream, &first_bad, p->cache->notes, sizeof first_bad, NULL))
+    if (code != LAZY_CHECKPOINT || p->ops->download(p->stream, &first_bad, p->cache->notes, sizeof first_bad, NULL) ||
+        first_bad == p->config->n_layers)
         return code;
-    if (first_bad == p->config->n_layers) return code;
     if (err) *err = (lazy_error){ 0 };
     return refuse_layer(first_bad, err);
 }

@@ -41,7 +41,6 @@ void lazy_use_small_pages(void *memory, size_t bytes)
     if (bytes < 2 * HUGE_PAGE) return; /* which did not ask for huge ones */
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = ((uintptr_t)memory + page - 1) / page * page;
     uintptr_t end = ((uintptr_t)memory + bytes) / page * page;
-    if (begin >= end) return;
     madvise((void *)begin, end - begin, MADV_NOHUGEPAGE); /* fails only where there are no huge pages */
     madvise((void *)begin, end - begin, MADV_DONTNEED); /* malloc may have handed out pages that were written before */
 }

@@ -132,9 +132,7 @@ int lazy_model_check(const lazy_model *model, lazy_error *err)
 int lazy_model_know_words(lazy_model *model, const uint8_t *parts, lazy_error *err)
 {
     if (model->word_parts) return LAZY_OK;
-    int code = lazy_alloc(&model->word_parts, model->config.vocab, "the parts of words", err);
-    if (!code) memcpy(model->word_parts, parts, (size_t)model->config.vocab);
-    return code;
+    return lazy_alloc_copy(&model->word_parts, parts, model->config.vocab, "the parts of words", err);
 }
 
 static void drop_matrix(lazy_backend *backend, lazy_matrix *matrix)

@@ -23,25 +23,14 @@ static size_t table_bytes(const lazy_config *c, int length)
     return (size_t)length * (size_t)c->head_dim * sizeof(float);
 }
 
-/* row: (D,), times `scale` in all pairs */
-static void fill_row(float *row, int position, const float *inv_freq, float rope_scale, float scale, int half)
-{
-    for (int j = 0; j < half; j++) {
-        float angle = (float)position * inv_freq[j]; /* in f32, as in training */
-        float factor = inv_freq[j] != 0 ? rope_scale * scale : scale;
-        row[j] = (float)cos((double)angle) * factor;
-        row[half + j] = (float)sin((double)angle) * factor;
-    }
-}
-
 /* Allocates and fills the table of one rope: (length, D). growth: of q, 0 for k. */
 static int make_table(float **out, lazy_stream *stream, int rope, float growth, int length, lazy_error *err)
 {
     enum { AT_ONCE = 1024 }; /* rows that are uploaded together */
     const lazy_config *c = stream->config;
     const lazy_ops *ops = stream->backend->ops;
-    size_t d = (size_t)c->head_dim;
-    const float *inv_freq = c->inv_freq + (size_t)rope * d / 2;
+    size_t d = (size_t)c->head_dim, half = d / 2;
+    const float *inv_freq = c->inv_freq + (size_t)rope * half;
     float *rows;
     int code = lazy_alloc(&rows, AT_ONCE * d, "the RoPE table", err);
     if (code) return code;
@@ -50,7 +39,13 @@ static int make_table(float **out, lazy_stream *stream, int rope, float growth, 
         n = min_int(AT_ONCE, length - first);
         for (int i = 0; i < n; i++) {
             float scale = growth != 0 ? 1 + growth * logf(1 + (float)((first + i) / c->query_step)) : 1;
-            fill_row(rows + (size_t)i * d, first + i, inv_freq, c->rope_scale[rope], scale, (int)d / 2);
+            float *row = rows + (size_t)i * d;
+            for (size_t j = 0; j < half; j++) {
+                float angle = (float)(first + i) * inv_freq[j]; /* in f32, as in training */
+                float factor = inv_freq[j] != 0 ? c->rope_scale[rope] * scale : scale;
+                row[j] = (float)cos((double)angle) * factor;
+                row[half + j] = (float)sin((double)angle) * factor;
+            }
         }
         code = ops->upload(stream, *out + (size_t)first * d, rows, (size_t)n * d * sizeof *rows, err);
     }

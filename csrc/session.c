@@ -69,8 +69,7 @@ static int reserve(lazy_session *s, int64_t n_tokens, int64_t wish, lazy_error *
         return lazy_invalid(err, "%lld tokens are more than the model's context of %d", (long long)n_tokens, context);
     if (n_tokens <= s->cache.capacity) return LAZY_OK;
     int capacity = (int)(wish > context ? context : wish > n_tokens ? wish : n_tokens);
-    int code = LAZY_OK;
-    if (capacity > s->tokens.capacity) code = lazy_tokens_reserve(&s->tokens, capacity, err);
+    int code = capacity > s->tokens.capacity ? lazy_tokens_reserve(&s->tokens, capacity, err) : LAZY_OK;
     if (!code) code = lazy_cache_reserve(&s->cache, capacity, s->tokens.depths, s->tokens.length, err);
     return code;
 }
@@ -114,10 +113,8 @@ int lazy_session_fork(lazy_session **out, lazy_session *s, void *policy_context,
     if (code) {
         lazy_session_close(fork);
         *out = NULL;
-        return code;
-    }
-    lazy_tokens_copy(&fork->tokens, &s->tokens);
-    return LAZY_OK;
+    } else lazy_tokens_copy(&fork->tokens, &s->tokens);
+    return code;
 }
 
 int lazy_session_logits(lazy_session *s, float *logits, lazy_error *err)

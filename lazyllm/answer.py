@@ -126,8 +126,7 @@ class Answer:
     def _run(self) -> Callable[..., Any]:
         """The pass that draws the next token, or `forward` if its logits are read or changed before the draw."""
         request = self._request
-        first = request.never_first and not self._drawn
-        if first or request.logprobs or request.sampling.changes_logits:
+        if (request.never_first and not self._drawn) or request.logprobs or request.sampling.changes_logits:
             return self._core.forward
         return partial(self._core.advance, sampler=self._sampler)
 

@@ -61,8 +61,7 @@ class Document:
     def ask(self, question: Any, **options: Unpack[Options]) -> Any:
         """The answer to a question, or answers to a list of them, each as if it were the only one."""
         options["chat"] = self._in_chat
-        single = isinstance(question, str)
-        prompt = self._prompt(question) if single else [self._prompt(item) for item in question]
+        prompt = self._prompt(question) if isinstance(question, str) else [self._prompt(item) for item in question]
         return self.llm.generate(prompt, self.pruning, prefix=self._prefixes, **options)
 
     @takes(Request, "never_first", "chat")

@@ -244,8 +244,7 @@ class Policy(Scheduled):
         def refused(problem: str, kind: type[Exception] = ValueError) -> Exception:
             return kind(
                 f"{type(self).__name__}.score after layer {view.layer} {problem}; it must return a finite "
-                f"float for each of the {positions.size} tokens in play, or an integer array of positions "
-                "to keep"
+                f"float for each of the {positions.size} tokens in play, or an integer array of positions to keep"
             )
 
         try:

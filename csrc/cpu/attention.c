@@ -303,12 +303,8 @@ static void divide(attending *t)
     t->row_block = max_queries / t->heads;
     t->row_blocks = ceil_div(t->a.n, t->row_block);
     t->row_block = ceil_div(t->a.n, t->row_blocks);
-    t->chunk = t->n_keys;
-    t->chunks = 1;
-    if (many_rows) return;
-    t->chunk = ceil_div(t->n_keys, MAX_CHUNKS);
-    int smallest = t->a.n == 1 ? KEY_CHUNK : 2 * KEY_CHUNK;
-    t->chunk = t->chunk < smallest ? smallest : ceil_div(t->chunk, KEY_CHUNK) * KEY_CHUNK;
+    int smallest = t->a.n == 1 ? KEY_CHUNK : 2 * KEY_CHUNK, even = ceil_div(t->n_keys, MAX_CHUNKS);
+    t->chunk = many_rows ? t->n_keys : max_int(smallest, ceil_div(even, KEY_CHUNK) * KEY_CHUNK);
     t->chunks = ceil_div(t->n_keys, t->chunk);
 }
 

@@ -12,14 +12,11 @@ static void widen_row(float *y, const void *x, lazy_dtype dtype, int n)
 {
 #define WIDEN(format)                                                                                                  \
     case LAZY_##format: widen_blocks(y, x, LAZY_##format, n); break;
+    BY_FLOAT_TYPE(widen_any(y, x, type, n));
     switch (dtype) {
-    case LAZY_F32: memcpy(y, x, (size_t)n * sizeof *y); break;
-    case LAZY_F16: widen_any(y, x, LAZY_F16, n); break;
-    case LAZY_BF16:
-        widen_any(y, x, LAZY_BF16, n);
-        break;
         WIDEN(Q8_0)
         LAZY_BELOW_8_BITS(WIDEN)
+    default: break;
     }
 #undef WIDEN
 }

@@ -52,9 +52,8 @@ static void unlist_owner(mapping *m)
 /* Maps the file at m->base.data, or anywhere if that is NULL. sharing: MAP_SHARED or MAP_PRIVATE */
 static bool map_file(mapping *m, int sharing)
 {
-    int fixed = m->base.data ? MAP_FIXED : 0;
-    void *data =
-        mmap(m->base.data, m->file->bytes, PROT_READ | PROT_WRITE, sharing | MAP_NORESERVE | fixed, m->file->fd, 0);
+    const int flags = sharing | MAP_NORESERVE | (m->base.data ? MAP_FIXED : 0);
+    void *data = mmap(m->base.data, m->file->bytes, PROT_READ | PROT_WRITE, flags, m->file->fd, 0);
     if (data == MAP_FAILED) return false;
     m->base.data = data;
     lazy_use_small_pages(data, m->file->bytes); /* with huge ones a single row would take two megabytes */

@@ -49,8 +49,7 @@ typedef int32_t ints __attribute__((vector_size(4 * LANES)));
 INLINE vec load(const void *p) { return *(const loose_vec *)p; }
 INLINE void store(float *p, vec v) { *(loose_vec *)p = v; }
 INLINE vec splat(float x) { return x - (vec){ 0 }; }
-INLINE ints choose_ints(ints mask, ints yes, ints no) { return (yes & mask) | (no & ~mask); }
-INLINE vec choose(ints mask, vec yes, vec no) { return (vec)choose_ints(mask, (ints)yes, (ints)no); }
+INLINE vec choose(ints mask, vec yes, vec no) { return (vec)(((ints)yes & mask) | ((ints)no & ~mask)); }
 
 #ifndef LARGER
 #define LARGER(a, b) choose((a) > (b), a, b)

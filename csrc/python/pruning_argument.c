@@ -107,17 +107,15 @@ int pruning_parse(PyObject *dict, lazy_pruning *pruning)
                                   FIELD('p', pruning, average),    FIELD('p', pruning, words) };
     dict = PyDict_Copy(dict);
     if (!dict) return -1;
-    int code = 0;
-    if (fields_parse(dict, "pruning", fields, sizeof fields / sizeof *fields) ||
-        parse_stages(objects.stages, &pruning->stages, &pruning->n_stages) || parse_decode(objects.decode, pruning) ||
-        parse_pooling(objects.pooling, &pruning->pooling) || parse_policy(objects.policy, &pruning->policy.context) ||
-        !(pruning->protect = parse_tuples(objects.protect, "span", "(begin, end)", sizeof *pruning->protect, parse_span,
-                                          &pruning->n_protect))) {
-        pruning_release(pruning);
-        code = -1;
-    }
+    const bool failed = fields_parse(dict, "pruning", fields, sizeof fields / sizeof *fields) ||
+                        parse_stages(objects.stages, &pruning->stages, &pruning->n_stages) ||
+                        parse_decode(objects.decode, pruning) || parse_pooling(objects.pooling, &pruning->pooling) ||
+                        parse_policy(objects.policy, &pruning->policy.context) ||
+                        !(pruning->protect = parse_tuples(objects.protect, "span", "(begin, end)",
+                                                          sizeof *pruning->protect, parse_span, &pruning->n_protect));
+    if (failed) pruning_release(pruning);
     Py_DECREF(dict);
-    return code;
+    return failed ? -1 : 0;
 }
 
 void pruning_release(lazy_pruning *pruning)

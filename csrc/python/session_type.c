@@ -204,8 +204,7 @@ static PyObject *session_bytes_for(SessionObject *self, PyObject *argument)
     static PyObject *session_##name(SessionObject *self, void *closure)                                                \
     {                                                                                                                  \
         lazy_session *s = session_at_rest(self);                                                                       \
-        if (!s) return NULL;                                                                                           \
-        return expression;                                                                                             \
+        return s ? (expression) : NULL;                                                                                \
     }
 
 READ(length, PyLong_FromLong(s->tokens.length))

@@ -71,8 +71,7 @@ def calibrate(
     measured = {label: measurements(summary, label) for label in settings}
     best = max([*settings][1:], key=lambda label: rank(measured[label]))
     tried = [(method, method.speedup(model.config, n_prompt), measured[label]) for label, method in settings.items()]
-    counts = {"trials": len(tasks.ids), "tokens": n_prompt}
-    preset = Preset.found(settings[best], manifest, counts, tried)
+    preset = Preset.found(settings[best], manifest, {"trials": len(tasks.ids), "tokens": n_prompt}, tried)
     if file is not None:
         preset.save(file)
     return preset

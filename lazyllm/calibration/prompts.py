@@ -32,8 +32,7 @@ class CalibrationTasks(GeneratedTasks):
         own_ids = encoded(llm, prompts)
         if lengths is None:
             lengths = sorted({min(length, llm.config.context) for length in LENGTHS})
-        options = RulerOptions(tasks=NEEDLES, lengths=lengths, count=count, seed=seed)
-        super().__init__(llm, options, MAX_NEW_TOKENS)
+        super().__init__(llm, RulerOptions(tasks=NEEDLES, lengths=lengths, count=count, seed=seed), MAX_NEW_TOKENS)
         if own_ids:
             self.items[OWN] = [{"_id": name, "ids": ids, "length": len(ids)} for name, ids in own_ids.items()]
         self.check(llm)

@@ -94,8 +94,7 @@ class ChatTemplate:
         return "".join(pieces)
 
     def _error(self, problem: str, error: Exception) -> CheckpointError:
-        reason = str(error) or type(error).__name__
-        return CheckpointError(f"{self.source}: the chat template {problem}: {reason}")
+        return CheckpointError(f"{self.source}: the chat template {problem}: {str(error) or type(error).__name__}")
 
 
 EXAMPLES = {

@@ -61,8 +61,7 @@ def resolve(path_or_id: str | Path, revision: str | None = None, file: str | Non
             raise ValueError(f"revision is for hub ids, and {path} exists here; leave revision away")
         if file is None or (path / file).is_file():
             return path / (file or "")
-        names = [found.name for found in path.glob("*")]
-        raise FileNotFoundError(f"{path} has no {file}{gguf_choice(names)}")
+        raise FileNotFoundError(f"{path} has no {file}{gguf_choice(found.name for found in path.glob('*'))}")
     if path.suffix == ".gguf" or not HUB_ID.fullmatch(str(path_or_id)):
         raise FileNotFoundError(f"{path} does not exist, nor has it the form of a hub id (owner/name)")
     what = f"{path_or_id}, which is no folder here,"

@@ -231,8 +231,7 @@ def read_layers(fields: Fields, family: Family, n_layers: int) -> tuple[tuple[in
     has_window = any(sliding) and (needed or fields.get("sliding_window") is not None)
     window = fields.whole("sliding_window", MAX_CONTEXT) if has_window else 0
     windows = tuple(window if slides else 0 for slides in sliding)
-    mixed = family.no_rope == "full_if_mixed" and fields.get("sliding_window") is not None
-    if family.no_rope == "full" or mixed:
+    if family.no_rope == "full" or (family.no_rope == "full_if_mixed" and fields.get("sliding_window") is not None):
         has_rope = [window > 0 for window in windows]
     local = SLIDING if family.local_theta else FULL
     kinds = [local if window else FULL for window in windows]

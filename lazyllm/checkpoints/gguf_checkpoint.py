@@ -36,8 +36,7 @@ LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 
 def layer_tensors(arch: str) -> dict[str, str]:
     """The core's names of the tensors of a layer, by their names in files of a GGUF architecture."""
-    norms = NAMES["norms"][FAMILIES[ARCHITECTURES[arch]].norms]
-    return {**NAMES["layer"], **norms, **NAMES["own"].get(arch, {})}
+    return {**NAMES["layer"], **NAMES["norms"][FAMILIES[ARCHITECTURES[arch]].norms], **NAMES["own"].get(arch, {})}
 
 
 class GgufCheckpoint(Checkpoint):
@@ -171,8 +170,7 @@ class GgufCheckpoint(Checkpoint):
     def values_of(self, tensor: Tensor) -> list[float]:
         if (count := math.prod(tensor.shape)) > MAX_HEAD_DIM:
             self.refuse_tensor(tensor.name, f"has {count} values; expected one for each pair of a head")
-        values = _core.widen(b"".join(self.chunks(tensor)), tensor.dtype)
-        return [as_json(float(value)) for value in values]
+        return [as_json(float(value)) for value in _core.widen(b"".join(self.chunks(tensor)), tensor.dtype)]
 
 
 def as_json(value: Any) -> Any:

@@ -69,8 +69,7 @@ class RunOptions:
     @classmethod
     def of(cls, keywords: Mapping[str, Any], **defaults: Any) -> Self:
         """Options from keyword arguments, in which None is the default."""
-        chosen = {name: value for name, value in keywords.items() if value is not None}
-        return cls(**{**defaults, **chosen})
+        return cls(**{**defaults, **{name: value for name, value in keywords.items() if value is not None}})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,8 +51,7 @@ class Summary:
                 place = environment, row["setting"], row["dataset"]
                 self._index.setdefault(place, {}).setdefault(item_of(row), row)
         self.rows = [row for place, items in self._index.items() if place[0] is None for row in items.values()]
-        timed = dict.fromkeys(row["environment"] for row in good)
-        self.environments = sorted(timed, key=self.n_timed, reverse=True)
+        self.environments = sorted(dict.fromkeys(row["environment"] for row in good), key=self.n_timed, reverse=True)
         """Environments, those with the most rows first."""
 
     def of(
@@ -132,8 +131,7 @@ class Summary:
 
     def values(self, setting: str, field: str, datasets: Sequence[str] | None = None) -> np.ndarray:
         """The values of a field, of the items that have it."""
-        rows = self.of(setting, datasets).values()
-        return np.array([row[field] for row in rows if field in row], float)
+        return np.array([row[field] for row in self.of(setting, datasets).values() if field in row], float)
 
 
 def item_of(row: Row) -> Item:

@@ -45,8 +45,7 @@ class Recipe:
         machine; other workers share this process's threads and have its kind of device."""
         tasks = copy(tasks)
         tasks.items = {}  # a trial has its own
-        kind = llm.device.partition(":")[0]
-        device, threads = ("auto", None) if options.scheduler else (kind, llm.threads)
+        device, threads = ("auto", None) if options.scheduler else (llm.device.partition(":")[0], llm.threads)
         if threads and options.workers:
             threads = max(1, threads // options.workers)
         model = {

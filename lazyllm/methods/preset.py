@@ -52,8 +52,7 @@ class Preset(Method):
         if not isinstance(self.pruning, Pruning):  # as a file has it
             self._set(pruning=Pruning.from_fields(self.pruning))
         checked.number(self.speedup, "speedup")
-        kinds = {"model": str, "sha256": str, "versions": Mapping, "evidence": Mapping}
-        for name, kind in kinds.items():
+        for name, kind in {"model": str, "sha256": str, "versions": Mapping, "evidence": Mapping}.items():
             if not isinstance(value := getattr(self, name), kind):
                 raise TypeError(f"{name} must be {'text' if kind is str else 'an object'}, not {value!r}")
 

@@ -38,8 +38,7 @@ class RandomDrop(Scheduled):
 
     def positions(self, n_prompt: int, turn: int = 0) -> np.ndarray:
         """Indices of the prompt's tokens that stay, ascending."""
-        others = self.kept(n_prompt) - 1
-        chosen = np.random.default_rng([self.seed, turn]).choice(n_prompt - 1, others, replace=False)
+        chosen = np.random.default_rng([self.seed, turn]).choice(n_prompt - 1, self.kept(n_prompt) - 1, replace=False)
         return np.append(np.sort(chosen), n_prompt - 1)
 
     def kept(self, n_prompt: int) -> int:
@@ -275,8 +274,7 @@ class Expectation(Policy):
         queries = view.queries(MANY)
         positions = view.rows[-queries.shape[1] :]
         first = int(np.searchsorted(positions, SINK))
-        row = config.layer_rope[view.layer] + (length > config.short_context)
-        frequencies = np.array(config.inv_freq[row])
+        frequencies = np.array(config.inv_freq[config.layer_rope[view.layer] + (length > config.short_context)])
         ahead = np.exp(1j * np.outer(np.arange(length, length + FUTURE), frequencies)).mean(axis=0)
         turns = ahead * np.exp(-1j * np.outer(positions[first:], frequencies))
         return queries[:, first:], turns.astype(np.complex64)

@@ -150,8 +150,7 @@ class Search(Measured):
     def _points_of(self, rows: Sequence[Row]) -> list[Point]:
         """With the speedups that were counted for the median length of the prompts."""
         counted: Mapping[str, float] = self.manifest["conditions"][SPEEDUPS]
-        points = super()._points_of(rows)
-        return [replace(point, counted_speedup=counted[point.setting]) for point in points]
+        return [replace(point, counted_speedup=counted[point.setting]) for point in super()._points_of(rows)]
 
     @property
     def table(self) -> Table:

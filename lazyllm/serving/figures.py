@@ -40,8 +40,7 @@ class Figures:
         self._measured = defaultdict[str, deque[float]](lambda: deque(maxlen=MOST_MEASURED))
         self._metrics = dict[str, Any]()
         for name, meaning in BY_SETTING.items():
-            histogram = partial(prometheus.Histogram, buckets=SECONDS)
-            kind = histogram if name.endswith("seconds") else prometheus.Summary
+            kind = partial(prometheus.Histogram, buckets=SECONDS) if name.endswith("seconds") else prometheus.Summary
             self._metrics[name] = kind(f"lazyllm_{name}", meaning, ["setting"], registry=self.registry)
         shared = cache or PrefixCache()  # which stays empty
         of_server = {

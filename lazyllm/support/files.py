@@ -63,8 +63,7 @@ def digest(files: Sequence[OpenedFile], progress: bool) -> str:
     key = tuple((file.path, file.state) for file in files)
     if key not in known_digests:
         hasher = hashlib.sha256()
-        n_bytes = sum(file.state[1] for file in files)
-        with bar(n_bytes >> MIB, "hashing the model", "MiB", progress) as line:
+        with bar(sum(file.state[1] for file in files) >> MIB, "hashing the model", "MiB", progress) as line:
             for block in chain.from_iterable(file.blocks() for file in files):
                 hasher.update(block)
                 line.update(len(block) >> MIB)  # whole MiB only

@@ -89,8 +89,7 @@ class Measured(Frame, Results):
 
     @property
     def heading(self) -> str:
-        prompts = sum(self.summary.items.values())
-        return f"{self.manifest['model']}: {len(self)} settings on {prompts} prompts"
+        return f"{self.manifest['model']}: {len(self)} settings on {sum(self.summary.items.values())} prompts"
 
     @property
     def tables(self) -> dict[str, Table]:

@@ -139,8 +139,7 @@ def prose() -> Haystack:
     draws, patterns = Draws("prose"), file_text("patterns.txt").splitlines()
 
     def sentence() -> str:
-        pattern = draws.chosen(patterns)
-        filled = re.sub("{(.+?)}", lambda slot: draws.chosen(vocabulary(slot[1])), pattern)
+        filled = re.sub("{(.+?)}", lambda slot: draws.chosen(vocabulary(slot[1])), draws.chosen(patterns))
         return BEFORE_VOWEL.sub(r"\1n", filled)
 
     return Haystack(" ".join(sentence() for _ in range(PROSE_SENTENCES)))

@@ -128,8 +128,7 @@ def common_words(spec: Spec) -> Draft:
     def context(size: int) -> str:
         further = (name for name in names(draws.fork("names")) if not {*name.split("-")} & {*common})
         uncommon = list(islice(chain(others, further), math.ceil(size / times[1])))
-        entries = [*common * times[0], *(uncommon * times[1])[:size]]
-        return listed(draws.fork("order").shuffled(entries))
+        return listed(draws.fork("order").shuffled([*common * times[0], *(uncommon * times[1])[:size]]))
 
     prefix = f" The {COMMON} words that come most often in the list are:"
     draft = Draft(f"Which {COMMON} words come most often in the list?", common, context, COMMON, prefix)

@@ -83,8 +83,7 @@ def generate(task: str, encode: Encode, length: int, count: int, seed: int, dept
         # the same texts and questions in turn and alone
         draws = Draws(f"{IN_TURN if kind.alone else task}/{length}/{seed}/{number}")
         (drawn,) = draws.depths(1)
-        needle_depth = drawn if depth is None else depth
-        spec = Spec(draws, needle_depth, length, seed, number)
+        spec = Spec(draws, drawn if depth is None else depth, length, seed, number)
         items.append(kind.item(encode, spec))
     return items
 
@@ -135,8 +134,7 @@ class GeneratedTasks(Tasks):
     """The generated tasks for the runner."""
 
     def __init__(self, llm: LLM, options: RulerOptions | NiahOptions, max_new_tokens: int | None = None) -> None:
-        encode = prompt_encoder(llm.tokenizer, options.wrapper)
-        self.items = generated_items(encode, options)
+        self.items = generated_items(prompt_encoder(llm.tokenizer, options.wrapper), options)
         self.selection, self.wrapper, self.cap = options.selection, options.wrapper, max_new_tokens
         kind = NIAH if isinstance(options, NiahOptions) else RULER
         self.conditions = {"tasks": kind, "cap on new tokens": max_new_tokens}
