@@ -69,7 +69,8 @@ class RunOptions:
     @classmethod
     def of(cls, keywords: Mapping[str, Any], **defaults: Any) -> Self:
         """Options from keyword arguments, in which None is the default."""
-        return cls(**{**defaults, **{name: value for name, value in keywords.items() if value is not None}})
+        chosen = {name: value for name, value in keywords.items() if value is not None}
+        return cls(**{**defaults, **chosen})
 
 
 @dataclass(frozen=True, kw_only=True)

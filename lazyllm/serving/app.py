@@ -72,7 +72,8 @@ class Service:
         with self._promised(n_tokens, n_sessions * session.core.bytes_for(n_tokens)):
             for number, prompt in enumerate(prompts):
                 request = replace(ask.request, sampling=ask.request.sampling.for_prompt(number))
-                for index, stream in enumerate(session.fork().streams(prompt, request, ask.n), number * ask.n):
+                streams = session.fork().streams(prompt, request, ask.n)
+                for index, stream in enumerate(streams, number * ask.n):
                     if ask.stream:
                         yield from ((index, piece, None, {}) for piece in stream)
                     generation = stream.finished()

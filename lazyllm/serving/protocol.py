@@ -75,7 +75,8 @@ class Ask:
         stop = values["stop"] if isinstance(values.get("stop"), str) else _field(values, "stop", list)
         if isinstance(stop, list) and len(stop) > MOST_STOPS:
             raise ValueError(f"{len(stop)} stop texts are more than {MOST_STOPS}")
-        most = min(CHAT_TOKENS, max(1, llm.config.context - len(self.prompts[0]))) if chat else COMPLETION_TOKENS
+        left = llm.config.context - len(self.prompts[0])
+        most = min(CHAT_TOKENS, max(1, left)) if chat else COMPLETION_TOKENS
         most = values.get("max_completion_tokens", values.get("max_tokens", most))
         sampling = {name: values[name] for name in SAMPLING if name in values}
         self.request = Request(
