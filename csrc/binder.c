@@ -259,9 +259,8 @@ static int bind_matrix(binder *b, lazy_matrix *matrix, const source *from, lazy_
 
 static int bind_experts(binder *b, lazy_matrix **out, int l, const source *from, lazy_error *err)
 {
-    int n = b->model->config.n_experts, code = LAZY_OK;
     lazy_matrix *bound = NULL;
-    if (!b->dry) code = lazy_alloc(&bound, n, "the table of experts", err);
+    int n = b->model->config.n_experts, code = b->dry ? LAZY_OK : lazy_alloc(&bound, n, "the table of experts", err);
     if (!code) code = bind_matrices(b, bound, n, l, from, err);
     if (code) lazy_free(bound);
     else *out = bound;

@@ -69,7 +69,8 @@ static int reserve(lazy_session *s, int64_t n_tokens, int64_t wish, lazy_error *
         return lazy_invalid(err, "%lld tokens are more than the model's context of %d", (long long)n_tokens, context);
     if (n_tokens <= s->cache.capacity) return LAZY_OK;
     int capacity = (int)(wish > context ? context : wish > n_tokens ? wish : n_tokens);
-    int code = capacity > s->tokens.capacity ? lazy_tokens_reserve(&s->tokens, capacity, err) : LAZY_OK;
+    int code = LAZY_OK;
+    if (capacity > s->tokens.capacity) code = lazy_tokens_reserve(&s->tokens, capacity, err);
     if (!code) code = lazy_cache_reserve(&s->cache, capacity, s->tokens.depths, s->tokens.length, err);
     return code;
 }

@@ -276,6 +276,9 @@ INLINE void dots_of(dot_products t, const int rows, const int cols)
         four total =
             cols == 4 ? sum_lanes_of_four(sum[r][0], sum[r][1], sum[r][2], sum[r][3]) : (four){ sum_lanes(sum[r][0]) };
         float *out = t.y + r * t.y_stride;
-        for (int c = 0; c < cols; c++) out[c * t.y_spacing] = t.accumulate ? out[c * t.y_spacing] + total[c] : total[c];
+        if (t.accumulate)
+            for (int c = 0; c < cols; c++) out[c * t.y_spacing] += total[c];
+        else
+            for (int c = 0; c < cols; c++) out[c * t.y_spacing] = total[c];
     }
 }

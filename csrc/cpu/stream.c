@@ -15,18 +15,14 @@ typedef struct buffer {
 } buffer;
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
-static size_t operands_of(const lazy_products *p, int k, int rows)
-{
-    return (size_t)rows * (size_t)operand_stride(p, k);
-}
 
 /* Operands of the largest product of n_rows rows, k values each; none where they are not converted. */
 static size_t operands_for(const lazy_stream *stream, int k, int n_rows, int copies, bool converted)
 {
     const lazy_products *products = products_of(stream), *fixed = cpu_of(stream)->arithmetic->fixed;
-    size_t many = converted ? operands_of(products, k, copies * min_int(n_rows, ROW_CHUNK)) : 0,
-           few = fixed ? operands_of(fixed, k, copies * min_int(n_rows, fixed->max_unpacked_others)) : 0;
-    return larger(many, few);
+    size_t many = converted ? (size_t)min_int(n_rows, ROW_CHUNK) * (size_t)operand_stride(products, k) : 0,
+           few = fixed ? (size_t)min_int(n_rows, fixed->max_unpacked_others) * (size_t)operand_stride(fixed, k) : 0;
+    return (size_t)copies * larger(many, few);
 }
 
 static void list_buffers(lazy_cpu_stream *s, int n_rows, int n_tokens, buffer list[N_BUFFERS])

@@ -55,8 +55,7 @@ typedef struct table {
     Py_ssize_t n;
 } table;
 
-/* Returns the rank, or -1 with an exception. */
-static int parse_shape(PyObject *shape, int64_t *out)
+static int parse_shape(PyObject *shape, int64_t *out, int *rank)
 {
     Py_ssize_t n = PyTuple_Size(shape);
     if (n > MAX_RANK) {
@@ -67,7 +66,8 @@ static int parse_shape(PyObject *shape, int64_t *out)
         out[i] = PyLong_AsLongLong(PyTuple_GetItem(shape, i));
         if (out[i] == -1 && PyErr_Occurred()) return -1;
     }
-    return (int)n;
+    *rank = (int)n;
+    return 0;
 }
 
 /* The strings are those of the entries, which live as long as the tuple. */
@@ -94,7 +94,7 @@ static int parse_tensors(PyObject *entries, table *t)
         tensor->offset = offset;
         tensor->bytes = bytes;
         tensor->shape = t->shapes[i];
-        if ((tensor->rank = parse_shape(shape, t->shapes[i])) < 0) return -1;
+        if (parse_shape(shape, t->shapes[i], &tensor->rank)) return -1;
     }
     return 0;
 }
