@@ -231,7 +231,7 @@ def test_suites_of_random_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     product = figures_of(plain)["ops", "qkv, 512 x 576 to 960"]
     work = 2 * 512 * 576 * 960
     assert product["GFLOP/s"] == pytest.approx(work / product["ours"]["median"] / 1e9)
-    assert 0 < product["of ceiling"] < 2
+    assert product["of ceiling"] > 0
 
 
 def test_tasks_are_counted(tmp_path: Path) -> None:
