@@ -64,15 +64,15 @@ typedef struct lazy_cache {
     int32_t *depth;      /* (length,) number of layers that hold K,V of the token */
     int32_t *in_play[2]; /* (length,), (capacity,) */
     int32_t *ids;        /* (n,) of the new tokens */
-    uint8_t *flags;      /* (length,) LAZY_PRUNABLE, LAZY_FORCED; the last that lazy_cache_lay_out places */
-    int32_t *rows[2];    /* (capacity,) */
-    float *scores[2];    /* (capacity,) */
-    float *shares;       /* (min(layers, n_layers), capacity) by position, layer l in row l % layers; or NULL */
-    void *x[2];          /* (capacity, d) hidden states, and room for them when they are regrouped */
-    void *qkv;           /* (capacity, (H + 2G) D), or keys and values without some or all queries */
-    void *attention;     /* (capacity, H D) */
-    void *normed;        /* (row_chunk, d) */
-    void *ffn;           /* (row_chunk, F) of layers without experts */
+    uint8_t *flags;   /* (length,) LAZY_PRUNABLE, LAZY_FORCED, LAZY_JOINED; the last that lazy_cache_lay_out places */
+    int32_t *rows[2]; /* (capacity,) */
+    float *scores[2]; /* (capacity,) */
+    float *shares;    /* (min(layers, n_layers), capacity) by position, layer l in row l % layers; or NULL */
+    void *x[2];       /* (capacity, d) hidden states, and room for them when they are regrouped */
+    void *qkv;        /* (capacity, (H + 2G) D), or keys and values without some or all queries */
+    void *attention;  /* (capacity, H D) */
+    void *normed;     /* (row_chunk, d) */
+    void *ffn;        /* (row_chunk, F) of layers without experts */
     float *fresh_logits; /* (vocab,) */
 
     char *staging; /* (host) of uploads and downloads: room for `gone` and all up to `flags` */

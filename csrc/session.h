@@ -39,8 +39,9 @@ int lazy_tokens_prompt_begin(const lazy_tokens *tokens, int first_new);
  * 0; NULL: it has dropped none. */
 void lazy_tokens_commit(lazy_tokens *tokens, int n_ended, const int32_t *depths, const int32_t *gone);
 
-/* flags: (length,) LAZY_PRUNABLE and LAZY_FORCED of every token; the last one is the query token. Returns the number of
- * prunable tokens; *in_play: those of them that are not gone; *n_forced: those in play that always stay. */
+/* flags: (length,) LAZY_PRUNABLE, LAZY_FORCED and, if the rule has words, LAZY_JOINED of every token; the last one is
+ * the query token. word_parts: the model's, or NULL. Returns the number of prunable tokens; *in_play: those of them
+ * that are not gone; *n_forced: those in play that always stay. */
 int lazy_tokens_flag(const lazy_tokens *tokens, const lazy_pruning *pruning, const uint8_t *word_parts, uint8_t *flags,
                      int *in_play, int *n_forced);
 

@@ -160,6 +160,7 @@ def test_messages_of_protected_roles_are_never_dropped(llm: lazyllm.LLM) -> None
         spans = happened["pruning"]["protect"]
         (first, end), *_ = spans
         assert part is None or llm.tokenizer.decode(ids[first:end]).strip() == part
+        assert wrong[0] == 400
         assert "cannot protect parts of a prompt" in wrong[1]["error"]["message"]
         trace = llm.generate(ids, happened["pruning"], max_new_tokens=4, trace=True).trace
         assert all(trace.prefill_depths[first:end].min() == llm.config.n_layers for first, end in spans)

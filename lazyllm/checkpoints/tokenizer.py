@@ -23,8 +23,6 @@ Chat = Sequence[Mapping[str, Any]]
 TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 MAX_TOKENS = 1 << 24
 VOCABULARY_LIMIT = 256 << 20  # bytes; the largest known have 35 MiB
-
-
 WORD_BYTES = f"{string.ascii_letters}{string.digits}-_".encode()
 
 
