@@ -135,6 +135,17 @@ build/core$(1)/reference.o: tests/c/reference.c tests/c/reference.h $(filter %.h
 	$$(CC) $(CFLAGS_TEST) -O3 -fPIC -c $$< -o $$@
 endef
 
+# Kernels of bf16 on a processor that has AVX-512 but not these instructions.
+EMULATED := kernels_avx512_bf16 backend_cpu
+build/test_ops_bf16: tests/c/test_ops.c $(wildcard tests/c/ops*) build/core/reference.o $(EMULATED:%=build/core_bf16/%.o) build/core/core.a
+	$(CC) $(CFLAGS_TEST) -O3 $(filter %.c %.o,$^) $(filter %.a,$^) -lm -o $@
+.PHONY: bf16
+bf16: build/test_ops_bf16 ## the C tests of bf16 by AVX512-BF16 and AMX, whose instructions are emulated on AVX-512
+	build/test_ops_bf16 bf16
+build/core_bf16/%.o: csrc/cpu/%.c tests/c/emulated_bf16.h $(filter %.h,$(CORE))
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS_TEST) -O3 -fPIC -include tests/c/emulated_bf16.h -c $< -o $@
+
 # $(1): the suffix of a build. Each object is of one file and all headers, so that a change of one file compiles one.
 define core_build
 build/core$(1)/%.o: csrc/%.c $(filter %.h,$(CORE))

@@ -50,8 +50,8 @@ cudaError_t lazy_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shar
     overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     overlap.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = { grid, block, shared_bytes, stream, &overlap, kernels_overlap() };
-    cudaError_t failed = cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...);
-    return failed ? failed : cudaGetLastError();
+    cudaError_t failed = cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...), last = cudaGetLastError();
+    return failed ? failed : last;
 }
 
 /* The first statement of a kernel, before which it reads only what no kernel writes: waits until the stream's earlier

@@ -82,25 +82,27 @@ static void value_columns(float *o, float *powers, int width, int cols, const vo
     }
 }
 
-const lazy_kernels JOIN(lazy_kernels_, VARIANT) = {
-    .products = {
-        .name = STRING(VARIANT),
-        .unit = PER_OPERAND,
-        .row_operands = 1,
-        .panel_operands = 1,
-        .tile_rows = TILE_ROWS,
-        .tile_cols = TILE_COLS,
-        .max_unpacked_halves = MAX_UNPACKED_HALVES,
-        .max_unpacked_others = MAX_UNPACKED_OTHERS,
-        .convert = convert,
-        .pack = pack,
-        .tile = tile,
-        .dots = dots,
-    },
-    .rows = &JOIN(lazy_rows_, ISA),
-    .lanes = LANES,
-    .convert_key = convert_key,
-    .pair_values = pair_values,
-    .key_columns = key_columns,
-    .value_columns = value_columns,
-};
+#define KERNELS(variant, rows_of_tile, tile_, key_columns_, value_columns_)                                            \
+    const lazy_kernels JOIN(lazy_kernels_, variant) = {                                                                    \
+    .products = {                                                                                                      \
+        .name = STRING(variant),                                                                                       \
+        .unit = PER_OPERAND,                                                                                           \
+        .row_operands = 1,                                                                                             \
+        .panel_operands = 1,                                                                                           \
+        .tile_rows = rows_of_tile,                                                                                     \
+        .tile_cols = TILE_COLS,                                                                                        \
+        .max_unpacked_halves = MAX_UNPACKED_HALVES,                                                                    \
+        .max_unpacked_others = MAX_UNPACKED_OTHERS,                                                                    \
+        .convert = convert,                                                                                            \
+        .pack = pack,                                                                                                  \
+        .tile = tile_,                                                                                                 \
+        .dots = dots,                                                                                                  \
+    },                                                                                                                 \
+    .rows = &JOIN(lazy_rows_, ISA),                                                                                    \
+    .lanes = LANES,                                                                                                    \
+    .convert_key = convert_key,                                                                                        \
+    .pair_values = pair_values,                                                                                        \
+    .key_columns = key_columns_,                                                                                       \
+    .value_columns = value_columns_,                                                                                   \
+}
+KERNELS(VARIANT, TILE_ROWS, tile, key_columns, value_columns);

@@ -4,6 +4,8 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 #include "../error.h"
@@ -12,7 +14,18 @@
 
 /* ---- the instruction sets of this machine -------------------------------------------------- */
 
-enum { AVX2 = 1, AVX512 = 2, VNNI = 4, BF16 = 8 };
+enum { AVX2 = 1, AVX512 = 2, VNNI = 4, BF16 = 8, AMX = 16 };
+
+#if defined(__x86_64__)
+/* AMX's tiles are a process's only after it has asked for them, as Linux has it. */
+static bool ask_for_tiles(void)
+{
+    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18, AMX_BF16 = 1 << 22 };
+    unsigned a, b, c, d = 0;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && d & AMX_BF16 &&
+           syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+}
+#endif
 
 static unsigned features(void)
 {
@@ -27,6 +40,10 @@ static unsigned features(void)
         found |= AVX512;
     if (found & AVX512 && __builtin_cpu_supports("avx512vnni")) found |= VNNI;
     if (found & AVX512 && __builtin_cpu_supports("avx512bf16")) found |= BF16;
+    if (found & BF16 && ask_for_tiles()) found |= AMX;
+#ifdef LAZY_EMULATED_BF16
+    if (found & AVX512) found |= BF16 | AMX;
+#endif
 #endif
     return found;
 }
@@ -41,6 +58,9 @@ static const struct {
     {                                                                                                                  \
         needs, { isa, LAZY_COMPUTE_##compute, &lazy_kernels_##kernels, &lazy_##products, fixed }                       \
     }
+    KERNELS(VNNI | AMX, "amx", INT8, avx512_amx, products_avx512_int8, &lazy_products_avx512_fixed8),
+    KERNELS(VNNI | AMX, "amx", BF16, avx512_amx, kernels_avx512_amx.products, &lazy_products_avx512_fixed16),
+    KERNELS(VNNI | AMX, "amx", F32, avx512, kernels_avx512.products, &lazy_products_avx512_fixed24),
     KERNELS(VNNI | BF16, "avx512", INT8, avx512_bf16, products_avx512_int8, &lazy_products_avx512_fixed8),
     KERNELS(VNNI, "avx512", INT8, avx512, products_avx512_int8, &lazy_products_avx512_fixed8),
     KERNELS(VNNI | BF16, "avx512", BF16, avx512_bf16, kernels_avx512_bf16.products, &lazy_products_avx512_fixed16),
@@ -65,7 +85,7 @@ const lazy_arithmetic *lazy_arithmetic_find(const char *isa, lazy_compute comput
 
 const char *const *lazy_cpu_variants(void)
 {
-    static const char *const isas[] = { "avx512", "avx2", "generic" };
+    static const char *const isas[] = { "amx", "avx512", "avx2", "generic" };
     static const char *names[sizeof isas / sizeof *isas + 1];
     int n = 0;
     for (size_t i = 0; i < sizeof isas / sizeof *isas; i++)

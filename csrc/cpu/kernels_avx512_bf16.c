@@ -1,4 +1,4 @@
-/* kernels_avx512_bf16.c — the kernels for AVX-512 (F, BW, VL, BF16) with products of bf16. */
+/* kernels_avx512_bf16.c — the kernels for AVX-512 (F, BW, VL, BF16) with products of bf16, by vectors or by AMX. */
 #if defined(__x86_64__)
 #include "avx512.h"
 TARGET("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512bf16")
@@ -16,5 +16,14 @@ TARGET("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512bf16")
 #include "linear_template.h"
 #include "attention_template.h"
 
+END_TARGET
+
+TARGET("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512bf16,amx-tile,amx-bf16")
+#undef MAX_UNPACKED_HALVES
+#undef MAX_UNPACKED_OTHERS
+#define MAX_UNPACKED_HALVES 6
+#define MAX_UNPACKED_OTHERS 6
+#include "amx.h"
+KERNELS(avx512_amx, AMX_SIDE, amx_tile, amx_key_columns, amx_value_columns);
 END_TARGET
 #endif
