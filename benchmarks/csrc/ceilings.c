@@ -60,6 +60,7 @@ READ(generic, , floats4)
 #define AVX2        __attribute__((target("avx2,fma")))
 #define AVX512      __attribute__((target("avx2,fma,avx512f")))
 #define AVX512_BF16 __attribute__((target("avx2,fma,avx512f,avx512bw,avx512vl,avx512bf16")))
+#define AVX512_AMX  __attribute__((target("avx2,fma,avx512f,avx512bw,avx512vl,amx-tile,amx-bf16")))
 #define AVX512_INT8 __attribute__((target("avx2,fma,avx512f,avx512bw,avx512vl,avx512vnni")))
 
 typedef float floats8 __attribute__((vector_size(32), aligned(4)));
@@ -73,11 +74,42 @@ READ(avx512, AVX512, floats16)
 MULTIPLY_ADDS(avx512_bf16, AVX512_BF16, floats16,
               (floats16)_mm512_dpbf16_ps((__m512)chain[i], (__m512bh)a, (__m512bh)b))
 MULTIPLY_ADDS(avx512_int8, AVX512_INT8, ints16, (ints16)_mm512_dpbusd_epi32((__m512i)chain[i], (__m512i)a, (__m512i)b))
+
+enum { TILES = 4, TILE_ADDS = 16 * 16 * 32 };
+
+AVX512_AMX static float multiply_adds_avx512_amx(const float *random, int steps)
+{
+    struct {
+        uint8_t palette, start_row, reserved[14];
+        uint16_t row_bytes[16];
+        uint8_t rows[16];
+    } shapes = { .palette = 1 };
+    float sums[16][16];
+    for (int tile = 0; tile < 8; tile++) {
+        shapes.rows[tile] = 16;
+        shapes.row_bytes[tile] = 64;
+    }
+    _tile_loadconfig(&shapes);
+    _tile_loadd(4, random, 0); /* one row, sixteen times */
+    _tile_loadd(5, random + RANDOM / 2, 0);
+    _tile_loadd(6, random + RANDOM / 4, 0);
+    _tile_loadd(7, random + 1, 0);
+    for (int step = 0; step < steps; step++) {
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, sums, sizeof *sums);
+    _tile_release();
+    return sums[0][0];
+}
 #endif
 
 static const peak peaks[] = {
 #if defined(__x86_64__)
     { "avx512_int8", multiply_adds_avx512_int8, read_avx512, 64 * CHAINS },
+    { "avx512_amx", multiply_adds_avx512_amx, read_avx512, TILES *TILE_ADDS },
     { "avx512_bf16", multiply_adds_avx512_bf16, read_avx512, 32 * CHAINS },
     { "avx512", multiply_adds_avx512, read_avx512, 16 * CHAINS },
     { "avx2", multiply_adds_avx2, read_avx2, 8 * CHAINS },
