@@ -121,20 +121,15 @@ static void amx_key_columns(float *s, int width, const void *key, const void *q,
     amx_multiply(&(amx_product){ s, width, key, k, LANES * k, AMX_DEPTH, q, TILE_COLS, k, .cols = width }, n);
 }
 
-/* (n, width) powers as operands, in place: a row for each column, AMX_DEPTH operands of all columns after each other.
- */
-static const operand *amx_pair_powers(float *p, int width, int n)
+/* (n, width) powers as operands, in place: of each AMX_DEPTH operands a row for every column, after each other. */
+static const operand *amx_powers(float *p, int width, int n)
 {
-    for (int j = 0; j < n; j += STEP) {
+    pair_powers(p, width, n);
+    for (int first = 0; first < ceil_div(n, PER_OPERAND); first += AMX_DEPTH) {
         vec v[TILE_VECTORS][LANES];
-        float *block = p + j * width;
+        float *block = p + first * width;
         for (int at = 0; at < width / LANES; at++) {
-            EACH(i, LANES) {
-                const float *low = block + 2 * i * width + at * LANES;
-                v[at][i] = j + 2 * i >= n       ? splat(0.0f)
-                           : j + 2 * i + 1 == n ? INTERLEAVED(load(low), splat(0.0f))
-                                                : INTERLEAVED(load(low), load(low + width));
-            }
+            EACH(i, LANES) v[at][i] = load(block + i * width + at * LANES);
             transpose(v[at]);
         }
         for (int at = 0; at < width / LANES; at++)
@@ -146,9 +141,9 @@ static const operand *amx_pair_powers(float *p, int width, int n)
 static void amx_value_columns(float *o, float *powers, int width, int cols, const void *values, int64_t stride, int n,
                               int d)
 {
-    const operand *p = amx_pair_powers(powers, width, n);
+    const operand *p = amx_powers(powers, width, n);
     for (int i = 0; i < d; i += TILE_COLS)
-        amx_multiply(&(amx_product){ o + i, d, p, AMX_DEPTH, LANES * AMX_DEPTH, STEP * width,
+        amx_multiply(&(amx_product){ o + i, d, p, AMX_DEPTH, LANES * AMX_DEPTH, AMX_DEPTH * width,
                                      (const operand *)values + i, stride, ceil_div(n, PER_OPERAND),
                                      .cols = min_int(d - i, TILE_COLS), .accumulate = true },
                      cols);

@@ -82,27 +82,27 @@ static void value_columns(float *o, float *powers, int width, int cols, const vo
     }
 }
 
-#define KERNELS(variant, rows_of_tile, tile_, key_columns_, value_columns_)                                            \
-    const lazy_kernels JOIN(lazy_kernels_, variant) = {                                                                    \
-    .products = {                                                                                                      \
-        .name = STRING(variant),                                                                                       \
-        .unit = PER_OPERAND,                                                                                           \
-        .row_operands = 1,                                                                                             \
-        .panel_operands = 1,                                                                                           \
-        .tile_rows = rows_of_tile,                                                                                     \
-        .tile_cols = TILE_COLS,                                                                                        \
-        .max_unpacked_halves = MAX_UNPACKED_HALVES,                                                                    \
-        .max_unpacked_others = MAX_UNPACKED_OTHERS,                                                                    \
-        .convert = convert,                                                                                            \
-        .pack = pack,                                                                                                  \
-        .tile = tile_,                                                                                                 \
-        .dots = dots,                                                                                                  \
-    },                                                                                                                 \
-    .rows = &JOIN(lazy_rows_, ISA),                                                                                    \
-    .lanes = LANES,                                                                                                    \
-    .convert_key = convert_key,                                                                                        \
-    .pair_values = pair_values,                                                                                        \
-    .key_columns = key_columns_,                                                                                       \
-    .value_columns = value_columns_,                                                                                   \
-}
-KERNELS(VARIANT, TILE_ROWS, tile, key_columns, value_columns);
+#define DEFINE_KERNELS(variant, rows_of_tile, halves, others, tile_, key_columns_, value_columns_)                     \
+    const lazy_kernels JOIN(lazy_kernels_, variant) = {                                                                \
+        .products = {                                                                                                  \
+            .name = STRING(variant),                                                                                   \
+            .unit = PER_OPERAND,                                                                                       \
+            .row_operands = 1,                                                                                         \
+            .panel_operands = 1,                                                                                       \
+            .tile_rows = rows_of_tile,                                                                                 \
+            .tile_cols = TILE_COLS,                                                                                    \
+            .max_unpacked_halves = halves,                                                                             \
+            .max_unpacked_others = others,                                                                             \
+            .convert = convert,                                                                                        \
+            .pack = pack,                                                                                              \
+            .tile = tile_,                                                                                             \
+            .dots = dots,                                                                                              \
+        },                                                                                                             \
+        .rows = &JOIN(lazy_rows_, ISA),                                                                                \
+        .lanes = LANES,                                                                                                \
+        .convert_key = convert_key,                                                                                    \
+        .pair_values = pair_values,                                                                                    \
+        .key_columns = key_columns_,                                                                                   \
+        .value_columns = value_columns_,                                                                               \
+    }
+DEFINE_KERNELS(VARIANT, TILE_ROWS, MAX_UNPACKED_HALVES, MAX_UNPACKED_OTHERS, tile, key_columns, value_columns);

@@ -19,11 +19,7 @@ TARGET("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512bf16")
 END_TARGET
 
 TARGET("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512bf16,amx-tile,amx-bf16")
-#undef MAX_UNPACKED_HALVES
-#undef MAX_UNPACKED_OTHERS
-#define MAX_UNPACKED_HALVES 6
-#define MAX_UNPACKED_OTHERS 6
 #include "amx.h"
-KERNELS(avx512_amx, AMX_SIDE, amx_tile, amx_key_columns, amx_value_columns);
+DEFINE_KERNELS(avx512_amx, AMX_SIDE, 6, 6, amx_tile, amx_key_columns, amx_value_columns);
 END_TARGET
 #endif
