@@ -235,13 +235,13 @@ def test_suites_of_random_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_tasks_are_counted(tmp_path: Path) -> None:
-    """Tasks of one row of the 135M model: as docs/engine.md says, and each of 16 threads has work."""
+    """Tasks of one row of the 135M model: as docs/engine.md says; in a prefill each of 16 threads has work."""
     tables = bench(tmp_path, "tasks")["tables"]
     decode, prefill = ({row["label"]: row["figures"] for row in table["rows"]} for table in tables)
     tasks = {"qkv": "60", "output": "36", "gate and up": "64", "down": "36"}
     assert {op: decode[op]["tasks, 64 threads"] for op in tasks} == tasks
     assert (decode["output"]["turns, 2"], decode["output"]["idle, 64"]) == ("2", "44%")
-    assert all(prefill[op]["idle, 16"] == "0%" for op in tasks)
+    assert all(int(prefill[op]["idle, 16"].rstrip("%")) <= 10 for op in tasks)  # 0 where tiles are 32 columns wide
 
 
 def test_a_suite_that_fails_is_said_aloud_and_the_others_run(folder: Path, tmp_path: Path, capsys: Captured) -> None:

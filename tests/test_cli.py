@@ -186,10 +186,10 @@ def test_tables_on_the_terminal_are_aligned_text(call: str, tmp_path: Path, caps
 
 @pytest.mark.parametrize(("debug", "shown"), [("1", True), ("0", False), ("", False)])
 def test_a_traceback_is_shown_where_it_is_asked_for(
-    debug: str, shown: bool, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+    debug: str, shown: bool, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.setenv("LAZYLLM_DEBUG", debug)
-    assert cli.main(["generate", "--prompt", "Hi", "--pruning", "x"]) == 2
+    assert cli.main(["generate", "--model", str(folder), "--prompt", "Hi", "--pruning", "x"]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert lines[-1].startswith("lazyllm: pruning is 'x'")
     assert (lines[0] == "Traceback (most recent call last):") == shown == (len(lines) > 1)

@@ -232,7 +232,7 @@ static int best_row_blocks(const product *p, int threads)
 /* Enough tasks that no thread waits long for the last one, each with enough rows to be worth packing its panels. */
 static void divide_packed(product *p)
 {
-    enum { TASKS_PER_THREAD = 6, MIN_ROWS = 224 };
+    enum { TASKS_PER_THREAD = 6, FEW_TURNS = 4, MIN_ROWS = 224 };
     const lazy_products *kernels = p->kernels;
     int threads = p->stream->backend->threads, wanted = TASKS_PER_THREAD * threads,
         max_row_blocks = max_int(1, p->n / MIN_ROWS);
@@ -252,7 +252,7 @@ static void divide_packed(product *p)
     p->col_blocks = min_int(panels, max_int(ceil_div(panels, max_panels), ceil_div(wanted, max_row_blocks)));
     p->row_blocks = min_int(max_row_blocks, ceil_div(wanted, p->col_blocks));
     while (p->row_blocks < max_row_blocks && p->col_blocks * p->row_blocks % threads) p->row_blocks++;
-    if (p->col_blocks * p->row_blocks < 2 * threads) p->row_blocks = best_row_blocks(p, threads);
+    if (p->col_blocks * p->row_blocks < FEW_TURNS * threads) p->row_blocks = best_row_blocks(p, threads);
     if (p->gated) {
         int max_rows = BLOCK_SIZE / (2 * ceil_div(panels, p->col_blocks) * kernels->tile_cols) - kernels->tile_rows;
         p->row_blocks = max_int(p->row_blocks, ceil_div(p->n, max_rows));
