@@ -66,8 +66,10 @@ static const struct {
     KERNELS(VNNI | BF16, "avx512", BF16, avx512_bf16, kernels_avx512_bf16.products, &lazy_products_avx512_fixed16),
     KERNELS(BF16, "avx512", BF16, avx512_bf16, kernels_avx512_bf16.products, NULL),
     KERNELS(VNNI, "avx512", F32, avx512, kernels_avx512.products, &lazy_products_avx512_fixed24),
+    KERNELS(AVX512, "avx512", INT8, avx512, products_avx2_int8, &lazy_products_avx2_fixed8),
     KERNELS(AVX512, "avx512", F32, avx512, kernels_avx512.products, NULL),
-    KERNELS(AVX2, "avx2", F32, avx2, kernels_avx2.products, NULL),
+    KERNELS(AVX2, "avx2", INT8, avx2, products_avx2_int8, &lazy_products_avx2_fixed8),
+    KERNELS(AVX2, "avx2", F32, avx2, kernels_avx2.products, &lazy_products_avx2_fixed24),
 #endif
     { 0, { "generic", LAZY_COMPUTE_F32, &lazy_kernels_generic, &lazy_kernels_generic.products, NULL } },
 };

@@ -10,27 +10,32 @@
  * rounding x so changes it by at most 2^-15 or 2^-23 of that value (1.004 times that, where the bytes need one bit
  * more).
  *
- * The including file defines what vectors.h, quantized.h and integers.h ask for; LANES is 16. It defines VARIANT and
- * ISA; DIGITS; DOT_ROWS; MAX_ROWS, of x; and WIDEN_HALVES(words), the values of 16 f16. */
+ * The including file defines what vectors.h, quantized.h and integers.h ask for. It defines VARIANT and ISA; DIGITS;
+ * DOT_ROWS; MAX_ROWS, of x; and WIDEN_HALVES(words), the values of 16 f16, or where LANES is 8 WIDEN_LOW_HALVES(words),
+ * the values of the 8 in the low halves. */
 #include "vectors.h"
 #include "integers.h"
 
-enum { STRETCH = LAZY_LONGEST_BLOCK / LAZY_GROUP };
+enum { STRETCH = LAZY_LONGEST_BLOCK / LAZY_GROUP, SCALE_VECTORS = 2 * STRETCH / LANES };
 
 /* The longest block's values of a row of x, 0 behind its end. */
 typedef struct stretch {
     int32_t bytes[STRETCH][DIGITS][WORDS]; /* of the integers: four to a word, the highest ones first */
     int32_t zero_sums[STRETCH][WORDS];     /* of the integers that share a word, times the zero point of LAZY_Q6_K */
     int32_t zero_sum[STRETCH]; /* with one byte: of the group's integers, times the zero point of LAZY_Q8_0 */
-    float scales[STRETCH], sums[STRETCH]; /* of the groups; sums of the values; both are one vector */
+    float scales[STRETCH], sums[STRETCH]; /* of the groups; sums of the values; SCALE_VECTORS in all */
 } stretch;
 
 typedef int32_t operand;
 enum { STRETCH_OPERANDS = sizeof(stretch) / sizeof(operand) };
 
-INLINE words dot_digits(words sum, words integers, const int32_t bytes[DIGITS][WORDS])
+/* wide: the integers have 8 bits */
+INLINE words dot_digits(words sum, words integers, const int32_t bytes[DIGITS][WORDS], const bool wide)
 {
-    EACH(d, DIGITS) sum = DOT_GROUP((words)((unsigned_words)sum << (d ? 8 : 0)), integers, words_at(bytes[d]));
+    EACH(d, DIGITS) {
+        if (d) sum = (words)((unsigned_words)sum << 8);
+        sum = wide ? DOT_WIDE_GROUP(sum, integers, words_at(bytes[d])) : DOT_GROUP(sum, integers, words_at(bytes[d]));
+    }
     return sum;
 }
 
@@ -74,7 +79,7 @@ static void convert(void *to, const float *from, int k)
         vec value[GROUP_VECTORS];
         EACH(v, GROUP_VECTORS) value[v] = load_part(from + v * LANES, k - v * LANES, 0.0f);
         s->scales[g] = round_group_to_digits(s->bytes[g], value);
-        words sums = dot_digits((words){ 0 }, splat_bytes(1), s->bytes[g]);
+        words sums = dot_digits((words){ 0 }, splat_bytes(1), s->bytes[g], false);
         eight wide = __builtin_convertvector(sums, eight);
         sums = (words)((unsigned_words)sums * (unsigned)lazy_formats[LAZY_Q6_K].zero_point);
         memcpy(s->zero_sums[g], &sums, sizeof sums);
@@ -90,21 +95,40 @@ static void convert(void *to, const float *from, int k)
 
 /* The scales of n groups of a row of weights, then the offsets that their values have; of LAZY_Q6_K the scales of 16
  * half groups. In long blocks they are integers, which the block's own scale and offset multiply. */
-INLINE vec scales_at(const char *row, lazy_dtype dtype, int n)
+INLINE void scales_at(vec s[SCALE_VECTORS], const char *row, lazy_dtype dtype, int n)
 {
-    if (lazy_formats[dtype].values > LAZY_GROUP) return integer_scales(row, dtype, 0);
+    if (lazy_formats[dtype].values > LAZY_GROUP) {
+        EACH(v, SCALE_VECTORS) s[v] = integer_scales(row, dtype, v * LANES);
+        return;
+    }
     words halves; /* pairs of a scale and the two bytes behind it, which are the offset if there is one */
     EACH(g, STRETCH) {
         int32_t pair;
         memcpy(&pair, row + min_int(g, n - 1) * lazy_formats[dtype].bytes, sizeof pair);
         halves[g] = pair;
     }
-    vec both = WIDEN_HALVES(halves);
-    if (lazy_formats[dtype].has_offset)
-        return SHUFFLE(vec, both, both, 0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
     const float zero = -(float)lazy_formats[dtype].zero_point;
-    return SHUFFLE(vec, both, both, 0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14) *
-           (vec){ 1, 1, 1, 1, 1, 1, 1, 1, zero, zero, zero, zero, zero, zero, zero, zero };
+    const bool has_offset = lazy_formats[dtype].has_offset;
+#if LANES == 16
+    vec both = WIDEN_HALVES(halves);
+    s[0] = has_offset ? SHUFFLE(vec, both, both, 0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15)
+                      : SHUFFLE(vec, both, both, 0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14) *
+                            (vec){ 1, 1, 1, 1, 1, 1, 1, 1, zero, zero, zero, zero, zero, zero, zero, zero };
+#else
+    s[0] = WIDEN_LOW_HALVES(halves);
+    s[1] = has_offset ? WIDEN_LOW_HALVES((words)((unsigned_words)halves >> 16)) : s[0] * zero;
+#endif
+}
+
+/* Each scale of the x's 8 groups, twice. */
+INLINE void scales_of_halves(vec s[SCALE_VECTORS], const float *x)
+{
+#if LANES == 16
+    s[0] = SHUFFLE(vec, load(x), load(x), 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+#else
+    s[0] = SHUFFLE(vec, load(x), load(x), 0, 0, 1, 1, 2, 2, 3, 3);
+    s[1] = SHUFFLE(vec, load(x), load(x), 4, 4, 5, 5, 6, 6, 7, 7);
+#endif
 }
 
 /* ---- products --------------------------------------------------------------------------- */
@@ -136,15 +160,17 @@ INLINE void begin_stretch(factors factor, eight sum[][4], const dot_products *t,
     const bool long_block = lazy_formats[t->dtype].values > LAZY_GROUP;
     EACH(c, cols) {
         const char *weights = t->w + c * t->spacing;
-        vec scales =
-            long_block || n >= STRETCH ? scales_at(weights, t->dtype, STRETCH) : scales_at(weights, t->dtype, n);
+        vec scale[SCALE_VECTORS], x[SCALE_VECTORS];
+        if (long_block || n >= STRETCH) scales_at(scale, weights, t->dtype, STRETCH);
+        else scales_at(scale, weights, t->dtype, n);
         EACH(r, rows) {
-            vec x = load(((const stretch *)(t->x + r * t->x_stride))->scales);
-            if (t->dtype == LAZY_Q6_K) x = SHUFFLE(vec, x, x, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-            vec both = scales * x;
-            store(factor[r][c], both);
+            const float *of_x = ((const stretch *)(t->x + r * t->x_stride))->scales;
+            EACH(v, SCALE_VECTORS) x[v] = load(of_x + v * LANES);
+            if (t->dtype == LAZY_Q6_K) scales_of_halves(x, of_x);
+            EACH(v, SCALE_VECTORS) store(factor[r][c] + v * LANES, scale[v] * x[v]);
             if (is_exact(t->dtype)) continue;
-            eight offsets = SHUFFLE(eight, both, both, 8, 9, 10, 11, 12, 13, 14, 15);
+            eight offsets;
+            memcpy(&offsets, factor[r][c] + STRETCH, sizeof offsets);
             sum[r][c] += long_block ? offsets * splat_eight(offset_of_block(weights)) : offsets;
         }
     }
@@ -172,7 +198,7 @@ INLINE void add_group(eight sum[][4], const dot_products *t, factors factor, int
         words zero_sums = words_at(x->zero_sums[g]), start = { 0 };
         if (DIGITS == 1 && t->dtype == LAZY_Q8_0) start = (words){ -x->zero_sum[g] };
         EACH(c, cols) {
-            words product = dot_digits(start, integers[c], x->bytes[g]);
+            words product = dot_digits(start, integers[c], x->bytes[g], t->dtype == LAZY_Q8_0);
             eight scale = splat_eight(factor[r][c][g]);
             if (t->dtype == LAZY_Q6_K) {
                 product -= zero_sums;

@@ -6,7 +6,8 @@
  * or an Inf makes the scale of its group NaN.
  *
  * The including file defines what vectors.h, quantized.h and integers.h ask for; VARIANT and ISA; TILE_ROWS and
- * TILE_VECTORS (the sums of one group, one row of the panel and a broadcast must fit the registers). */
+ * TILE_VECTORS (the sums of one group, one row of the panel and a broadcast must fit the registers); VALUES_PER_WORD, 4
+ * of 8 bits or 2 of 16; and DOT_WORDS(sum, unsigned, signed): sum plus their products, in vectors of LANES words. */
 #include <stddef.h>
 
 #include "vectors.h"
@@ -14,18 +15,37 @@
 
 enum { TILE_COLS = TILE_VECTORS * LANES };
 
+enum { GROUP_WORDS = LAZY_GROUP / VALUES_PER_WORD };
+#if VALUES_PER_WORD == 4
+typedef int8_t signed_integer;
+typedef uint8_t unsigned_integer;
+#else
+typedef int16_t signed_integer;
+typedef uint16_t unsigned_integer;
+#endif
+
 /* A group of a row of x. */
 typedef struct group {
-    int32_t values[8]; /* four signed bytes each */
+    int32_t values[GROUP_WORDS]; /* signed integers */
     float scale;
     int32_t sum, half_sum[2]; /* of the integers and of each half of them, times -ZERO_POINT */
 } group;
 
-/* A column's group in a panel: bytes with ZERO_POINT added, then a scale, and an offset / -ZERO_POINT; or where a group
+/* A column's group in a panel: integers with ZERO_POINT added, then a scale, and an offset / -ZERO_POINT; or where a group
  * has two scales, a scale of each half. Rows of TILE_COLS. */
-enum { SCALE_ROW = WORDS, OTHER_ROW = WORDS + 1, PANEL_ROWS = WORDS + 2, GROUP_OPERANDS = sizeof(group) / 4 };
+enum {
+    SCALE_ROW = GROUP_WORDS,
+    OTHER_ROW = GROUP_WORDS + 1,
+    PANEL_ROWS = GROUP_WORDS + 2,
+    GROUP_OPERANDS = sizeof(group) / 4
+};
 
 typedef int32_t operand;
+
+typedef int8_t signed_bytes __attribute__((vector_size(LAZY_GROUP)));
+typedef uint8_t unsigned_bytes __attribute__((vector_size(LAZY_GROUP)));
+typedef signed_integer signed_integers __attribute__((vector_size(4 * GROUP_WORDS), aligned(4), may_alias));
+typedef unsigned_integer unsigned_integers __attribute__((vector_size(4 * GROUP_WORDS), aligned(4), may_alias));
 
 static void convert(void *to, const float *from, int k)
 {
@@ -36,7 +56,7 @@ static void convert(void *to, const float *from, int k)
               sums = -DOT_GROUP((words){ 0 }, splat_bytes(ZERO_POINT), rounded);
         sums += SHUFFLE(words, sums, sums, 2, 3, 0, 1, 6, 7, 4, 5);
         sums += SHUFFLE(words, sums, sums, 1, 0, 3, 2, 5, 4, 7, 6);
-        memcpy(out->values, &rounded, sizeof rounded);
+        *(signed_integers *)out->values = __builtin_convertvector((signed_bytes)rounded, signed_integers);
         out->half_sum[0] = sums[0];
         out->half_sum[1] = sums[4];
         out->sum = sums[0] + sums[4];
@@ -46,7 +66,7 @@ static void convert(void *to, const float *from, int k)
 /* ---- the register tile ------------------------------------------------------------------ */
 
 /* Writes the integers of k values, whole blocks, and the scales of a panel's column. */
-INLINE void read_column_of(uint8_t *integers, float *column, const char *block, lazy_dtype dtype, int k)
+INLINE void read_column_of(unsigned_integer *integers, float *column, const char *block, lazy_dtype dtype, int k)
 {
     const lazy_format *format = &lazy_formats[dtype];
     const int groups = format->values / LAZY_GROUP;
@@ -57,7 +77,7 @@ INLINE void read_column_of(uint8_t *integers, float *column, const char *block, 
             __builtin_prefetch(block + g * format->bytes / groups + FETCH_AHEAD);
             unsigned_words q = (unsigned_words)integers_of(block, dtype, g) +
                                (unsigned_words)splat_bytes(ZERO_POINT - format->zero_point);
-            memcpy(integers, &q, sizeof q);
+            *(unsigned_integers *)integers = __builtin_convertvector((unsigned_bytes)q, unsigned_integers);
             column[SCALE_ROW * TILE_COLS] = s[dtype == LAZY_Q6_K ? 2 * g : g];
             if (dtype == LAZY_Q6_K) column[OTHER_ROW * TILE_COLS] = s[2 * g + 1];
             if (format->has_offset) column[OTHER_ROW * TILE_COLS] = s[OFFSETS + g] * (-1.0f / ZERO_POINT);
@@ -65,7 +85,7 @@ INLINE void read_column_of(uint8_t *integers, float *column, const char *block, 
     }
 }
 
-static void read_column(uint8_t *integers, float *column, const char *row, lazy_dtype dtype, int k)
+static void read_column(unsigned_integer *integers, float *column, const char *row, lazy_dtype dtype, int k)
 {
     lazy_q8_0 rounded[LAZY_LONGEST_BLOCK / LAZY_GROUP];
 #define READ_COLUMN(format)                                                                                            \
@@ -82,8 +102,8 @@ static void read_column(uint8_t *integers, float *column, const char *row, lazy_
 static void pack_stretch(float *panel, const void *const *row, int n, lazy_dtype dtype, int first, int k)
 {
     static const char zeros[LAZY_LONGEST_BLOCK * sizeof(float)]; /* of any format */
-    int n_words = ceil_div(k, LAZY_GROUP) * WORDS;
-    uint8_t integers[LANES][LAZY_LONGEST_BLOCK];
+    int n_words = ceil_div(k, LAZY_GROUP) * GROUP_WORDS;
+    unsigned_integer integers[LANES][LAZY_LONGEST_BLOCK];
     for (int j = 0; j < LANES; j++)
         read_column(integers[j], panel + j, j < n ? (const char *)row[j] + lazy_row_bytes(dtype, first) : zeros, dtype,
                     k);
@@ -93,7 +113,7 @@ static void pack_stretch(float *panel, const void *const *row, int n, lazy_dtype
         transpose(v);
         EACH(i, LANES)
             if (word + i < n_words)
-                store(panel + ((word + i) / WORDS * PANEL_ROWS + (word + i) % WORDS) * TILE_COLS, v[i]);
+                store(panel + ((word + i) / GROUP_WORDS * PANEL_ROWS + (word + i) % GROUP_WORDS) * TILE_COLS, v[i]);
     }
 }
 
@@ -129,7 +149,7 @@ INLINE void tile_words(vec sum[][TILE_VECTORS], const operand *a, int64_t a_stri
         EACH(v, TILE_VECTORS) column[v] = (ints)load(panel + i * TILE_COLS + v * LANES);
         EACH(r, rows) {
             ints value = a[r * a_stride + i] - (ints){ 0 };
-            EACH(v, TILE_VECTORS) total[r][v] = DOT_BYTES(total[r][v], column[v], value);
+            EACH(v, TILE_VECTORS) total[r][v] = DOT_WORDS(total[r][v], column[v], value);
         }
     }
     EACH(r, rows) {
@@ -152,9 +172,9 @@ INLINE void tile_of(const tile_product *t, const int rows, const bool halves, co
     const float *panel = t->panel;
     for (int g = 0; g < t->groups; g++, panel += PANEL_ROWS * TILE_COLS, a += GROUP_OPERANDS) {
         if (halves) {
-            tile_words(sum, a, t->a_stride, panel, rows, 0, WORDS / 2, HALF_SUMS, SCALE_ROW);
-            tile_words(sum, a, t->a_stride, panel, rows, WORDS / 2, WORDS / 2, HALF_SUMS + 1, OTHER_ROW);
-        } else tile_words(sum, a, t->a_stride, panel, rows, 0, WORDS, SUM, SCALE_ROW);
+            tile_words(sum, a, t->a_stride, panel, rows, 0, GROUP_WORDS / 2, HALF_SUMS, SCALE_ROW);
+            tile_words(sum, a, t->a_stride, panel, rows, GROUP_WORDS / 2, GROUP_WORDS / 2, HALF_SUMS + 1, OTHER_ROW);
+        } else tile_words(sum, a, t->a_stride, panel, rows, 0, GROUP_WORDS, SUM, SCALE_ROW);
         if (!offsets) continue;
         EACH(r, rows) {
             const group *x = (const group *)(a + r * t->a_stride);

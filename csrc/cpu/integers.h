@@ -1,7 +1,8 @@
 /* integers.h — rounding groups of 32 values to integers of 8 bits, for int8_template.h and fixed_template.h.
  *
- * The including file defines DOT_BYTES and DOT_GROUP(sum, unsigned, signed): sum plus the products of four bytes, in
- * vectors of LANES words and of 8; LARGER_INTS(a, b) and LARGEST_LANE(ints); LOW_BYTES(the ints of a group). */
+ * The including file defines DOT_GROUP(sum, unsigned, signed): sum plus the products of four bytes, in vectors of 8
+ * words, where the unsigned ones are 128 at most, and DOT_WIDE_GROUP for any; LARGER_INTS(a, b) and, where the
+ * instruction set has it, LARGEST_LANE(ints); LOW_BYTES(the ints of a group). */
 #include <float.h>
 #include <math.h>
 
@@ -13,6 +14,16 @@ typedef uint32_t unsigned_ints __attribute__((vector_size(4 * LANES)));
 enum { ZERO_POINT = 128 };
 
 INLINE eight splat_eight(float x) { return x - (eight){ 0 }; }
+
+#ifndef LARGEST_LANE
+INLINE int32_t largest_lane(ints v)
+{
+    int32_t largest = v[0];
+    for (int lane = 1; lane < LANES; lane++) largest = max_int(largest, v[lane]);
+    return largest;
+}
+#define LARGEST_LANE(v) largest_lane(v)
+#endif
 
 INLINE int32_t largest_magnitude_bits(const vec value[GROUP_VECTORS])
 {

@@ -1,0 +1,12 @@
+/* products_avx2_fixed24.c — quantized weights times few rows of x in 24 bits, for AVX2. */
+#if defined(__x86_64__)
+#include "avx2_integers.h"
+
+#define VARIANT  avx2_fixed24
+#define DIGITS   3
+#define DOT_ROWS 2
+#define MAX_ROWS 2
+#include "fixed_template.h"
+
+END_TARGET
+#endif
