@@ -16,10 +16,9 @@
 /* of 4 vectors */
 #define LOW_BYTES(v)                                                                                                   \
     ((words)_mm256_permutevar8x32_epi32(                                                                               \
-        _mm256_packus_epi16(                                                                                           \
-            _mm256_packus_epi32((__m256i)((v)[0] & 255), (__m256i)((v)[1] & 255)),                                     \
-            _mm256_packus_epi32((__m256i)((v)[2] & 255), (__m256i)((v)[3] & 255))),                                    \
+        _mm256_packus_epi16(_mm256_packus_epi32((__m256i)((v)[0] & 255), (__m256i)((v)[1] & 255)),                     \
+                            _mm256_packus_epi32((__m256i)((v)[2] & 255), (__m256i)((v)[3] & 255))),                    \
         _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)))
 
-#define VALUES_PER_WORD 2
+#define VALUES_PER_WORD      2
 #define DOT_WORDS(sum, u, s) ((sum) + (ints)_mm256_madd_epi16((__m256i)(u), (__m256i)(s)))

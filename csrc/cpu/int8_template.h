@@ -31,8 +31,8 @@ typedef struct group {
     int32_t sum, half_sum[2]; /* of the integers and of each half of them, times -ZERO_POINT */
 } group;
 
-/* A column's group in a panel: integers with ZERO_POINT added, then a scale, and an offset / -ZERO_POINT; or where a group
- * has two scales, a scale of each half. Rows of TILE_COLS. */
+/* A column's group in a panel: integers with ZERO_POINT added, then a scale, and an offset / -ZERO_POINT; or where a
+ * group has two scales, a scale of each half. Rows of TILE_COLS. */
 enum {
     SCALE_ROW = GROUP_WORDS,
     OTHER_ROW = GROUP_WORDS + 1,

@@ -5,7 +5,7 @@
 #define VARIANT  avx2_fixed8
 #define DIGITS   1
 #define DOT_ROWS 2
-#define MAX_ROWS 4
+#define MAX_ROWS 8
 #include "fixed_template.h"
 
 END_TARGET
