@@ -6,7 +6,7 @@
 #define TILE_ROWS           6
 #define DOT_ROWS            3
 #define MAX_UNPACKED_HALVES 12
-#define MAX_UNPACKED_OTHERS 12
+#define MAX_UNPACKED_OTHERS 24
 #include "rows_template.h"
 #include "linear_template.h"
 #include "attention_template.h"

@@ -347,7 +347,14 @@ static void multiply_for_expert(void *job, int task, int worker)
     (b->unpacked ? multiply_unpacked : multiply_packed)(&p, task, worker);
 }
 
-/* Unpacked for any number of rows, where there are such kernels: most experts have few. */
+/* Most experts have few rows: they are packed only where the pass has many and panels are worth it for few. */
+static bool packs_experts(const product *p)
+{
+    enum { MANY_ROWS = 160, FEW_ROWS = 32 };
+    return !p->kernels->dots || !fits_unpacked(p) ||
+           (p->kernels->max_unpacked_halves < FEW_ROWS && (p->stream->many_rows || p->n > MANY_ROWS));
+}
+
 int lazy_cpu_multiply_experts(lazy_stream *stream, float *y, const float *x, const lazy_sorted_rows *sorted,
                               const lazy_matrix *w, lazy_error *err)
 {
@@ -361,7 +368,7 @@ int lazy_cpu_multiply_experts(lazy_stream *stream, float *y, const float *x, con
         p.w += e;
         if (best_products(&p) != b.all.kernels) b.all.kernels = products_of(stream); /* for experts of any format */
     }
-    b.unpacked = b.all.kernels->dots && fits_unpacked(&b.all);
+    b.unpacked = !packs_experts(&b.all);
     b.all.n = sorted->begin[sorted->n_experts];
     int code = convert(&b.all, b.unpacked, err), n_active = 0, n_tasks = 0;
     if (code) return code;

@@ -132,6 +132,21 @@ static __attribute__((noinline)) void store_part_of_tile(const tile_product *t, 
     }
 }
 
+/* Adds the products of one operand of each row and column. */
+INLINE void tile_step(vec sum[][TILE_VECTORS], const operand *a, int64_t a_row, const operand *b, const int rows,
+                      const int vectors)
+{
+    vec column[TILE_VECTORS];
+    EACH(v, vectors) column[v] = load((const float *)b + v * LANES);
+    EACH(r, rows) {
+        vec x = splat_operand(a[r * a_row]);
+        EACH(v, vectors) sum[r][v] = multiply_add(sum[r][v], column[v], x);
+    }
+}
+
+/* Steps of a small tile are unrolled: where threads share a core, counting them costs as much as multiplying. */
+enum { UNROLLED = LANES == 16 ? 1 : 4 };
+
 INLINE void tile_of(const tile_product *t, int64_t a_row, int64_t a_step, const int rows, const int vectors)
 {
     vec sum[TILE_ROWS][TILE_VECTORS];
@@ -139,15 +154,17 @@ INLINE void tile_of(const tile_product *t, int64_t a_row, int64_t a_step, const 
         EACH(v, vectors) sum[r][v] = splat(0.0f);
 
     const operand *a = t->a, *b = t->b;
-    for (int kk = 0; kk < t->k; kk++, a += a_step, b += t->b_stride) {
-        vec column[TILE_VECTORS];
-        for (int i = 0; i < 2 && t->prefetch[i]; i++) __builtin_prefetch(t->prefetch[i] + kk * TILE_ROWS);
-        EACH(v, vectors) column[v] = load((const float *)b + v * LANES);
-        EACH(r, rows) {
-            vec x = splat_operand(a[r * a_row]);
-            EACH(v, vectors) sum[r][v] = multiply_add(sum[r][v], column[v], x);
+    int kk = 0;
+    for (; kk + UNROLLED <= t->k; kk += UNROLLED) {
+        for (int i = 0; i < 2 && t->prefetch[i]; i++)
+            EACH(u, UNROLLED) __builtin_prefetch(t->prefetch[i] + (kk + u) * TILE_ROWS);
+        EACH(u, UNROLLED) {
+            tile_step(sum, a, a_row, b, rows, vectors);
+            a += a_step;
+            b += t->b_stride;
         }
     }
+    for (; UNROLLED > 1 && kk < t->k; kk++, a += a_step, b += t->b_stride) tile_step(sum, a, a_row, b, rows, vectors);
     const bool whole = t->cols == vectors * LANES;
     float part[TILE_ROWS * TILE_COLS], *out = whole ? t->c : part;
     int64_t stride = whole ? t->c_stride : vectors * LANES;
