@@ -143,7 +143,7 @@ INLINE void tile_words(vec sum[][TILE_VECTORS], const operand *a, int64_t a_stri
     ints total[TILE_ROWS][TILE_VECTORS];
     EACH(r, rows)
         EACH(v, TILE_VECTORS) total[r][v] = a[r * a_stride + start] - (ints){ 0 };
-#pragma GCC unroll 1
+#pragma GCC unroll UNROLLED
     for (int i = first; i < first + n_words; i++) {
         ints column[TILE_VECTORS];
         EACH(v, TILE_VECTORS) column[v] = (ints)load(panel + i * TILE_COLS + v * LANES);

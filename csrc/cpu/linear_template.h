@@ -144,9 +144,6 @@ INLINE void tile_step(vec sum[][TILE_VECTORS], const operand *a, int64_t a_row, 
     }
 }
 
-/* Steps of a small tile are unrolled: where threads share a core, counting them costs as much as multiplying. */
-enum { UNROLLED = LANES == 16 ? 1 : 4 };
-
 INLINE void tile_of(const tile_product *t, int64_t a_row, int64_t a_step, const int rows, const int vectors)
 {
     vec sum[TILE_ROWS][TILE_VECTORS];

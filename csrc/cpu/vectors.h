@@ -42,6 +42,10 @@
 
 enum { FETCH_AHEAD = 1024 }; /* bytes; about what a stream reads during the latency of memory */
 
+/* Steps of a register tile that are unrolled. Those of a small one are, because counting them takes instructions that
+ * a core has too few of where another thread shares it. */
+enum { UNROLLED = LANES == 16 ? 1 : 4 };
+
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef float loose_vec __attribute__((vector_size(4 * LANES), aligned(1), may_alias)); /* anywhere in memory */
 typedef int32_t ints __attribute__((vector_size(4 * LANES)));
