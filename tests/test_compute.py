@@ -21,10 +21,7 @@ CLOSE = {"bf16": tolerances.HALF_LOGITS["BF16"], "int8": tolerances.INT8_LOGITS}
 
 HAS_AMX = "amx" in _core.features()["instruction_sets"].split()
 HAS_VNNI = "avx512_vnni" in CPUINFO.read_text(encoding="utf-8")
-KERNELS = {
-    "bf16": "avx512_amx" if HAS_AMX else "avx512_bf16",
-    "int8": "avx512_int8" if HAS_VNNI else "avx2_int8",
-}
+KERNELS = {"bf16": "avx512_amx" if HAS_AMX else "avx512_bf16", "int8": "avx512_int8" if HAS_VNNI else "avx2_int8"}
 
 pytestmark = pytest.mark.skipif(tiny.DEVICE != "cpu", reason="the arithmetic of the CPU")
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from comparison import drive
 from folders import IDS
-from reference import CLAARule, ExpectedAttentionRule, FastKVRule, GemFilterRule, Reference
+from reference import Reference
+from reference_rivals import CLAARule, ExpectedAttentionRule, FastKVRule, GemFilterRule
 from test_pruning import SMALL, flops_token_by_token
 from tiny import DTYPES, Build, Shape, Tiny, build, pruning, random_weights
 from tolerances import NEAR_TIE
