@@ -74,7 +74,7 @@ def test_load_takes_compute(
     assert 'compute="fastest" took f32' in caplog.text
 
 
-@pytest.mark.skipif(not _core.features()["int8"], reason="this processor has no AVX2")
+@pytest.mark.skipif(not _core.features()["int8"], reason=f"no {INSTRUCTIONS['int8']}")
 def test_int8_rounds_weights_once_where_they_are_whole_blocks(tmp_path: Path) -> None:
     for hidden, weights in ((32, "q8"), (40, "auto")):
         shape = replace(WHOLE, hidden=hidden, n_heads=4, head_dim=hidden // 4, ffn=64)

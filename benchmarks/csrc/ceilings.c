@@ -64,11 +64,13 @@ READ(generic, , floats4)
 #define AVX512_INT8 __attribute__((target("avx2,fma,avx512f,avx512bw,avx512vl,avx512vnni")))
 
 typedef float floats8 __attribute__((vector_size(32), aligned(4)));
+typedef int32_t ints8 __attribute__((vector_size(32), aligned(4)));
 typedef float floats16 __attribute__((vector_size(64), aligned(4)));
 typedef int32_t ints16 __attribute__((vector_size(64), aligned(4)));
 
 MULTIPLY_ADDS(avx2, AVX2, floats8, ALTERNATE(floats8))
 READ(avx2, AVX2, floats8)
+MULTIPLY_ADDS(avx2_int8, AVX2, ints8, chain[i] + (ints8)_mm256_madd_epi16((__m256i)a, (__m256i)(b + step)))
 MULTIPLY_ADDS(avx512, AVX512, floats16, ALTERNATE(floats16))
 READ(avx512, AVX512, floats16)
 MULTIPLY_ADDS(avx512_bf16, AVX512_BF16, floats16,
@@ -112,6 +114,7 @@ static const peak peaks[] = {
     { "avx512_amx", multiply_adds_avx512_amx, read_avx512, TILES *TILE_ADDS },
     { "avx512_bf16", multiply_adds_avx512_bf16, read_avx512, 32 * CHAINS },
     { "avx512", multiply_adds_avx512, read_avx512, 16 * CHAINS },
+    { "avx2_int8", multiply_adds_avx2_int8, read_avx2, 16 * CHAINS },
     { "avx2", multiply_adds_avx2, read_avx2, 8 * CHAINS },
 #endif
     { "generic", multiply_adds_generic, read_generic, 4 * CHAINS },

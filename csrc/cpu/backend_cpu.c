@@ -66,7 +66,6 @@ static const struct {
     KERNELS(VNNI | BF16, "avx512", BF16, avx512_bf16, kernels_avx512_bf16.products, &lazy_products_avx512_fixed16),
     KERNELS(BF16, "avx512", BF16, avx512_bf16, kernels_avx512_bf16.products, NULL),
     KERNELS(VNNI, "avx512", F32, avx512, kernels_avx512.products, &lazy_products_avx512_fixed24),
-    KERNELS(AVX512, "avx512", INT8, avx512, products_avx2_int8, &lazy_products_avx2_fixed8),
     KERNELS(AVX512, "avx512", F32, avx512, kernels_avx512.products, NULL),
     KERNELS(AVX2, "avx2", INT8, avx2, products_avx2_int8, &lazy_products_avx2_fixed8),
     KERNELS(AVX2, "avx2", F32, avx2, kernels_avx2.products, &lazy_products_avx2_fixed24),
@@ -151,7 +150,7 @@ int lazy_cpu_open(lazy_backend **out, int threads, lazy_compute compute, lazy_dt
         return lazy_fail(err, LAZY_DEVICE,
                          "compute is %s, which needs the instructions %s; the kernels here are those of %s: use f32",
                          compute == LAZY_COMPUTE_BF16 ? "bf16" : "int8",
-                         compute == LAZY_COMPUTE_BF16 ? "AVX512-BF16" : "AVX2", in_f32->isa);
+                         compute == LAZY_COMPUTE_BF16 ? "AVX512-BF16" : "AVX512-VNNI, or AVX2 without AVX-512", in_f32->isa);
 
     lazy_cpu *cpu;
     int code = lazy_alloc_zeroed(&cpu, 1, "the CPU backend", err);

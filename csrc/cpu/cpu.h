@@ -7,7 +7,7 @@
 #include "pool.h"
 
 enum {
-    WORKER_SCRATCH = 256 * 1024, /* floats of each thread's scratch: they fit a core's L2 cache */
+    WORKER_SCRATCH = 256 * 1024, /* floats of each thread's scratch: as large as a core's L2 cache */
     ROW_CHUNK = 1024,            /* most rows that are multiplied together */
     MAX_TILE_COLS = 64,          /* columns of any instruction set's register tile */
     /* Attention of up to SPLIT_KEYS_ROWS rows divides the keys among tasks, into at most MAX_CHUNKS chunks. */

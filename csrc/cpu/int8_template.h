@@ -44,8 +44,8 @@ typedef int32_t operand;
 
 typedef int8_t signed_bytes __attribute__((vector_size(LAZY_GROUP)));
 typedef uint8_t unsigned_bytes __attribute__((vector_size(LAZY_GROUP)));
-typedef signed_integer signed_integers __attribute__((vector_size(4 * GROUP_WORDS), aligned(4), may_alias));
-typedef unsigned_integer unsigned_integers __attribute__((vector_size(4 * GROUP_WORDS), aligned(4), may_alias));
+typedef signed_integer signed_integers __attribute__((vector_size(4 * GROUP_WORDS), aligned(1), may_alias));
+typedef unsigned_integer unsigned_integers __attribute__((vector_size(4 * GROUP_WORDS), aligned(1), may_alias));
 
 static void convert(void *to, const float *from, int k)
 {

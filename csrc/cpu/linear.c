@@ -213,13 +213,14 @@ static void divide_unpacked(product *p)
     fit_gates(p);
 }
 
-/* For so many threads that tasks of MIN_ROWS rows leave some idle: the number of blocks of rows that takes the least
- * time, counted in rows, if a task takes as long for its panels as for PACKING rows. */
+/* For so many threads that tasks of MIN_ROWS rows may leave some idle: the number of blocks of rows that takes the
+ * least time, counted in rows, if a task takes as long for its panels as for PACKING rows. */
 static int best_row_blocks(const product *p, int threads)
 {
     enum { LEAST_ROWS = 28, PACKING = 24 };
     int best = p->row_blocks, least = INT32_MAX;
-    for (int blocks = p->row_blocks; blocks <= max_int(p->row_blocks, p->n / LEAST_ROWS); blocks++) {
+    int most = min_int(p->n / LEAST_ROWS, ceil_div(p->n, p->kernels->tile_rows));
+    for (int blocks = p->row_blocks; blocks <= max_int(p->row_blocks, most); blocks++) {
         int time = ceil_div(p->col_blocks * blocks, threads) * (ceil_div(p->n, blocks) + PACKING);
         if (time < least) {
             least = time;

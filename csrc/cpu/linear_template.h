@@ -120,7 +120,7 @@ typedef struct tile_product {
     int64_t b_stride;
     int k, cols;
     bool accumulate;
-    const operand *prefetch[2]; /* NULL, or k TILE_ROWS operands each to prefetch */
+    const operand *prefetch[2]; /* NULL, or k TILE_ROWS operands each to prefetch, nearly */
 } tile_product;
 
 /* The sums of an incomplete tile. */

@@ -44,7 +44,7 @@ def info() -> Info:
         compute={
             "f32": features["used"],
             "bf16": features["bf16"] or "off: the processor has no AVX512-BF16",
-            "int8": features["int8"] or "off: the processor has no AVX2",
+            "int8": features["int8"] or "off: the processor has neither AVX512-VNNI nor AVX2 without AVX-512",
         },
         threads=cores(),
         compiler=features["compiler"],
