@@ -241,7 +241,8 @@ def test_tasks_are_counted(tmp_path: Path) -> None:
     tasks = {"qkv": "60", "output": "36", "gate and up": "64", "down": "36"}
     assert {op: decode[op]["tasks, 64 threads"] for op in tasks} == tasks
     assert (decode["output"]["turns, 2"], decode["output"]["idle, 64"]) == ("2", "44%")
-    assert all(int(prefill[op]["idle, 16"].rstrip("%")) <= 10 for op in tasks)  # 0 with AVX-512, where so few rows are not packed
+    # 0 with AVX-512, where so few rows are not packed
+    assert all(int(prefill[op]["idle, 16"].rstrip("%")) <= 10 for op in tasks)
 
 
 def test_a_suite_that_fails_is_said_aloud_and_the_others_run(folder: Path, tmp_path: Path, capsys: Captured) -> None:
