@@ -150,7 +150,8 @@ int lazy_cpu_open(lazy_backend **out, int threads, lazy_compute compute, lazy_dt
         return lazy_fail(err, LAZY_DEVICE,
                          "compute is %s, which needs the instructions %s; the kernels here are those of %s: use f32",
                          compute == LAZY_COMPUTE_BF16 ? "bf16" : "int8",
-                         compute == LAZY_COMPUTE_BF16 ? "AVX512-BF16" : "AVX512-VNNI, or AVX2 without AVX-512", in_f32->isa);
+                         compute == LAZY_COMPUTE_BF16 ? "AVX512-BF16" : "AVX512-VNNI, or AVX2 without AVX-512",
+                         in_f32->isa);
 
     lazy_cpu *cpu;
     int code = lazy_alloc_zeroed(&cpu, 1, "the CPU backend", err);

@@ -4,10 +4,10 @@
  * opens. All sums are f32. The order of a sum depends on its length alone, so that results do not depend on how work is
  * divided.
  *
- * Operands of products are 4 bytes: an f32, a pair of bf16, four integers of 8 bits or two of 16. Rows are converted by `unit`
- * values that are neighbours along the sum, the last unit filled up with zeros; a unit takes row_operands operands in
- * a row of x and panel_operands in a column of a panel. These are 1 for f32 (units of 1) and bf16 (units of 2). In
- * int8 (units of 32) the integers' scale comes with them. */
+ * Operands of products are 4 bytes: an f32, a pair of bf16, four integers of 8 bits or two of 16. Rows are converted by
+ * `unit` values that are neighbours along the sum, the last unit filled up with zeros; a unit takes row_operands
+ * operands in a row of x and panel_operands in a column of a panel. These are 1 for f32 (units of 1) and bf16 (units of
+ * 2). In int8 (units of 32) the integers' scale comes with them. */
 #pragma once
 
 #include "../format.h"

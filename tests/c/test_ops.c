@@ -46,7 +46,8 @@ int main(int argc, char **argv)
         if (fastest) break;
     }
     if (!lazy_arithmetic_find(NULL, LAZY_COMPUTE_BF16)) printf("SKIPPED bf16: this processor has no AVX512-BF16\n");
-    if (!lazy_arithmetic_find(NULL, LAZY_COMPUTE_INT8)) printf("SKIPPED int8: this processor has AVX-512 without VNNI, or no AVX2\n");
+    if (!lazy_arithmetic_find(NULL, LAZY_COMPUTE_INT8))
+        printf("SKIPPED int8: this processor has AVX-512 without VNNI, or no AVX2\n");
     computing = LAZY_COMPUTE_F32;
     if (fastest || bf16) return checked(); /* the rest runs on one thread */
     test_selection();
