@@ -37,7 +37,7 @@ typedef struct attending {
     lazy_attending a;
     lazy_dtype kv_type;
     const lazy_seen *seen; /* (n,) tokens of in_play that each row sees */
-    int first_key, n_keys; /* the keys that some row sees: in_play[first_key … first_key+n_keys-1] */
+    int first_key, n_keys; /* from a multiple of key_unit on, all that some row sees: in_play[first_key … +n_keys-1] */
     float *partial;        /* (n, H, chunks, D + 2) output, maximum, sum; unused if chunks is 1 */
     float *raw_scores;     /* (H, m) scaled and capped q k^T of the last row, for its scores; NULL if there are none */
     float scale, cap;
@@ -193,7 +193,7 @@ static void sweep_panel(const attending *t, const sweep *w, int key, int n_keys,
     const lazy_seen *first = &t->seen[w->first + top / w->heads],
                     *last = &t->seen[w->first + (top + cols - 1) / w->heads];
     int begin = clamp_int(first->begin - key, 0, n_keys);
-    begin -= begin % kernels->products.unit;
+    begin -= begin % kernels->key_unit;
     int n = clamp_int(last->end - key, 0, n_keys) - begin;
     if (n <= 0) return;
     int32_t hidden[MAX_TILE_COLS], visible[MAX_TILE_COLS];
@@ -248,7 +248,7 @@ static void attend(void *job, int task, int worker)
     sweep w = begin_sweep(t, scratch_of(t->stream, worker), first, block / t->head_blocks, block % t->head_blocks);
     int end = min_int(t->first_key + (chunk + 1) * t->chunk, t->seen[first + w.rows - 1].end);
     int key = max_int(t->first_key + chunk * t->chunk, t->seen[first].begin), n_keys;
-    for (key -= key % t->kernels->products.unit; key < end; key += n_keys) {
+    for (key -= key % t->kernels->key_unit; key < end; key += n_keys) {
         n_keys = min_int(t->key_block - key % t->key_block, end - key); /* blocks depend on no rows beside these */
         if (t->by_rows) {
             sweep_rows(t, &w, key, n_keys);
@@ -327,7 +327,7 @@ int lazy_cpu_attention(lazy_stream *stream, void *y, const lazy_attending *a, la
         .heads_per_key = c->n_heads / c->n_kv_heads,
     };
     lazy_cpu_see(scratch->seen, a);
-    t.first_key = t.seen[0].begin - t.seen[0].begin % t.kernels->products.unit; /* values come in whole operands */
+    t.first_key = t.seen[0].begin - t.seen[0].begin % t.kernels->key_unit;
     t.n_keys = a->m - t.first_key;
     divide(&t);
     scratch->has_raw_scores = t.raw_scores;

@@ -82,7 +82,7 @@ static void value_columns(float *o, float *powers, int width, int cols, const vo
     }
 }
 
-#define DEFINE_KERNELS(variant, rows_of_tile, halves, others, tile_, key_columns_, value_columns_)                     \
+#define DEFINE_KERNELS(variant, rows_of_tile, halves, others, key_unit_, tile_, key_columns_, value_columns_)          \
     const lazy_kernels JOIN(lazy_kernels_, variant) = {                                                                \
         .products = {                                                                                                  \
             .name = STRING(variant),                                                                                   \
@@ -100,9 +100,11 @@ static void value_columns(float *o, float *powers, int width, int cols, const vo
         },                                                                                                             \
         .rows = &JOIN(lazy_rows_, ISA),                                                                                \
         .lanes = LANES,                                                                                                \
+        .key_unit = key_unit_,                                                                                         \
         .convert_key = convert_key,                                                                                    \
         .pair_values = pair_values,                                                                                    \
         .key_columns = key_columns_,                                                                                   \
         .value_columns = value_columns_,                                                                               \
     }
-DEFINE_KERNELS(VARIANT, TILE_ROWS, MAX_UNPACKED_HALVES, MAX_UNPACKED_OTHERS, tile, key_columns, value_columns);
+DEFINE_KERNELS(VARIANT, TILE_ROWS, MAX_UNPACKED_HALVES, MAX_UNPACKED_OTHERS, PER_OPERAND, tile, key_columns,
+               value_columns);

@@ -67,6 +67,7 @@ typedef struct lazy_kernels {
     const lazy_row_kernels *rows;
     lazy_products products; /* in f32 or bf16, with weights and in attention */
     int lanes;              /* floats in a vector; tile_cols is a multiple */
+    int key_unit;           /* values of so many keys are added to a sum at once; a multiple of products.unit */
 
     /* Attention in columns: up to tile_cols columns, each a query head of a row, over n contiguous keys. Scores are (n,
      * width); width is lanes if the columns fit into one vector, else tile_cols. Keys are operands (n, d / unit),

@@ -20,6 +20,6 @@ END_TARGET
 
 TARGET("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512bf16,amx-tile,amx-bf16")
 #include "amx.h"
-DEFINE_KERNELS(avx512_amx, AMX_SIDE, 6, 6, amx_tile, amx_key_columns, amx_value_columns);
+DEFINE_KERNELS(avx512_amx, AMX_SIDE, 6, 6, AMX_DEPTH *PER_OPERAND, amx_tile, amx_key_columns, amx_value_columns);
 END_TARGET
 #endif

@@ -124,6 +124,31 @@ static void test_spoilt_attention(const char *variant, int n, int length)
     all_freed();
 }
 
+/* Rows of a part of a prompt have the bits that they have in the whole, where windows begin anywhere. */
+static void test_parts(const char *variant)
+{
+    enum { ROWS = 300, HEADS = 4, D = 40, OUT = HEADS * D, WIDTH = 2 * OUT };
+    const lazy_config config = { .n_heads = HEADS, .n_kv_heads = HEADS / 2, .head_dim = D, .ffn = 8 };
+    side s = open_side(variant, &config, 2);
+    s.stream->many_rows = true;
+    for (int i = 0; i < 8; i++) {
+        int part = random_int(1, ROWS - 1), first = ROWS - part, window = random_int(1, ROWS);
+        float *qkv = random_floats(ROWS * WIDTH), *k = random_floats(ROWS * OUT / 2),
+              *v = random_floats(ROWS * OUT / 2);
+        float *whole = guarded(ROWS * OUT), *alone = guarded((size_t)part * OUT);
+        int32_t *all = random_positions(ROWS, ROWS);
+        lazy_attending a = { qkv, WIDTH, all, ROWS, { k, v, ROWS }, all, ROWS, window };
+        RUN(s, attention, whole, &a, NULL);
+        a.q = qkv + first * WIDTH;
+        a.rows += first;
+        a.n = part;
+        RUN(s, attention, alone, &a, NULL);
+        CHECK_FREED(memcmp(whole + first * OUT, alone, (size_t)part * OUT * sizeof *alone) == 0,
+                    "%s attention of %d rows, window %d: other bits than among %d", s.name, part, window, ROWS);
+    }
+    close_side(s);
+}
+
 /* Columns (rows x heads) that fill parts of a vector, whole vectors and panels; contiguous and scattered tokens; heads
  * that are not a multiple of a vector; K and V of each type, of numbers that bf16 rounds no further. */
 static void test_columns(const char *variant)
@@ -167,5 +192,6 @@ void test_attention(const char *variant, const lazy_config *shapes, size_t n_sha
         close_sides(s);
     }
     test_extremes(variant);
+    test_parts(variant);
     test_columns(variant);
 }
