@@ -21,7 +21,7 @@ TRANSFORMERS, LLAMA_CPP, TORCH = "transformers", "llama.cpp", "torch"
 TRANSFORMERS_BF16, LLAMA_CPP_BF16 = "transformers-bf16", "llama.cpp-bf16"
 TRANSFORMERS_DTYPES = {"transformers f32": "float32", "transformers bf16": "bfloat16"}
 NONE = "none"
-OURS = "lazyllm"
+OURS, OURS_BF16 = "lazyllm", "lazyllm bf16"
 LLAMA_CPP_KINDS = {LLAMA_CPP: "F16", LLAMA_CPP_BF16: "BF16"}
 OPENVINO_PRECISIONS = {"openvino": "f32", "openvino-bf16": "bf16"}
 BATCH_TRIAL_TOKENS = 2048
@@ -106,18 +106,30 @@ def numpy_product(place: Place) -> Process:
     return Process(NumpyProduct, environment=environment(place))
 
 
+def in_bf16(peer: str) -> bool:
+    return peer.lower().endswith("bf16")
+
+
 @dataclass(frozen=True)
 class Engines:
     """One model, loaded by lazyllm and by each peer. `notes` name the peers that are missing, and why."""
 
-    llm: LLM
+    ours: dict[str, LLM]  # in f32; beside peers in bf16 on a CPU that has its products, in bf16 too
     peers: dict[str, Process]
     notes: list[str]
+
+    @property
+    def llm(self) -> LLM:
+        return self.ours[OURS]
+
+    def like(self, peer: str) -> str:
+        """The name of ours whose products have the peer's type, or else f32."""
+        return OURS_BF16 if in_bf16(peer) and OURS_BF16 in self.ours else OURS
 
 
 @contextmanager
 def start_engines(options: Options, place: Place, context: int) -> Iterator[Engines]:
-    engines = Engines(place.load(options.folder), {}, [])
+    engines = Engines({OURS: place.load(options.folder)}, {}, [])
     with ExitStack() as stack:
         names: list[str | Path] = [*options.peers, *options.gguf]
         for name in names:
@@ -125,6 +137,8 @@ def start_engines(options: Options, place: Place, context: int) -> Iterator[Engi
                 start(name, engines, stack, options, place, context)
             except (RuntimeError, ValueError, OSError) as error:
                 engines.notes.append(f"**{name} is left out: {error}**")
+        if place.on_cpu and _core.features()["bf16"] and any(map(in_bf16, engines.peers)):
+            engines.ours[OURS_BF16] = place.load(options.folder, compute="bf16")
         yield engines
 
 

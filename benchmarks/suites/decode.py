@@ -10,7 +10,7 @@ from benchmarks.measuring.place import Place
 from benchmarks.measuring.report import Figure, Row, Section
 from benchmarks.measuring.rounds import Contestant, in_turn, timed
 from benchmarks.options import Options
-from benchmarks.peers.engines import OURS, Engines, start_engines
+from benchmarks.peers.engines import Engines, start_engines
 from benchmarks.suites.prefill import prefill_of, read
 from lazyllm import _core
 from lazyllm.llm import LLM
@@ -79,29 +79,31 @@ def peer_steps(seconds: Callable[[], float]) -> Contestant:
 
 
 def against_peers(options: Options, engines: Engines, ceilings: Ceilings, place: Place) -> list[Row]:
-    llm, ids, new = engines.llm, options.prompt(options.context), options.prompt(STEPS)
-    session = read(llm, ids)
+    ids, new = options.prompt(options.context), options.prompt(STEPS)
+    sessions = {name: read(llm, ids) for name, llm in engines.ours.items()}
     for peer in engines.peers.values():
         peer.call("prefill", ids)
     contestants = {
         **ceilings.both,
-        OURS: steps(session, new),
+        **{name: steps(session, new) for name, session in sessions.items()},
         **{name: peer_steps(peer.seconds("decode", new)) for name, peer in engines.peers.items()},
     }
     times = in_turn(contestants, options.rounds, f"decode, {place}")
-    ours, n_bytes = times[OURS].median, step_bytes(llm, session.last_pass)
-    work = Pruning().pass_flops(llm.config, session.last_pass, generated=True)
-    figures: dict[str, Figure] = {
-        "time of a token": times[OURS],
-        "GB/s": n_bytes / ours / GIGA,
-        SHARE: n_bytes / ours / ceilings.bandwidth(times),
-        BOUND: ours / ceilings.bound(times, work, n_bytes),
-    }
     keys: dict[str, str | int] = {"tokens": options.context, **place.keys}
-    goals = decode_goals(options, place)
-    rows = [Row(OURS, figures, {SHARE: goals.decode_bandwidth}, {"engine": OURS, **keys})]
+    goals, rows = decode_goals(options, place), []
+    for name, session in sessions.items():
+        seconds, last, llm = times[name].median, session.last_pass, engines.ours[name]
+        n_bytes, work = step_bytes(llm, last), Pruning().pass_flops(llm.config, last, generated=True)
+        figures: dict[str, Figure] = {
+            "time of a token": times[name],
+            "GB/s": n_bytes / seconds / GIGA,
+            SHARE: n_bytes / seconds / ceilings.bandwidth(times),
+            BOUND: seconds / ceilings.bound(times, work, n_bytes),
+        }
+        rows.append(Row(name, figures, {SHARE: goals.decode_bandwidth}, {"engine": name, **keys}))
     for name in engines.peers:
-        theirs: dict[str, Figure] = {"time of a token": times[name], RATIO: times[name].median / ours}
+        ratio = times[name].median / times[engines.like(name)].median
+        theirs: dict[str, Figure] = {"time of a token": times[name], RATIO: ratio}
         rows.append(Row(name, theirs, {RATIO: goals.decode_peers.get(name)}, {"engine": name, **keys}))
     return rows
 

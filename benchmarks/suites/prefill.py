@@ -45,22 +45,22 @@ def measured(options: Options, engines: Engines, ceilings: Ceilings, n: int, pla
     layers = llm.config.n_layers
     contestants = {
         **ceilings.compute,
-        OURS: prefill_of(llm, ids),
+        **{name: prefill_of(ours, ids) for name, ours in engines.ours.items()},
         KEEP_ALL: prefill_of(llm, ids, Pruning({layers // 3: 1.0, 2 * layers // 3: 1.0})),
         **{name: peer.seconds("prefill", ids) for name, peer in engines.peers.items()},
     }
     times = in_turn(contestants, options.rounds, f"prefill of {n} tokens, {place}")
     ceiling, work, goals = ceilings.flops(times), Pruning().flops(llm.config, n), options.goals(place)
     rows = []
-    for name in (OURS, KEEP_ALL, *engines.peers):
+    for name in (*engines.ours, KEEP_ALL, *engines.peers):
         seconds = times[name].median
         figures: dict[str, Figure] = {
             "time": times[name],
             "GFLOP/s": work / seconds / GIGA,
             SHARE: work / seconds / ceiling,
         }
-        if name != OURS:
-            figures[RATIO] = seconds / times[OURS].median
+        if name not in engines.ours:
+            figures[RATIO] = seconds / times[engines.like(name)].median
         judged: dict[str, Goal | None] = {}
         if n in goals.prefill_tokens:
             special = {OURS: {SHARE: goals.prefill}, KEEP_ALL: {RATIO: goals.keep_all}}
