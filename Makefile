@@ -185,8 +185,8 @@ build/core_aarch64/%.o build/test_%_aarch64: CC := aarch64-linux-gnu-gcc
 $(eval $(call core_build,_aarch64))
 
 aarch64: build/test_ops_aarch64 build/test_system_aarch64 ## the C tests for aarch64 (needs gcc-aarch64-linux-gnu and qemu-user)
-	qemu-aarch64 -L /usr/aarch64-linux-gnu build/test_ops_aarch64
-	qemu-aarch64 -L /usr/aarch64-linux-gnu build/test_system_aarch64
+	qemu-aarch64 -cpu max -L /usr/aarch64-linux-gnu build/test_ops_aarch64 sample
+	qemu-aarch64 -cpu max -L /usr/aarch64-linux-gnu build/test_system_aarch64
 
 # ---- fuzzing: the binder and calls on sessions by libFuzzer, what is parsed in Python by hypothesis ----
 

@@ -27,7 +27,8 @@ if core_folder and Path(core_folder).resolve() not in Path(_core.__file__).paren
 if core_folder:
     os.environ["PYTHONSAFEPATH"] = "1"  # else `python -c` finds the package of the working directory first
 
-INSTRUCTIONS = {"bf16": "AVX512-BF16", "int8": "AVX512-VNNI, or AVX2 without AVX-512"}  # that products need
+# that products need
+INSTRUCTIONS = {"bf16": "AVX512-BF16", "int8": "AVX512-VNNI, AVX2 without AVX-512, or I8MM of ARM"}
 ROUNDED = [
     pytest.param(compute, marks=pytest.mark.skipif(not _core.features()[compute], reason=f"no {needed} here"))
     for compute, needed in INSTRUCTIONS.items()

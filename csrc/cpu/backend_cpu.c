@@ -6,6 +6,8 @@
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
 
 #include "../error.h"
@@ -14,7 +16,7 @@
 
 /* ---- the instruction sets of this machine -------------------------------------------------- */
 
-enum { AVX2 = 1, AVX512 = 2, VNNI = 4, BF16 = 8, AMX = 16 };
+enum { AVX2 = 1, AVX512 = 2, VNNI = 4, BF16 = 8, AMX = 16, I8MM = 32 };
 
 #if defined(__x86_64__)
 /* AMX's tiles are a process's only after it has asked for them, as Linux has it. */
@@ -44,6 +46,11 @@ static unsigned features(void)
 #ifdef LAZY_EMULATED_BF16
     if (found & AVX512) found |= BF16 | AMX;
 #endif
+#elif defined(__aarch64__)
+    enum { HAS_I8MM = 1 << 13, HAS_BF16 = 1 << 14 }; /* as Linux has them */
+    unsigned long all = getauxval(AT_HWCAP2);
+    if (all & HAS_I8MM) found |= I8MM;
+    if (all & HAS_BF16) found |= BF16;
 #endif
     return found;
 }
@@ -53,11 +60,11 @@ static const struct {
     unsigned needs;
     lazy_arithmetic arithmetic;
 } all[] = {
-#if defined(__x86_64__)
 #define KERNELS(needs, isa, compute, kernels, products, fixed)                                                         \
     {                                                                                                                  \
         needs, { isa, LAZY_COMPUTE_##compute, &lazy_kernels_##kernels, &lazy_##products, fixed }                       \
     }
+#if defined(__x86_64__)
     KERNELS(VNNI | AMX, "amx", INT8, avx512_amx, products_avx512_int8, &lazy_products_avx512_fixed8),
     KERNELS(VNNI | AMX, "amx", BF16, avx512_amx, kernels_avx512_amx.products, &lazy_products_avx512_fixed16),
     KERNELS(VNNI | AMX, "amx", F32, avx512, kernels_avx512.products, &lazy_products_avx512_fixed24),
@@ -69,8 +76,15 @@ static const struct {
     KERNELS(AVX512, "avx512", F32, avx512, kernels_avx512.products, NULL),
     KERNELS(AVX2, "avx2", INT8, avx2, products_avx2_int8, &lazy_products_avx2_fixed8),
     KERNELS(AVX2, "avx2", F32, avx2, kernels_avx2.products, &lazy_products_avx2_fixed24),
+#elif defined(__aarch64__)
+    KERNELS(I8MM | BF16, "neon", INT8, neon_bf16, products_neon_int8, &lazy_products_neon_fixed8),
+    KERNELS(I8MM, "neon", INT8, neon, products_neon_int8, &lazy_products_neon_fixed8),
+    KERNELS(I8MM | BF16, "neon", BF16, neon_bf16, kernels_neon_bf16.products, &lazy_products_neon_fixed16),
+    KERNELS(BF16, "neon", BF16, neon_bf16, kernels_neon_bf16.products, NULL),
+    KERNELS(I8MM, "neon", F32, neon, kernels_neon.products, &lazy_products_neon_fixed24),
+    KERNELS(0, "neon", F32, neon, kernels_neon.products, NULL),
 #endif
-    { 0, { "generic", LAZY_COMPUTE_F32, &lazy_kernels_generic, &lazy_kernels_generic.products, NULL } },
+    KERNELS(0, "generic", F32, generic, kernels_generic.products, NULL),
 };
 
 const lazy_arithmetic *lazy_arithmetic_find(const char *isa, lazy_compute compute)
@@ -86,7 +100,7 @@ const lazy_arithmetic *lazy_arithmetic_find(const char *isa, lazy_compute comput
 
 const char *const *lazy_cpu_variants(void)
 {
-    static const char *const isas[] = { "amx", "avx512", "avx2", "generic" };
+    static const char *const isas[] = { "amx", "avx512", "avx2", "neon", "generic" };
     static const char *names[sizeof isas / sizeof *isas + 1];
     int n = 0;
     for (size_t i = 0; i < sizeof isas / sizeof *isas; i++)
@@ -150,7 +164,8 @@ int lazy_cpu_open(lazy_backend **out, int threads, lazy_compute compute, lazy_dt
         return lazy_fail(err, LAZY_DEVICE,
                          "compute is %s, which needs the instructions %s; the kernels here are those of %s: use f32",
                          compute == LAZY_COMPUTE_BF16 ? "bf16" : "int8",
-                         compute == LAZY_COMPUTE_BF16 ? "AVX512-BF16" : "AVX512-VNNI, or AVX2 without AVX-512",
+                         compute == LAZY_COMPUTE_BF16 ? "AVX512-BF16, or BF16 of ARM"
+                                                      : "AVX512-VNNI, AVX2 without AVX-512, or I8MM of ARM",
                          in_f32->isa);
 
     lazy_cpu *cpu;

@@ -12,7 +12,7 @@
  *
  * The including file defines what vectors.h, quantized.h and integers.h ask for. It defines VARIANT and ISA; DIGITS;
  * DOT_ROWS; MAX_ROWS, of x; and WIDEN_HALVES(words), the values of 16 f16, or where LANES is 8 WIDEN_LOW_HALVES(words),
- * the values of the 8 in the low halves. */
+ * the values of the 8 in the low halves, or where it is 4 WIDEN_LOW_HALVES(words, i), of four of them. */
 #include "vectors.h"
 #include "integers.h"
 
@@ -114,9 +114,15 @@ INLINE void scales_at(vec s[SCALE_VECTORS], const char *row, lazy_dtype dtype, i
     s[0] = has_offset ? SHUFFLE(vec, both, both, 0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15)
                       : SHUFFLE(vec, both, both, 0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14) *
                             (vec){ 1, 1, 1, 1, 1, 1, 1, 1, zero, zero, zero, zero, zero, zero, zero, zero };
-#else
+#elif LANES == 8
     s[0] = WIDEN_LOW_HALVES(halves);
     s[1] = has_offset ? WIDEN_LOW_HALVES((words)((unsigned_words)halves >> 16)) : s[0] * zero;
+#else
+    words offsets = (words)((unsigned_words)halves >> 16);
+    s[0] = WIDEN_LOW_HALVES(halves, 0);
+    s[1] = WIDEN_LOW_HALVES(halves, 1);
+    s[2] = has_offset ? WIDEN_LOW_HALVES(offsets, 0) : s[0] * zero;
+    s[3] = has_offset ? WIDEN_LOW_HALVES(offsets, 1) : s[1] * zero;
 #endif
 }
 
@@ -125,9 +131,11 @@ INLINE void scales_of_halves(vec s[SCALE_VECTORS], const float *x)
 {
 #if LANES == 16
     s[0] = SHUFFLE(vec, load(x), load(x), 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-#else
+#elif LANES == 8
     s[0] = SHUFFLE(vec, load(x), load(x), 0, 0, 1, 1, 2, 2, 3, 3);
     s[1] = SHUFFLE(vec, load(x), load(x), 4, 4, 5, 5, 6, 6, 7, 7);
+#else
+    EACH(v, SCALE_VECTORS) s[v] = SHUFFLE(vec, load(x + 2 * v), load(x + 2 * v), 0, 0, 1, 1);
 #endif
 }
 

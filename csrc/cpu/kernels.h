@@ -91,6 +91,11 @@ extern const lazy_kernels lazy_kernels_avx512, lazy_kernels_avx512_bf16, lazy_ke
 extern const lazy_products lazy_products_avx2_int8, lazy_products_avx512_int8;
 extern const lazy_products lazy_products_avx2_fixed8, lazy_products_avx2_fixed24;
 extern const lazy_products lazy_products_avx512_fixed8, lazy_products_avx512_fixed16, lazy_products_avx512_fixed24;
+#elif defined(__aarch64__)
+extern const lazy_row_kernels lazy_rows_neon;
+extern const lazy_kernels lazy_kernels_neon, lazy_kernels_neon_bf16;
+extern const lazy_products lazy_products_neon_int8;
+extern const lazy_products lazy_products_neon_fixed8, lazy_products_neon_fixed16, lazy_products_neon_fixed24;
 #endif
 
 /* An instruction set's kernels for one arithmetic. */

@@ -43,8 +43,8 @@ def info() -> Info:
         instruction_set_used=features["used"],
         compute={
             "f32": features["used"],
-            "bf16": features["bf16"] or "off: the processor has no AVX512-BF16",
-            "int8": features["int8"] or "off: the processor has neither AVX512-VNNI nor AVX2 without AVX-512",
+            "bf16": features["bf16"] or "off: the processor has neither AVX512-BF16 nor BF16 of ARM",
+            "int8": features["int8"] or "off: the processor lacks AVX512-VNNI, or AVX2 without AVX-512, or ARM I8MM",
         },
         threads=cores(),
         compiler=features["compiler"],
