@@ -7,15 +7,13 @@
 static lazy_buffer *add(lazy_cache *cache, void *slot, int pieces, size_t per_token, const char *what)
 {
     lazy_buffer *b = &cache->buffers[cache->n_buffers++];
-    *b = (lazy_buffer){
-        .slot = slot, .pieces = pieces, .per_token = per_token, .most = cache->model->config.n_layers, .what = what
-    };
+    *b = (lazy_buffer){ .slot = slot,
+                        .pieces = pieces,
+                        .per_token = per_token,
+                        .most = cache->model->config.n_layers,
+                        .what = what,
+                        .limit = INT32_MAX };
     return b;
-}
-
-static void add_fixed(lazy_cache *cache, void *slot, size_t n, size_t item, const char *what)
-{
-    add(cache, slot, 1, item, what)->fixed = (int)n;
 }
 
 enum { PAGE = 4096 };
@@ -40,7 +38,7 @@ int lazy_buffers_open(lazy_cache *cache, const lazy_pruning *pruning, lazy_error
     const lazy_backend *backend = cache->model->backend;
     size_t a = lazy_activation_bytes(backend), d = (size_t)c->hidden * a,
            head = (size_t)c->head_dim * lazy_float_bytes(backend->kv);
-    int n = c->n_layers, ffn = 0, /* of layers without experts */
+    int chunk = backend->row_chunk, n = c->n_layers, ffn = 0, /* of layers without experts */
         code = lazy_alloc_zeroed(&cache->buffers, MAX_PER_LAYER * (size_t)n + MAX_OTHERS, "the buffer list", err);
     if (code) return code;
 
@@ -68,12 +66,14 @@ int lazy_buffers_open(lazy_cache *cache, const lazy_pruning *pruning, lazy_error
         add(cache, &cache->scores[i], 1, sizeof(float), "the scores");
         add(cache, &cache->x[i], 1, d, "the hidden states");
     }
-    add(cache, &cache->qkv, 1, (size_t)lazy_qkv_width(c) * a, "q, k and v");
-    add(cache, &cache->attention, 1, (size_t)lazy_q_width(c) * a, "the attention's output");
-    add_fixed(cache, &cache->normed, (size_t)backend->row_chunk, d, "normed rows");
-    add_fixed(cache, &cache->ffn, (size_t)backend->row_chunk, (size_t)ffn * a, "FFN rows");
-    add_fixed(cache, &cache->logits, (size_t)c->vocab, sizeof(float), "the logits");
-    add_fixed(cache, &cache->fresh_logits, (size_t)c->vocab, sizeof(float), "the logits");
+    /* a policy may read the queries of all rows */
+    cache->qkv_rows = pruning->policy.call || pruning->queries > LAZY_PART_ROWS ? INT32_MAX : LAZY_PART_ROWS;
+    add(cache, &cache->qkv, 1, (size_t)lazy_qkv_width(c) * a, "q, k and v")->limit = cache->qkv_rows;
+    add(cache, &cache->attention, 1, (size_t)lazy_q_width(c) * a, "the attention's output")->limit = LAZY_PART_ROWS;
+    add(cache, &cache->normed, 1, d, "normed rows")->limit = chunk;
+    add(cache, &cache->ffn, 1, (size_t)ffn * a, "FFN rows")->limit = chunk;
+    add(cache, &cache->logits, 1, (size_t)c->vocab * sizeof(float), "the logits")->limit = 1;
+    add(cache, &cache->fresh_logits, 1, (size_t)c->vocab * sizeof(float), "the logits")->limit = 1;
     return LAZY_OK;
 }
 
@@ -145,7 +145,7 @@ int lazy_buffers_grow(lazy_cache *cache, int capacity, const int32_t *depths, in
     int code = LAZY_OK;
     for (int i = 0, n; i < cache->n_buffers && !code; i += n) {
         lazy_buffer *b = &cache->buffers[i];
-        int wanted = b->fixed ? b->fixed : capacity;
+        int wanted = min_int(capacity, b->limit);
         n = i < 2 * cache->model->config.n_layers ? 2 : 1; /* K and V of a layer have one capacity */
         if (b->capacity < wanted) code = grow(cache, b, n, wanted, depths, length, err);
     }

@@ -13,18 +13,22 @@
 #include "model.h"
 #include "rules.h"
 
-/* A buffer: of a fixed number of items, or with room for as many tokens as the cache. */
+/* Most rows of a pass that have queries and attention at a time; no less than a backend's row_chunk. Smaller parts
+ * would take longer. */
+enum { LAZY_PART_ROWS = 8192 };
+
+/* A buffer with room for as many tokens as the cache, or as are computed at once. */
 typedef struct lazy_buffer {
     void **slot;      /* the pointer in lazy_cache */
-    int fixed;        /* items; 0: one for each token */
+    int limit;        /* most tokens that it needs room for */
     int pieces;       /* consecutive arrays of `capacity` tokens each: the kv heads of K and V, else 1 */
-    size_t per_token; /* bytes of an item, or of a token in one piece */
+    size_t per_token; /* bytes of a token in one piece */
     size_t extra;     /* bytes beside them */
     bool kept;        /* from pass to pass, thus copied when it grows */
     bool sparse;      /* only some tokens have rows */
     int least, most;  /* of K, V and Aux: the least and the greatest depth of tokens that have rows */
     const char *what;
-    int capacity;         /* items, or tokens; at least the cache's */
+    int capacity;         /* tokens; at least the cache's, up to the limit */
     size_t shared_offset; /* of K, V and Aux: where the buffer lies in shared memory */
 } lazy_buffer;
 
@@ -58,7 +62,7 @@ typedef struct lazy_cache {
     float *logits;               /* (vocab,) of the last pass */
     bool has_logits;
 
-    /* working memory of one pass */
+    /* working memory of one pass; no buffer has more rows than the capacity */
     int32_t *gone; /* (length,) by position: 1 for tokens that this pass has dropped for good; unset if no stage does */
     int32_t *notes;      /* first layer with a NaN or Inf; rows revived for each layer; the logits' argmax */
     int32_t *depth;      /* (length,) number of layers that hold K,V of the token */
@@ -69,8 +73,9 @@ typedef struct lazy_cache {
     float *scores[2]; /* (capacity,) */
     float *shares;    /* (min(layers, n_layers), capacity) by position, layer l in row l % layers; or NULL */
     void *x[2];       /* (capacity, d) hidden states, and room for them when they are regrouped */
-    void *qkv;        /* (capacity, (H + 2G) D), or keys and values without some or all queries */
-    void *attention;  /* (capacity, H D) */
+    int qkv_rows;     /* that have room in qkv; in passes of more, queries are computed part by part */
+    void *qkv;        /* (qkv_rows, (H + 2G) D), or keys and values without some or all queries */
+    void *attention;  /* (LAZY_PART_ROWS, H D) */
     void *normed;     /* (row_chunk, d) */
     void *ffn;        /* (row_chunk, F) of layers without experts */
     float *fresh_logits; /* (vocab,) */
@@ -117,7 +122,7 @@ static inline lazy_room lazy_room_of(const lazy_buffer *b) { return (lazy_room){
 /* True if tokens of this depth have rows in the buffer. */
 static inline bool lazy_buffer_holds(const lazy_buffer *b, int depth) { return b->least <= depth && depth <= b->most; }
 
-/* Bytes of a buffer with room for so many items or tokens. */
+/* Bytes of a buffer with room for so many tokens. */
 static inline size_t lazy_buffer_bytes(const lazy_buffer *b, int capacity)
 {
     return b->per_token * (size_t)b->pieces * (size_t)capacity + b->extra;

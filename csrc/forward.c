@@ -77,14 +77,14 @@ static int add_product(pass *p, void *x, const void *y, int n, const lazy_matrix
     return code || !post_norm ? code : norm_rows(p, x, to, n, post_norm, true, err);
 }
 
-/* The FFN of C[l+1]: x += down(gated(norm(x))), or the experts' output in place of down(gated(…)). norm: NULL if the
+/* The FFN of n rows: x += down(gated(norm(x))), or the experts' output in place of down(gated(…)). norm: NULL if the
  * FFN reads x itself. With w->ffn_post_norm its output is normed before it is added. */
-static int add_ffn(pass *p, const lazy_layer *w, const float *norm, lazy_error *err)
+static int add_ffn(pass *p, void *rows, int n, const lazy_layer *w, const float *norm, lazy_error *err)
 {
     void *normed = p->cache->normed, *gated = p->cache->ffn;
-    for (int first = 0, here, code = LAZY_OK; first < p->computed.n; first += here) {
-        here = even_part(p->computed.n - first, p->session->model->backend->row_chunk);
-        void *x = row_of(p, p->x, first, p->config->hidden), *y = norm ? normed : x;
+    for (int first = 0, here, code = LAZY_OK; first < n; first += here) {
+        here = even_part(n - first, p->session->model->backend->row_chunk);
+        void *x = row_of(p, rows, first, p->config->hidden), *y = norm ? normed : x;
         if (norm && (code = norm_rows(p, normed, x, here, norm, false, err)))
             return lazy_fail_in(err, code, "FFN norm");
         if (w->experts.gate_up) {
@@ -120,77 +120,82 @@ static lazy_matrix rows_of(const lazy_matrix *w, int first, int n)
     return rows;
 }
 
-/* y = norm(x) W^T, W being all or some rows of the layer's q, k and v. x: (n, d), y: (n, W->rows). A NaN or Inf in x is
- * noted as one of the layer `source`; -1: x is not checked. */
-static int project(pass *p, const lazy_layer *layer, void *y, const lazy_matrix *w, void *x, int n, int source,
-                   lazy_error *err)
+typedef enum projection { QUERIES, KEYS_AND_VALUES, ALL_THREE } projection;
+
+/* Computes q, or k and v, of these rows of layer l from the norms of x, rotates them, and stores keys and values. y:
+ * the rows with queries; else room for row_chunk rows, that of keys and values until they are stored. x: (rows.n, d). A
+ * NaN or Inf in x is noted as one of the layer `source`; -1: x is not checked. */
+static int project(pass *p, int l, void *y, projection what, void *x, set rows, int source, lazy_error *err)
 {
     const lazy_config *c = p->config;
-    lazy_cache *cache = p->cache;
+    const lazy_cache *cache = p->cache;
+    const lazy_layer *layer = &p->session->model->layers[l];
+    const int q_width = lazy_q_width(c), begin = what == KEYS_AND_VALUES ? q_width : 0,
+              end = what == QUERIES ? q_width : lazy_qkv_width(c),
+              rope = c->layer_rope[l] + (p->length > c->short_context);
+    const lazy_matrix w = rows_of(&layer->qkv, begin, end - begin);
     /* a layer without this norm checks x by another one, whose output is not used */
     const float *norm = layer->attention_norm ? layer->attention_norm : layer->attention_post_norm;
-    for (int first = 0, here; first < n; first += here) {
-        here = even_part(n - first, p->session->model->backend->row_chunk);
-        void *part = row_of(p, x, first, c->hidden), *from = layer->attention_norm ? cache->normed : part;
+    for (int first = 0, here; first < rows.n; first += here) {
+        here = even_part(rows.n - first, p->session->model->backend->row_chunk);
+        void *part = row_of(p, x, first, c->hidden), *from = layer->attention_norm ? cache->normed : part,
+             *q = what == KEYS_AND_VALUES ? NULL : row_of(p, y, first, w.rows),
+             *kv = what == QUERIES ? NULL
+                   : q             ? row_of(p, q, 1, q_width)
+                                   : y;
         int code = LAZY_OK;
         if (source >= 0)
             code = p->ops->checked_rmsnorm(p->stream, cache->normed, part, here, c->hidden, norm, c->norm_eps, source,
                                            cache->notes, err);
         else if (layer->attention_norm) code = norm_rows(p, cache->normed, part, here, norm, false, err);
         if (code) return lazy_fail_in(err, code, "attention norm");
-        code = p->ops->matmul(p->stream, row_of(p, y, first, w->rows), from, here, w, false, err);
+        code = p->ops->matmul(p->stream, q ? q : kv, from, here, &w, false, err);
         if (code) return lazy_fail_in(err, code, "q, k and v projection");
+        code = p->ops->rotate(p->stream, q, kv, w.rows, rows.positions + first, here, cache->kv[l],
+                              cache->rope->of_q[rope], cache->rope->of_k[rope], layer->q_norm, layer->k_norm,
+                              c->norm_eps, err);
+        if (code) return lazy_fail_in(err, code, "RoPE");
     }
     return LAZY_OK;
-}
-
-/* Rotates queries; rotates keys and stores them and their values. q, kv: of these rows, `width` apart, or NULL */
-static int rotate(pass *p, int l, void *q, void *kv, int width, set rows, lazy_error *err)
-{
-    const lazy_cache *cache = p->cache;
-    const lazy_layer *w = &p->session->model->layers[l];
-    int rope = p->config->layer_rope[l] + (p->length > p->config->short_context);
-    int code = p->ops->rotate(p->stream, q, kv, width, rows.positions, rows.n, cache->kv[l], cache->rope->of_q[rope],
-                              cache->rope->of_k[rope], w->q_norm, w->k_norm, p->config->norm_eps, err);
-    return lazy_fail_in(err, code, "RoPE");
 }
 
 /* Computes the queries of these rows of layer l, which attend next. x: (rows.n, d), q: room for (rows.n, H D) */
 static int find_queries(pass *p, int l, void *q, void *x, set rows, lazy_error *err)
 {
-    const lazy_layer *w = &p->session->model->layers[l];
-    const lazy_matrix only_q = rows_of(&w->qkv, 0, lazy_q_width(p->config));
     p->attending.q = q;
-    p->attending.q_stride = only_q.rows;
+    p->attending.q_stride = lazy_q_width(p->config);
     p->attending.rows = rows.positions;
     p->attending.n = rows.n;
-    int code = project(p, w, q, &only_q, x, rows.n, -1, err);
-    return code ? code : rotate(p, l, q, NULL, only_q.rows, rows, err);
+    return project(p, l, q, QUERIES, x, rows, -1, err);
 }
 
-/* Step 1 of layer l: keys and values of C[l]. Queries too, where a stage of a prompt's pass follows only of the rows
- * that score. A pass over generated tokens attends at once where it scores, so that scores can use its products. */
+/* Step 1 of layer l: keys and values of C[l]. Queries too, unless there is no room for all, or a stage of a prompt's
+ * pass follows: then only of the rows that score. A pass over generated tokens attends at once where it scores, so that
+ * scores can use its products. */
 static int begin_layer(pass *p, int l, lazy_error *err)
 {
-    const lazy_layer *w = &p->session->model->layers[l];
-    const int n = p->computed.n, q_width = lazy_q_width(p->config), width = lazy_qkv_width(p->config);
+    const int n = p->computed.n, kv_width = lazy_qkv_width(p->config) - lazy_q_width(p->config);
     const set asking = tail_of(p->computed, min_int(n, p->session->pruning.queries));
-    const bool scored = lazy_scores_layer(p, l) && !p->session->pruning.policy.call,
-               whole = !scored || !p->is_prompt || !lazy_schedule_stage(&p->schedule, l) || asking.n == n;
-    const lazy_matrix rows = whole ? w->qkv : rows_of(&w->qkv, q_width, width - q_width);
-    void *to = p->cache->qkv, *kv = whole ? row_of(p, to, 1, q_width) : to;
-    p->attending =
-        (lazy_attending){ to,           width,    p->computed.positions, n, p->cache->kv[l], p->in_play.positions,
-                          p->in_play.n, w->window };
-    p->attended = scored && !p->is_prompt;
+    const bool scored = lazy_scores_layer(p, l) && !p->session->pruning.policy.call, fits = n <= p->cache->qkv_rows,
+               all = fits && (!scored || !p->is_prompt || !lazy_schedule_stage(&p->schedule, l) || asking.n == n);
+    void *qkv = p->cache->qkv;
+    p->attending = (lazy_attending){ .q = qkv,
+                                     .q_stride = lazy_qkv_width(p->config),
+                                     .rows = p->computed.positions,
+                                     .n = all ? n : 0,
+                                     .kv = p->cache->kv[l],
+                                     .in_play = p->in_play.positions,
+                                     .m = p->in_play.n,
+                                     .window = p->session->model->layers[l].window };
+    p->attended = scored && !p->is_prompt && n <= LAZY_PART_ROWS;
     p->stream->many_rows = computes_part(p, l);
     /* a damaged embedding counts as layer 0's */
-    int code = project(p, w, to, &rows, p->x, n, max_int(l - 1, 0), err);
-    if (!code) code = rotate(p, l, whole ? to : NULL, kv, rows.rows, p->computed, err);
-    if (!code && !whole) {
+    int code = project(p, l, qkv, all ? ALL_THREE : KEYS_AND_VALUES, p->x, p->computed, max_int(l - 1, 0), err);
+    if (!code && !all && (scored || l == p->config->n_layers - 1)) {
         p->stream->many_rows = true; /* as in a prompt read in parts, whose last part may have these rows alone */
         void *x = row_of(p, p->x, n - asking.n, p->config->hidden);
-        code = find_queries(p, l, row_of(p, to, n, rows.rows), x, asking, err);
+        code = find_queries(p, l, row_of(p, qkv, min_int(n, p->session->model->backend->row_chunk), kv_width), x,
+                            asking, err);
     }
     if (code || !p->attended) return code;
     p->stream->scores_follow = true;
@@ -199,29 +204,41 @@ static int begin_layer(pass *p, int l, lazy_error *err)
     return lazy_fail_in(err, code, "attention");
 }
 
-/* Step 3 of layer l, attention and FFN of C[l+1], in place: x += o(attention), then x += down(gated(norm(x))), or
- * without norms before x += norm(down(gated(x))); in parallel layers FFN and attention have the same input. */
+/* Attention and FFN of n rows, at most LAZY_PART_ROWS, in place: x += o(attention), then x += down(gated(norm(x))), or
+ * without norms before x += norm(down(gated(x))); in parallel layers FFN and attention have the same input. attends:
+ * the rows' attention is not there yet. */
+static int end_rows(pass *p, int l, void *x, int n, bool attends, lazy_error *err)
+{
+    const lazy_layer *w = &p->session->model->layers[l];
+    void *attention = p->cache->attention;
+    int code = attends ? p->ops->attention(p->stream, attention, &p->attending, err) : LAZY_OK;
+    if (code) return lazy_fail_in(err, code, "attention");
+    if (p->config->parallel && (code = add_ffn(p, x, n, w, w->attention_norm, err))) return code;
+    code = add_product(p, x, attention, n, &w->o, NULL, w->attention_post_norm, err);
+    if (code || p->config->parallel) return lazy_fail_in(err, code, "output projection");
+    return add_ffn(p, x, n, w, w->ffn_norm, err);
+}
+
+/* Step 3 of layer l, for C[l+1]. */
 static int end_layer(pass *p, int l, lazy_error *err)
 {
-    void *attention = p->cache->attention;
-    const lazy_config *c = p->config;
-    const lazy_layer *w = &p->session->model->layers[l];
-    lazy_attending *a = &p->attending;
-    int n = p->computed.n, skipped = a->n - n, code = LAZY_OK;
+    const lazy_attending begun = p->attending;
+    const set rows = p->computed;
+    int skipped = begun.n - rows.n;
+    bool has_queries = !p->regrouped && skipped >= 0, attends = !p->attended || !has_queries || skipped;
     p->stream->many_rows = computes_part(p, l + 1);
-    if (p->regrouped || skipped < 0) code = find_queries(p, l, p->cache->qkv, p->x, p->computed, err);
-    else {
-        a->q = row_of(p, (void *)a->q, skipped, a->q_stride);
-        a->rows += skipped;
-        a->n = n;
+    for (int first = 0, here, code; first < rows.n; first += here) {
+        here = even_part(rows.n - first, LAZY_PART_ROWS);
+        const set part = { rows.positions + first, here };
+        void *x = row_of(p, p->x, first, p->config->hidden);
+        if (has_queries) {
+            p->attending.q = row_of(p, (void *)begun.q, skipped + first, begun.q_stride);
+            p->attending.rows = part.positions;
+            p->attending.n = here;
+        } else if ((code = find_queries(p, l, p->cache->qkv, x, part, err))) return code;
+        if ((code = end_rows(p, l, x, here, attends, err))) return code;
     }
-    if (!code && (!p->attended || p->regrouped || skipped))
-        code = lazy_fail_in(err, p->ops->attention(p->stream, attention, a, err), "attention");
-    if (!code && c->parallel) code = add_ffn(p, w, w->attention_norm, err);
-    if (!code)
-        code = lazy_fail_in(err, add_product(p, p->x, attention, n, &w->o, NULL, w->attention_post_norm, err),
-                            "output projection");
-    return code || c->parallel ? code : add_ffn(p, w, w->ffn_norm, err);
+    return LAZY_OK;
 }
 
 /* ---- in the middle of a layer ----------------------------------------------------------- */

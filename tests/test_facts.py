@@ -13,6 +13,7 @@ from lazyllm import _core
 ARITHMETICS = [("F32", "f32", "f32"), ("BF16", "f32", "f32"), ("F16", "f32", "f16")] + [
     ("BF16", compute, "bf16") for compute in ("bf16", "int8") if _core.features()[compute]
 ]
+ATTENDING_ROWS = 8192  # LAZY_PART_ROWS of csrc/cache.h
 THREADS = [1, 2] if DEVICE == "cpu" else [1]  # of the CPU; they do not apply to other devices
 Pass = tuple[int, bool]
 
@@ -159,3 +160,32 @@ def test_parts_of_a_dense_prompt_give_the_bits_of_one_pass(
         session.read(ids[:part])
         ids = ids[part:]
     assert session.forward(ids).tobytes() == want.tobytes()
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="takes minutes where a device is emulated")
+@pytest.mark.parametrize("rules", [None, pruning([(1, 0.97)], queries=4)], ids=["dense", "pruned"])
+def test_a_pass_of_more_rows_than_attend_at_a_time_gives_the_bits_of_its_parts(
+    tiny_of: Build, rules: dict[str, Any] | None
+) -> None:
+    tiny = tiny_of(Shape(seed=28, n_layers=3, hidden=64, head_dim=16, context=9000, dtype="BF16", windows=(0, 300)))
+    model, ids = tiny.load(), tiny.ids(ATTENDING_ROWS + 500)
+    whole, parts = model.session(rules), model.session(rules)
+    parts.read(ids[:5000])
+    assert whole.forward(ids).tobytes() == parts.forward(ids[5000:]).tobytes()
+    assert whole.forward(ids[:1], generated=True).tobytes() == parts.forward(ids[:1], generated=True).tobytes()
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="takes minutes where a device is emulated")
+def test_more_tokens_than_attend_at_a_time_are_revived_at_once(tiny_of: Build) -> None:
+    """A session whose rule asks more rows has room for the queries of all."""
+    tiny = tiny_of(Shape(seed=28, n_layers=3, hidden=64, head_dim=16, context=9000))
+    model, ids = tiny.load(), tiny.ids(ATTENDING_ROWS + 500)
+    sessions = [
+        model.session(pruning([(0, 0.01)], decode=[(1, 0.99)], queries=queries, window=100))
+        for queries in (4, ATTENDING_ROWS + 1)
+    ]
+    for session in sessions:
+        session.forward(ids)
+    parts, whole = (session.forward(ids[:1], generated=True) for session in sessions)
+    assert parts.tobytes() == whole.tobytes()
+    assert sessions[0].last_pass[1, 1] > ATTENDING_ROWS
