@@ -348,12 +348,14 @@ static void multiply_for_expert(void *job, int task, int worker)
     (b->unpacked ? multiply_unpacked : multiply_packed)(&p, task, worker);
 }
 
-/* Most experts have few rows: they are packed only where the pass has many and panels are worth it for few. */
-static bool packs_experts(const product *p)
+/* Most experts have few rows: they are packed only where panels are worth it for few, and the pass has many or enough
+ * for each of n experts. */
+static bool packs_experts(const product *p, int n)
 {
     enum { MANY_ROWS = 160, FEW_ROWS = 32 };
+    int unpacked = p->kernels->max_unpacked_halves, of_expert = p->n * p->stream->config->experts_per_token / n;
     return !p->kernels->dots || !fits_unpacked(p) ||
-           (p->kernels->max_unpacked_halves < FEW_ROWS && (p->stream->many_rows || p->n > MANY_ROWS));
+           (unpacked < FEW_ROWS && (p->stream->many_rows || p->n > MANY_ROWS || 2 * of_expert > 3 * unpacked));
 }
 
 int lazy_cpu_multiply_experts(lazy_stream *stream, float *y, const float *x, const lazy_sorted_rows *sorted,
@@ -369,7 +371,7 @@ int lazy_cpu_multiply_experts(lazy_stream *stream, float *y, const float *x, con
         p.w += e;
         if (best_products(&p) != b.all.kernels) b.all.kernels = products_of(stream); /* for experts of any format */
     }
-    b.unpacked = !packs_experts(&b.all);
+    b.unpacked = !packs_experts(&b.all, sorted->n_experts);
     b.all.n = sorted->begin[sorted->n_experts];
     int code = convert(&b.all, b.unpacked, err), n_active = 0, n_tasks = 0;
     if (code) return code;
