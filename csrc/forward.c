@@ -122,9 +122,9 @@ static lazy_matrix rows_of(const lazy_matrix *w, int first, int n)
 
 typedef enum projection { QUERIES, KEYS_AND_VALUES, ALL_THREE } projection;
 
-/* Computes q, or k and v, or all three of these rows of layer l from the norms of x, rotates q and k, and stores k and v
- * in the cache. y: room for all rows if q is computed; for k and v alone, which are stored at once, row_chunk rows are
- * enough. x: (rows.n, d). A NaN or Inf in x is noted as one of the layer `source`; -1: x is not checked. */
+/* Computes q, or k and v, or all three of these rows of layer l from the norms of x, rotates q and k, and stores k and
+ * v in the cache. y: room for all rows if q is computed; for k and v alone, which are stored at once, row_chunk rows
+ * are enough. x: (rows.n, d). A NaN or Inf in x is noted as one of the layer `source`; -1: x is not checked. */
 static int project(pass *p, int l, void *y, projection what, void *x, set rows, int source, lazy_error *err)
 {
     const lazy_config *c = p->config;
