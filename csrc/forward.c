@@ -170,8 +170,9 @@ static int find_queries(pass *p, int l, void *q, void *x, set rows, lazy_error *
 }
 
 /* Step 1 of layer l: keys and values of C[l]. Queries too, unless there is no room for all, or a stage of a prompt's
- * pass follows: then only of the rows that score. A pass over generated tokens attends at once where it scores, so that
- * scores can use its products. */
+ * pass follows: then only of the rows that score, and in the last layer, so that the last row has the bits that it has
+ * in a prompt read in parts. A pass over at most LAZY_PART_ROWS generated or revived tokens attends at once where it
+ * scores, so that scores can use its products. */
 static int begin_layer(pass *p, int l, lazy_error *err)
 {
     const int n = p->computed.n, kv_width = lazy_qkv_width(p->config) - lazy_q_width(p->config);
