@@ -38,7 +38,7 @@ uint64_t lazy_cache_bytes(const lazy_cache *cache, int capacity)
 {
     uint64_t bytes = staging_bytes(&cache->model->config, capacity);
     for (const lazy_buffer *b = cache->buffers; b < cache->buffers + cache->n_buffers; b++)
-        bytes += lazy_buffer_bytes(b, min_int(capacity, b->limit));
+        bytes += lazy_buffer_bytes(b, capacity);
     return bytes + cache->model->backend->ops->scratch_bytes(cache->stream, capacity, capacity) +
            lazy_rope_bytes(cache->model, capacity);
 }

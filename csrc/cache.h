@@ -122,10 +122,10 @@ static inline lazy_room lazy_room_of(const lazy_buffer *b) { return (lazy_room){
 /* True if tokens of this depth have rows in the buffer. */
 static inline bool lazy_buffer_holds(const lazy_buffer *b, int depth) { return b->least <= depth && depth <= b->most; }
 
-/* Bytes of a buffer with room for so many tokens. */
+/* Bytes of a buffer of a cache with room for so many tokens. */
 static inline size_t lazy_buffer_bytes(const lazy_buffer *b, int capacity)
 {
-    return b->per_token * (size_t)b->pieces * (size_t)capacity + b->extra;
+    return b->per_token * (size_t)b->pieces * (size_t)(capacity < b->limit ? capacity : b->limit) + b->extra;
 }
 
 /* Lists the buffers, which are NULL; the cache's tables exist. */

@@ -122,10 +122,10 @@ static lazy_matrix rows_of(const lazy_matrix *w, int first, int n)
 
 typedef enum projection { QUERIES, KEYS_AND_VALUES, ALL_THREE } projection;
 
-/* Computes q, or k and v, or all three of these rows of layer l from the norms of x, rotates q and k, and stores k and
- * v in the cache. y: room for all rows if q is computed; for k and v alone, which are stored at once, row_chunk rows
- * are enough. x: (rows.n, d). A NaN or Inf in x is noted as one of the layer `source`; -1: x is not checked. */
-static int project(pass *p, int l, void *y, projection what, void *x, set rows, int source, lazy_error *err)
+/* Computes q, or k and v, or all three of these rows of layer l from the norms of x into cache->qkv, rotates q and k,
+ * and stores k and v in the cache: without q they need no more room than row_chunk rows, and none afterwards. x:
+ * (rows.n, d). A NaN or Inf in x is noted as one of the layer `source`; -1: x is not checked. */
+static int project(pass *p, int l, projection what, void *x, set rows, int source, lazy_error *err)
 {
     const lazy_config *c = p->config;
     const lazy_cache *cache = p->cache;
@@ -139,10 +139,10 @@ static int project(pass *p, int l, void *y, projection what, void *x, set rows, 
     for (int first = 0, here; first < rows.n; first += here) {
         here = even_part(rows.n - first, p->session->model->backend->row_chunk);
         void *part = row_of(p, x, first, c->hidden), *from = layer->attention_norm ? cache->normed : part,
-             *q = what == KEYS_AND_VALUES ? NULL : row_of(p, y, first, w.rows),
+             *q = what == KEYS_AND_VALUES ? NULL : row_of(p, cache->qkv, first, w.rows),
              *kv = what == QUERIES ? NULL
                    : q             ? row_of(p, q, 1, q_width)
-                                   : y;
+                                   : cache->qkv;
         int code = LAZY_OK;
         if (source >= 0)
             code = p->ops->checked_rmsnorm(p->stream, cache->normed, part, here, c->hidden, norm, c->norm_eps, source,
@@ -159,14 +159,14 @@ static int project(pass *p, int l, void *y, projection what, void *x, set rows, 
     return LAZY_OK;
 }
 
-/* Computes the queries of these rows of layer l, which attend next. x: (rows.n, d), q: room for (rows.n, H D) */
-static int find_queries(pass *p, int l, void *q, void *x, set rows, lazy_error *err)
+/* Computes the queries of these rows of layer l, which attend next. x: (rows.n, d) */
+static int find_queries(pass *p, int l, void *x, set rows, lazy_error *err)
 {
-    p->attending.q = q;
+    p->attending.q = p->cache->qkv;
     p->attending.q_stride = lazy_q_width(p->config);
     p->attending.rows = rows.positions;
     p->attending.n = rows.n;
-    return project(p, l, q, QUERIES, x, rows, -1, err);
+    return project(p, l, QUERIES, x, rows, -1, err);
 }
 
 /* Step 1 of layer l: keys and values of C[l]. Queries too, unless there is no room for all, or a stage of a prompt's
@@ -175,12 +175,11 @@ static int find_queries(pass *p, int l, void *q, void *x, set rows, lazy_error *
  * scores, so that scores can use its products. */
 static int begin_layer(pass *p, int l, lazy_error *err)
 {
-    const int n = p->computed.n, kv_width = lazy_qkv_width(p->config) - lazy_q_width(p->config);
+    const int n = p->computed.n;
     const set asking = tail_of(p->computed, min_int(n, p->session->pruning.queries));
     const bool scored = lazy_scores_layer(p, l) && !p->session->pruning.policy.call, fits = n <= p->cache->qkv_rows,
                all = fits && (!scored || !p->is_prompt || !lazy_schedule_stage(&p->schedule, l) || asking.n == n);
-    void *qkv = p->cache->qkv;
-    p->attending = (lazy_attending){ .q = qkv,
+    p->attending = (lazy_attending){ .q = p->cache->qkv,
                                      .q_stride = lazy_qkv_width(p->config),
                                      .rows = p->computed.positions,
                                      .n = all ? n : 0,
@@ -191,12 +190,11 @@ static int begin_layer(pass *p, int l, lazy_error *err)
     p->attended = scored && !p->is_prompt && n <= LAZY_PART_ROWS;
     p->stream->many_rows = computes_part(p, l);
     /* a damaged embedding counts as layer 0's */
-    int code = project(p, l, qkv, all ? ALL_THREE : KEYS_AND_VALUES, p->x, p->computed, max_int(l - 1, 0), err);
+    int code = project(p, l, all ? ALL_THREE : KEYS_AND_VALUES, p->x, p->computed, max_int(l - 1, 0), err);
     if (!code && !all && (scored || l == p->config->n_layers - 1)) {
         p->stream->many_rows = true; /* as in a prompt read in parts, whose last part may have these rows alone */
         void *x = row_of(p, p->x, n - asking.n, p->config->hidden);
-        code = find_queries(p, l, row_of(p, qkv, min_int(n, p->session->model->backend->row_chunk), kv_width), x,
-                            asking, err);
+        code = find_queries(p, l, x, asking, err);
     }
     if (code || !p->attended) return code;
     p->stream->scores_follow = true;
@@ -236,7 +234,7 @@ static int end_layer(pass *p, int l, lazy_error *err)
             p->attending.q = row_of(p, (void *)begun.q, skipped + first, begun.q_stride);
             p->attending.rows = part.positions;
             p->attending.n = here;
-        } else if ((code = find_queries(p, l, p->cache->qkv, x, part, err))) return code;
+        } else if ((code = find_queries(p, l, x, part, err))) return code;
         if ((code = end_rows(p, l, x, here, attends, err))) return code;
     }
     return LAZY_OK;
