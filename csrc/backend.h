@@ -103,7 +103,7 @@ typedef struct lazy_stretch {
 typedef struct lazy_memory {
     float *remembered;    /* (capacity,) by position */
     int n_old, length;    /* positions of which something is remembered; those of the context */
-    float factor;         /* on what is remembered */
+    float factor, gain;   /* on what is remembered, and on new scores */
     const int32_t *depth; /* by position */
     int waiting;          /* the depth of the tokens that the stage could revive, */
     float revival;        /*   and the factor on their scores */
@@ -189,15 +189,15 @@ typedef struct lazy_ops {
      * over the rows among the last `queries` whose position is at least first_asking */
     int (*scores)(lazy_stream *, float *scores, const lazy_attending *, int queries, lazy_pooling, int first_asking,
                   lazy_error *);
-    /* share[in_play[j]] = scores[j] divided by the sum of the scores of all prunable, unforced tokens; 0 for other
-     * tokens, and for all if there is no sum. share: (capacity,) by position. */
-    int (*share)(lazy_stream *, float *share, const float *scores, const int32_t *in_play, int m, const uint8_t *flags,
-                 lazy_error *);
-    /* scores[j] = the largest of shares[k, in_play[j]], k < n, and with `also` of scores[j]. shares: (n, capacity) */
-    int (*largest)(lazy_stream *, float *scores, const float *shares, int n, int capacity, const int32_t *in_play,
+    /* layer[in_play[j]] = scores[j] of a prunable, unforced token, 0 of another. layer: (capacity,) by position. */
+    int (*keep_scores)(lazy_stream *, float *layer, const float *scores, const int32_t *in_play, int m,
+                       const uint8_t *flags, lazy_error *);
+    /* scores[j] = the largest of layers[k, in_play[j]], k < n, and with `also` of scores[j]. layers: (n, capacity) */
+    int (*largest)(lazy_stream *, float *scores, const float *layers, int n, int capacity, const int32_t *in_play,
                    int m, bool also, lazy_error *);
     /* remembered[i] *= factor for positions i < n_old, 0 for n_old … length-1; then both remembered[in_play[j]] and
-     * scores[j] become the larger of them, or NaN if scores[j] is; then scores[j] *= revival if the token waits. */
+     * scores[j] become the larger of remembered[in_play[j]] and gain * scores[j], or NaN if scores[j] is; then
+     * scores[j] *= revival if the token waits. */
     int (*remember)(lazy_stream *, float *scores, const lazy_memory *, const int32_t *in_play, int m, lazy_error *);
     /* Running mean: scores is the n-th vector; mean[j] = mean of the first n. n = 1 overwrites mean. */
     int (*average)(lazy_stream *, float *mean, const float *scores, int m, int n, lazy_error *);

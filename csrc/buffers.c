@@ -57,7 +57,7 @@ int lazy_buffers_open(lazy_cache *cache, const lazy_pruning *pruning, lazy_error
         add(cache, &cache->remembered[l].fresh, 1, sizeof(float), "remembered scores");
     }
     if (pruning->layers > 1 && !pruning->policy.call)
-        add(cache, &cache->shares, min_int(pruning->layers, n), sizeof(float), "shares");
+        add(cache, &cache->layer_scores, min_int(pruning->layers, n), sizeof(float), "scores of layers");
     lazy_buffer *laid_out = add(cache, &cache->gone, 1, LAZY_LAID_OUT_BYTES, "the tokens' ids, depths and flags");
     laid_out->extra = lazy_n_notes(c) * sizeof(int32_t);
     add(cache, &cache->in_play[1], 1, sizeof(int32_t), "the tokens in play");

@@ -71,13 +71,13 @@ typedef struct lazy_cache {
     uint8_t *flags;   /* (length,) LAZY_PRUNABLE, LAZY_FORCED, LAZY_JOINED; the last that lazy_cache_lay_out places */
     int32_t *rows[2]; /* (capacity,) */
     float *scores[2]; /* (capacity,) */
-    float *shares;    /* (min(layers, n_layers), capacity) by position, layer l in row l % layers; or NULL */
-    void *x[2];       /* (capacity, d) hidden states, and room for them when they are regrouped */
-    int qkv_rows;     /* that have room in qkv; in passes of more, queries are computed part by part */
-    void *qkv;        /* (qkv_rows, (H + 2G) D), or keys and values without some or all queries */
-    void *attention;  /* (LAZY_PART_ROWS, H D) */
-    void *normed;     /* (row_chunk, d) */
-    void *ffn;        /* (row_chunk, F) of layers without experts */
+    float *layer_scores; /* (min(layers, n_layers), capacity) by position, layer l in row l % layers; or NULL */
+    void *x[2];          /* (capacity, d) hidden states, and room for them when they are regrouped */
+    int qkv_rows;        /* that have room in qkv; in passes of more, queries are computed part by part */
+    void *qkv;           /* (qkv_rows, (H + 2G) D), or keys and values without some or all queries */
+    void *attention;     /* (LAZY_PART_ROWS, H D) */
+    void *normed;        /* (row_chunk, d) */
+    void *ffn;           /* (row_chunk, F) of layers without experts */
     float *fresh_logits; /* (vocab,) */
 
     char *staging; /* (host) of uploads and downloads: room for `gone` and all up to `flags` */

@@ -198,10 +198,11 @@ typedef struct lazy_pruning {
     int n_protect;
     int queries;          /* query rows that score; the paper: 1 */
     lazy_pooling pooling; /* of their attention */
-    int layers;           /* the score is the largest share of so many last layers; the paper: 1, and no share */
+    int layers;           /* the score is the largest one in so many last layers; the paper: 1 */
     int smooth;           /* odd width of the moving average over the scores; the paper: 1 */
     bool words;           /* then a score is the largest of the token's word */
     double memory;        /* decode steps: a score is at least `memory` times the one remembered; the paper: 0 */
+    double gain;          /* decode steps: factor on new scores, beside those remembered; 1 without memory */
     double revival;       /* decode steps: factor on the score of a token that waits in Aux; 1 without memory */
     int min_tokens;       /* passes over shorter contexts are dense */
     bool prune_generated; /* generated tokens count as prompt tokens when selecting */
@@ -214,7 +215,7 @@ typedef struct lazy_pruning {
 } lazy_pruning;
 
 /* No stages: dense. */
-#define LAZY_PRUNING_DENSE ((lazy_pruning){ .queries = 1, .layers = 1, .smooth = 1, .revival = 1 })
+#define LAZY_PRUNING_DENSE ((lazy_pruning){ .queries = 1, .layers = 1, .smooth = 1, .gain = 1, .revival = 1 })
 
 /* ---- session ---------------------------------------------------------------------------- */
 

@@ -33,7 +33,7 @@ static int check_stages(const lazy_stage *stages, int n, int n_layers, const cha
     return LAZY_OK;
 }
 
-/* False with options that would change a policy's scores, or need scores to be shares. */
+/* False with options that would change a policy's scores, or need those to be attention. */
 static bool suits_policy(const lazy_pruning *p)
 {
     int n_by_mass = 0;
@@ -69,6 +69,8 @@ static int check(const lazy_pruning *p, int n_layers, lazy_error *err)
         return lazy_invalid(err, "smooth is %d; it must be odd and 1 or more", p->smooth);
     if (!(p->memory >= 0 && p->memory <= 1))
         return lazy_invalid(err, "memory is %g; it must be from 0 to 1", p->memory);
+    if (!(p->gain >= 1 && p->gain <= 1000) || (p->memory == 0 && p->gain != 1))
+        return lazy_invalid(err, "gain is %g; it must be from 1 to 1000, and 1 without memory", p->gain);
     if (!(p->revival >= 0 && p->revival <= 1) || (p->memory == 0 && p->revival != 1))
         return lazy_invalid(err, "revival is %g; it must be from 0 to 1, and 1 without memory", p->revival);
     if (p->average &&

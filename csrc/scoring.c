@@ -43,7 +43,7 @@ static void swap(float **a, float **b)
 }
 
 /* Where a stage is scored by several layers, puts the scores of layer l together with those of the layers below it: to
- * their mean, or, for the stage, to the largest share. in, out: *scores: (in_play.n,), *spare: (in_play.n,) free. */
+ * their mean, or, for the stage, to the largest one. in, out: *scores: (in_play.n,), *spare: (in_play.n,) free. */
 static int pool_layers(pass *p, int l, float **scores, float **spare, lazy_error *err)
 {
     lazy_cache *cache = p->cache;
@@ -53,16 +53,16 @@ static int pool_layers(pass *p, int l, float **scores, float **spare, lazy_error
         return p->ops->average(p->stream, *scores, *spare, m, l + 1, err);
     }
     if (layers == 1) return LAZY_OK;
-    float *share = cache->shares + (size_t)(l % layers) * (size_t)capacity;
-    int code = p->ops->share(p->stream, share, *scores, p->in_play.positions, m, cache->flags, err);
+    float *own = cache->layer_scores + (size_t)(l % layers) * (size_t)capacity;
+    int code = p->ops->keep_scores(p->stream, own, *scores, p->in_play.positions, m, cache->flags, err);
     if (!lazy_schedule_stage(&p->schedule, l)) return code;
     bool begun = false;
     for (int row = 0, end; row <= l && row < layers && !code; row = end) { /* runs of rows that count, or do not */
         bool count = counts_for(p, l - (l - row) % layers, l);
         for (end = row + 1; end <= l && end < layers && counts_for(p, l - (l - end) % layers, l) == count;) end++;
         if (!count) continue;
-        const float *shares = cache->shares + (size_t)row * (size_t)capacity;
-        code = p->ops->largest(p->stream, *scores, shares, end - row, capacity, p->in_play.positions, m, begun, err);
+        const float *first = cache->layer_scores + (size_t)row * (size_t)capacity;
+        code = p->ops->largest(p->stream, *scores, first, end - row, capacity, p->in_play.positions, m, begun, err);
         begun = true;
     }
     return code;
@@ -177,6 +177,7 @@ int lazy_score_stage(pass *p, int l, float **out, lazy_error *err)
                                                     .n_old = n_known,
                                                     .length = p->length,
                                                     .factor = (float)pruning->memory,
+                                                    .gain = p->is_prompt ? 1.0f : (float)pruning->gain,
                                                     .depth = cache->depth,
                                                     .waiting = l + 1,
                                                     .revival = p->is_prompt || last ? 1.0f : (float)pruning->revival },

@@ -159,7 +159,7 @@ static inline size_t lazy_cuda_aligned(size_t bytes) { return (bytes + 15) / 16 
     /* rows.cu */ OP(embed) OP(rmsnorm) OP(checked_rmsnorm) OP(rotate) OP(surprisal) OP(argmax)                        \
     /* attention.cu */ OP(attention)                                                                                   \
     /* scores.cu */ OP(scores)                                                                                         \
-    /* pooling.cu */ OP(share) OP(largest) OP(remember)                                                                \
+    /* pooling.cu */ OP(keep_scores) OP(largest) OP(remember)                                                                \
     /* selection.cu */ OP(average) OP(smooth) OP(complete) OP(mass) OP(select)                                         \
     /* sets.cu */ OP(mark) OP(filter) OP(regroup)
 /* clang-format on */

@@ -243,11 +243,11 @@ class Pruning(Scheduled):
 
     @property
     def label(self) -> str:
-        """The stages, `recommended` if the scoring is that in all but smooth and pooling, and other options."""
+        """The stages, `recommended` if the scoring is that in all but smooth, and other options."""
         if self == DENSE:
             return "dense"
         recommended = Scoring.recommended()
-        is_recommended = replace(self.scoring, smooth=recommended.smooth, pooling=recommended.pooling) == recommended
+        is_recommended = replace(self.scoring, smooth=recommended.smooth) == recommended
         usual = replace(DENSE, scoring=recommended, sink=RECOMMENDED_SINK) if is_recommended else DENSE
         values = {**vars(self), **vars(self.scoring), "stages": (), "scoring": usual.scoring}
         options = differences(values, {**vars(usual), **vars(usual.scoring)})

@@ -11,7 +11,7 @@ from lazyllm.support import checked
 
 PLACES = 11  # runs of `smooth` tokens for which the first stage has room
 NARROWEST, WIDEST = 13, 31  # limits of `smooth`
-RMS_BELOW = 1 / 3  # share kept by the first stage, below which heads are pooled by their root mean square
+MOST_GAIN = 1000
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -20,10 +20,10 @@ class Scoring:
 
     The attention of the last `queries` new tokens is pooled: "mean" is the mean over heads and these tokens,
     "max" the mean over heads and the largest over tokens, "rms" the root mean square over heads and the largest
-    over tokens. Then a score is the largest share in the last `layers` layers, averaged over `smooth` neighbours
-    (odd); with `words` it becomes the largest of the token's word; and in decode steps it is at least `memory`
-    times the remembered score. The score of a token that would have to be revived counts `revival` times.
-    docs/method.md defines each.
+    over tokens. Then a score is the largest in the last `layers` layers, averaged over `smooth` neighbours (odd);
+    with `words` it becomes the largest of the token's word; and in decode steps it counts `gain` times and is at
+    least `memory` times the remembered score. The score of a token that would have to be revived counts `revival`
+    times. docs/method.md defines each.
     """
 
     layers: int = 1
@@ -32,6 +32,7 @@ class Scoring:
     smooth: int = 1
     words: bool = False
     memory: float = 0.0
+    gain: float = 1.0
     revival: float = 1.0
 
     def __post_init__(self) -> None:
@@ -41,8 +42,12 @@ class Scoring:
         checked.choice(self.pooling, "pooling", ("mean", "max", "rms"))
         for name in ("memory", "revival"):
             object.__setattr__(self, name, checked.share(getattr(self, name), name))
-        if not self.memory and self.revival != 1.0:
-            raise ValueError(f"revival needs memory, whose scores it counts, and is {self.revival} without any")
+        object.__setattr__(self, "gain", checked.number(self.gain, "gain"))
+        if not 1.0 <= self.gain <= MOST_GAIN:
+            raise ValueError(f"gain must be from 1 to {MOST_GAIN}, not {self.gain}")
+        for name in ("gain", "revival"):
+            if not self.memory and (value := getattr(self, name)) != 1.0:
+                raise ValueError(f"{name} needs memory, beside which it weighs scores, and is {value} without any")
         if self.smooth % 2 == 0:
             raise ValueError(f"smooth must be odd, so that a mean has a centre, not {self.smooth}")
 
@@ -60,12 +65,11 @@ class Scoring:
         """The rule that was found to lose least, for a first stage that keeps `keep` of `n_prompt` tokens.
 
         Scores are smoothed over an eleventh of the kept tokens, at least 13 and at most 31: a peak keeps
-        about as many tokens. Where fewer than a third are kept, tokens that few heads look at count more.
+        about as many tokens.
         """
         n_kept = math.ceil(checked.share(keep, "keep") * checked.whole(n_prompt, "n_prompt", 1))
         smooth = min(max(n_kept // PLACES, NARROWEST), WIDEST) | 1
-        pooling: Literal["max", "rms"] = "max" if keep >= RMS_BELOW else "rms"
-        return cls(layers=5, queries=32, pooling=pooling, smooth=smooth, words=True, memory=0.95, revival=0.5)
+        return cls(layers=5, queries=32, pooling="rms", smooth=smooth, words=True, memory=0.95, gain=4.0, revival=0.5)
 
     @classmethod
     def from_fields(cls, value: Any) -> Scoring:

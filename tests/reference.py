@@ -146,7 +146,7 @@ class Reference:
         in_play = [i for i in range(len(self.depths)) if i not in self.gone]
         average = self.pruning["average"]
         by_layer: list[np.ndarray] = []
-        shares: list[dict[int, float]] = []  # of each layer so far in this pass, if `layers` asks
+        scores_below: list[dict[int, float]] = []  # of each layer so far in this pass, if `layers` asks
         last = self.pruning["layers"]
         if not generated:  # a pass over prompt tokens remembers its own scores alone, whatever its stages are
             self.remembered = {}
@@ -170,15 +170,17 @@ class Reference:
             elif average:
                 by_layer.append(self.attention(rows, computed, in_play, asking))
             elif last > 1 and stages:
-                shares.append(self.shares(self.attention(rows, computed, in_play, asking), in_play))
+                scores_below.append(self.droppable(self.attention(rows, computed, in_play, asking), in_play))
             if layer in stages and not self.policy:
                 if average:
                     scores = np.mean(by_layer, axis=0)
                 elif last > 1:  # what is in play here was in play in every layer below
-                    scores = np.max([[share[i] for i in in_play] for share in self.counted(shares, layer)], axis=0)
+                    counted = self.counted(scores_below, layer)
+                    scores = np.max([[score[i] for i in in_play] for score in counted], axis=0)
                 else:
                     scores = self.attention(rows, computed, in_play, asking)
-                scores = self.recall(layer, in_play, self.complete(in_play, self.smooth(scores)))
+                gain = self.pruning["gain"] if generated else 1.0
+                scores = self.recall(layer, in_play, gain * self.complete(in_play, self.smooth(scores)))
                 waiting = [generated and i in self.aux and self.depths[i] == layer + 1 for i in in_play]
                 scores = scores * np.where(waiting, self.pruning["revival"], 1.0)
                 stay = self.select(stages[layer][0], in_play, scores)
@@ -372,21 +374,17 @@ class Reference:
 
     # ---- scores and selection ------------------------------------------------------------------------------
 
-    def shares(self, raw: np.ndarray, in_play: list[int]) -> dict[int, float]:
-        """Scores of one layer over their sum there; tokens that cannot be dropped in this pass count as 0."""
+    def droppable(self, raw: np.ndarray, in_play: list[int]) -> dict[int, float]:
+        """Scores of one layer, 0 for tokens that cannot be dropped in this pass."""
         always = self.always_kept()
         free = [self.prunable(i) and i not in always for i in in_play]
-        counted = np.where(free, raw, 0.0)
-        total = counted.sum()
-        if total != 0:  # else all of them are 0 and stay so; NaN is no 0 and goes on to `select`
-            counted = counted / total
-        return dict(zip(in_play, counted.tolist(), strict=True))
+        return dict(zip(in_play, np.where(free, raw, 0.0).tolist(), strict=True))
 
-    def counted(self, shares: list[dict[int, float]], layer: int) -> list[dict[int, float]]:
-        """The shares of the last `layers` layers that see at least as far as this one."""
+    def counted(self, scores: list[dict[int, float]], layer: int) -> list[dict[int, float]]:
+        """The scores of the last `layers` layers that see at least as far as this one."""
         windows = [window or math.inf for window in self.config["windows"]]
         last = range(max(0, layer - self.pruning["layers"] + 1), layer + 1)
-        return [shares[index] for index in last if windows[index] >= windows[layer]]
+        return [scores[index] for index in last if windows[index] >= windows[layer]]
 
     def recall(self, layer: int, in_play: list[int], new: np.ndarray) -> np.ndarray:
         """The larger of the new scores and `memory` times those remembered, which it replaces.

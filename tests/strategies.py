@@ -102,6 +102,7 @@ def prunings(draw: st.DrawFn, n_layers: int) -> dict[str, Any]:
         words=option(False, st.just(True)),
         memory=memory,
         revival=option(1.0, st.sampled_from([0.0, 0.5])) if memory else 1.0,
+        gain=option(1.0, st.sampled_from([2.0, 7.5])) if memory else 1.0,
         min_tokens=option(0, st.integers(1, 40)),
         prune_generated=option(False, st.just(True)),
     )

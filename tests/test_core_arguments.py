@@ -173,6 +173,8 @@ def test_a_pruning(model: _core.Model) -> None:
         (pruning([(1, 0.5)], memory=1.5), "memory is 1.5; it must be from 0 to 1"),
         (pruning([(1, 0.5)], memory=0.5, revival=1.5), "revival is 1.5; it must be from 0 to 1, and 1 without memory"),
         (pruning([(1, 0.5)], revival=0.5), "revival is 0.5; it must be from 0 to 1, and 1 without memory"),
+        (pruning([(1, 0.5)], memory=0.5, gain=0.5), "gain is 0.5; it must be from 1 to 1000, and 1 without memory"),
+        (pruning([(1, 0.5)], gain=2.0), "gain is 2; it must be from 1 to 1000, and 1 without memory"),
         (pruning([(1, 0.5)], min_tokens=-1), "min_tokens is -1; it must be 0 or more"),
         (pruning([(1, 0.5)], average=True), MEAN),
         (mean(), MEAN),

@@ -41,12 +41,12 @@ class ThreeLayers(Policy):
 
     def observe(self, view: Any) -> Any:
         scores = np.where(view.protected, 0.0, view.attention(1).mean(axis=(0, 1)))
-        return np.stack([np.full(scores.shape, view.window or np.inf), scores / (scores.sum() or 1.0)])
+        return np.stack([np.full(scores.shape, view.window or np.inf), scores])
 
     def score(self, view: Any) -> Any:
         below = [view.aligned(layer) for layer in view.observed if layer > view.layer - self.layers]
-        windows, shares = zip(*below, self.observe(view), strict=True)
-        return np.max(shares, axis=0, where=np.greater_equal(windows, windows[-1]), initial=0)
+        windows, scores = zip(*below, self.observe(view), strict=True)
+        return np.max(scores, axis=0, where=np.greater_equal(windows, windows[-1]), initial=0)
 
 
 class SmallValues(Policy):

@@ -67,6 +67,8 @@ def test_options_refused() -> None:
         ({"scoring": {"memory": 1.1}}, ValueError, "memory must be from 0 to 1, not 1.1"),
         ({"scoring": {"memory": 0.9, "revival": 2}}, ValueError, "revival must be from 0 to 1, not 2"),
         ({"scoring": {"revival": 0.5}}, ValueError, "revival needs memory"),
+        ({"scoring": {"memory": 0.9, "gain": 0.5}}, ValueError, "gain must be from 1 to 1000, not 0.5"),
+        ({"scoring": {"gain": 2}}, ValueError, "gain needs memory"),
         ({"scoring": {"smooth": 0}}, ValueError, "smooth must be from 1"),
         ({"scoring": {"smooth": 4}}, ValueError, "smooth must be odd"),
         ({"scoring": {"row": 4}}, ValueError, "scoring has no field 'row'; its fields are layers, queries"),
@@ -289,9 +291,11 @@ def test_for_speedup_refuses_what_cannot_be(target: float, model: Any, kind: typ
 def test_recommended_smooths_less_and_pools_otherwise_where_few_tokens_are_kept() -> None:
     widths = {100: 13, 154: 15, 205: 19, 320: 29, 342: 31, 1024: 31}
     assert {n_kept: Scoring.recommended(2 * n_kept, 0.5).smooth for n_kept in widths} == widths
-    recommended = Scoring(layers=5, queries=32, pooling="max", smooth=31, words=True, memory=0.95, revival=0.5)
+    recommended = Scoring(
+        layers=5, queries=32, pooling="rms", smooth=31, words=True, memory=0.95, gain=4.0, revival=0.5
+    )
     assert Scoring.recommended() == recommended
-    assert Scoring.recommended(4096, 0.3) == dataclasses.replace(recommended, pooling="rms")
+    assert Scoring.recommended(4096, 0.3) == recommended
     assert Scoring.paper() == Scoring()
     with pytest.raises(ValueError, match=r"n_prompt must be from 1 to .*, not 0"):
         Scoring.recommended(0)

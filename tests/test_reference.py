@@ -131,12 +131,11 @@ def test_pooling_max_takes_the_largest_of_the_rows() -> None:
     assert reference.attention(rows, [8, 9], [0, 1], 8) == pytest.approx([0.4, 0.65**0.5])
 
 
-def test_shares_leave_out_tokens_that_never_leave_play() -> None:
-    """Position 0 is a sink, 2 is generated, 4 is the query token: 1 and 3 share the layer's score."""
+def test_scores_over_layers_leave_out_tokens_that_never_leave_play() -> None:
+    """Position 0 is a sink, 2 is generated, 4 is the query token."""
     reference = selecting("ppgpp", sink=1)
-    shares = reference.shares(np.array([0.4, 0.1, 0.1, 0.3, 0.1]), [0, 1, 2, 3, 4])
-    assert shares == pytest.approx({0: 0.0, 1: 0.25, 2: 0.0, 3: 0.75, 4: 0.0})
-    assert reference.shares(np.array([0.9, 0.1]), [0, 4]) == {0: 0.0, 4: 0.0}
+    scores = reference.droppable(np.array([0.4, 0.1, 0.1, 0.3, 0.1]), [0, 1, 2, 3, 4])
+    assert scores == {0: 0.0, 1: 0.1, 2: 0.0, 3: 0.3, 4: 0.0}
 
 
 def test_remembered_scores_fade_with_every_decode_step() -> None:

@@ -101,8 +101,8 @@ typedef struct lazy_sorted_rows {
         work(shared_leave) work(shared_close) work(stream_open) work(stream_close) work(reserve) work(scratch_bytes)   \
             work(quantize) work(embed) work(matmul) work(gated) work(mix_experts) work(logits) work(rmsnorm)           \
                 work(checked_rmsnorm) work(rotate) work(surprisal) work(argmax) work(attention) work(scores)           \
-                    work(share) work(largest) work(remember) work(average) work(smooth) work(complete) work(mass)      \
-                        work(select) work(mark) work(filter) work(regroup)
+                    work(keep_scores) work(largest) work(remember) work(average) work(smooth) work(complete)           \
+                        work(mass) work(select) work(mark) work(filter) work(regroup)
 #define DECLARE_OP(op) extern __typeof__(*((lazy_ops *)0)->op) lazy_cpu_##op;
 LAZY_CPU_OPS(DECLARE_OP)
 #undef DECLARE_OP

@@ -5,25 +5,22 @@
 #include "../error.h"
 #include "cpu.h"
 
-int lazy_cpu_share(lazy_stream *stream, float *share, const float *scores, const int32_t *in_play, int m,
-                   const uint8_t *flags, lazy_error *err)
+int lazy_cpu_keep_scores(lazy_stream *stream, float *layer, const float *scores, const int32_t *in_play, int m,
+                         const uint8_t *flags, lazy_error *err)
 {
-    double sum = 0;
-    for (int j = 0; j < m; j++) sum += lazy_is_free(flags[in_play[j]]) ? scores[j] : 0.0f;
-    for (int j = 0; j < m; j++)
-        share[in_play[j]] = lazy_is_free(flags[in_play[j]]) && sum != 0 ? (float)(scores[j] / sum) : 0.0f;
+    for (int j = 0; j < m; j++) layer[in_play[j]] = lazy_is_free(flags[in_play[j]]) ? scores[j] : 0.0f;
     return LAZY_OK;
 }
 
-int lazy_cpu_largest(lazy_stream *stream, float *scores, const float *shares, int n, int capacity,
+int lazy_cpu_largest(lazy_stream *stream, float *scores, const float *layers, int n, int capacity,
                      const int32_t *in_play, int m, bool also, lazy_error *err)
 {
     for (int j = 0; j < m; j++) {
-        float largest = also ? scores[j] : shares[in_play[j]];
+        float largest = also ? scores[j] : layers[in_play[j]];
         for (int k = !also; k < n; k++) {
-            float share = shares[(int64_t)k * capacity + in_play[j]];
-            if (!(share <= largest) && !isnan(largest))
-                largest = share; /* a NaN is kept, and refused by the selection */
+            float score = layers[(int64_t)k * capacity + in_play[j]];
+            if (!(score <= largest) && !isnan(largest))
+                largest = score; /* a NaN is kept, and refused by the selection */
         }
         scores[j] = largest;
     }
@@ -37,8 +34,8 @@ int lazy_cpu_remember(lazy_stream *stream, float *scores, const lazy_memory *mem
     for (int i = 0; i < memory->n_old; i++) remembered[i] *= memory->factor;
     for (int i = memory->n_old; i < memory->length; i++) remembered[i] = 0.0f;
     for (int j = 0; j < m; j++) {
-        float *known = &remembered[in_play[j]];
-        if (!(scores[j] <= *known)) *known = scores[j];
+        float *known = &remembered[in_play[j]], score = memory->gain * scores[j];
+        if (!(score <= *known)) *known = score;
         scores[j] = memory->depth[in_play[j]] == memory->waiting ? memory->revival * *known : *known;
     }
     return LAZY_OK;

@@ -97,14 +97,14 @@ int pruning_parse(PyObject *dict, lazy_pruning *pruning)
     struct {
         PyObject *stages, *decode, *protect, *pooling, *policy;
     } objects; /* borrowed */
-    const core_field fields[] = { FIELD('O', &objects, stages),    FIELD('O', &objects, decode),
-                                  FIELD('O', &objects, protect),   FIELD('O', &objects, pooling),
-                                  FIELD('O', &objects, policy),    FIELD('i', pruning, sink),
-                                  FIELD('i', pruning, window),     FIELD('i', pruning, queries),
-                                  FIELD('i', pruning, layers),     FIELD('i', pruning, smooth),
-                                  FIELD('i', pruning, min_tokens), FIELD('d', pruning, memory),
-                                  FIELD('d', pruning, revival),    FIELD('p', pruning, prune_generated),
-                                  FIELD('p', pruning, average),    FIELD('p', pruning, words) };
+    const core_field fields[] = {
+        FIELD('O', &objects, stages),  FIELD('O', &objects, decode),    FIELD('O', &objects, protect),
+        FIELD('O', &objects, pooling), FIELD('O', &objects, policy),    FIELD('i', pruning, sink),
+        FIELD('i', pruning, window),   FIELD('i', pruning, queries),    FIELD('i', pruning, layers),
+        FIELD('i', pruning, smooth),   FIELD('i', pruning, min_tokens), FIELD('d', pruning, memory),
+        FIELD('d', pruning, gain),     FIELD('d', pruning, revival),    FIELD('p', pruning, prune_generated),
+        FIELD('p', pruning, average),  FIELD('p', pruning, words)
+    };
     dict = PyDict_Copy(dict);
     if (!dict) return -1;
     const bool failed = fields_parse(dict, "pruning", fields, sizeof fields / sizeof *fields) ||

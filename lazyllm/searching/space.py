@@ -62,8 +62,9 @@ class Space:
             for stage in range(2, trial.suggest_int("stages", 1, MAX_STAGES) + 1)
         ]
         try:
-            revival = Scoring.recommended().revival if chosen["memory"] else 1.0
-            scoring = Scoring(revival=revival, **chosen)
+            usual = Scoring.recommended()
+            weights = {"gain": usual.gain, "revival": usual.revival} if chosen["memory"] else {}
+            scoring = Scoring(**chosen, **weights)
             shapes = [(shape(share, speedup, further), 0.0)]
             pruning = Pruning.for_speedup(speedup, self.config, self.n_prompt, scoring, shapes)
         except ValueError:  # out of reach

@@ -110,6 +110,7 @@ static void open_slot(slot *s, input *in)
     if (options & 16) p.smooth = next_int(in);
     if (options & 32) p.memory = next_share(in);
     if (more & 16) p.revival = next_share(in);
+    if (more & 64) p.gain = 1 / next_share(in);
     if (options & 64) p.min_tokens = next_int(in);
     if (options & 128) p.pooling = more & 32 ? LAZY_POOLING_RMS : LAZY_POOLING_MAX;
     p.prune_generated = more & 1;
