@@ -63,8 +63,8 @@ class Space:
         ]
         try:
             usual = Scoring.recommended()
-            weights = {"gain": usual.gain, "revival": usual.revival} if chosen["memory"] else {}
-            scoring = Scoring(**chosen, **weights)
+            gain, revival = (usual.gain, usual.revival) if chosen["memory"] else (1.0, 1.0)
+            scoring = Scoring(gain=gain, revival=revival, **chosen)
             shapes = [(shape(share, speedup, further), 0.0)]
             pruning = Pruning.for_speedup(speedup, self.config, self.n_prompt, scoring, shapes)
         except ValueError:  # out of reach
