@@ -1080,12 +1080,12 @@ static void test_bad_scores(const rig &r, int m)
     kept.read();
 }
 
-/* The shares of three layers, the largest of them, and what is remembered of it in a second pass over more tokens. */
+/* The scores of three layers, the largest of them, and what is remembered of it in a second pass over more tokens. */
 static void test_pooling(const rig &r, int m, flagging how)
 {
     now("%s pooling m %d, flags %d", r.name(), m, (int)how);
     int length = m + random_int(0, 50), capacity = length + random_int(0, 9), n_old = random_int(0, length);
-    float factor = random_int(0, 2) * 0.5f, revival = random_int(0, 2) * 0.5f;
+    float factor = random_int(0, 2) * 0.5f, gain = (float)random_int(1, 4), revival = random_int(0, 2) * 0.5f;
     auto sizes = [](size_t n) {
         floats values = random_values(LAZY_F32, n);
         for (float &value : values) value = fabsf(value);
@@ -1094,19 +1094,19 @@ static void test_pooling(const rig &r, int m, flagging how)
     input in_play(r.gpu, random_positions(m, length)), depth(r.gpu, random_ints(length, 2, 4));
     input flags(r.gpu, random_flags(how, length));
     input raw = r.in_f32(sizes(3 * (size_t)m));
-    output shares = r.out_f32(unwritten(3 * (size_t)capacity)), largest = r.out_f32(unwritten((size_t)m)),
+    output layers = r.out_f32(unwritten(3 * (size_t)capacity)), largest = r.out_f32(unwritten((size_t)m)),
            remembered = r.out_f32(sizes((size_t)capacity));
     launch_count counted;
     r.both([&](const side &s) {
         for (size_t layer = 0; layer < 3; layer++)
-            DO(s, share, shares.on(s, layer * (size_t)capacity), raw.on(s, layer * (size_t)m), in_play.on(s), m,
+            DO(s, keep_scores, layers.on(s, layer * (size_t)capacity), raw.on(s, layer * (size_t)m), in_play.on(s), m,
                flags.on(s));
     });
-    counted.expect(3 * 2, m / LAZY_TOKEN_BLOCK);
+    counted.expect(3, m / LAZY_TOKEN_BLOCK);
     r.both([&](const side &s) {
-        DO(s, largest, largest.on(s), shares.on(s), 1, capacity, in_play.on(s), m, false);
-        DO(s, largest, largest.on(s), shares.on(s, (size_t)capacity), 2, capacity, in_play.on(s), m, true);
-        const lazy_memory memory = { remembered.on(s), n_old, length, factor, depth.on(s), 3, revival };
+        DO(s, largest, largest.on(s), layers.on(s), 1, capacity, in_play.on(s), m, false);
+        DO(s, largest, largest.on(s), layers.on(s, (size_t)capacity), 2, capacity, in_play.on(s), m, true);
+        const lazy_memory memory = { remembered.on(s), n_old, length, factor, gain, depth.on(s), 3, revival };
         DO(s, remember, largest.on(s), &memory, in_play.on(s), m);
     });
     compare(largest, 1e-6);
