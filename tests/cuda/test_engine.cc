@@ -210,7 +210,7 @@ static std::vector<setting> all_settings()
     auto with = [](const lazy_stage *stages, int n) {
         lazy_pruning p = {};
         p.queries = p.layers = p.smooth = 1;
-        p.revival = 1;
+        p.gain = p.revival = 1;
         p.stages = stages;
         p.n_stages = n;
         return p;
@@ -233,6 +233,7 @@ static std::vector<setting> all_settings()
     several.queries = 3;
     several.pooling = LAZY_POOLING_RMS;
     several.memory = 0.8;
+    several.gain = 2;
     several.revival = 0.5;
     several.words = true;
     return { { "dense", with(nullptr, 0) },
