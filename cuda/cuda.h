@@ -111,7 +111,7 @@ struct lazy_cuda_stream {
     void *expert_rows;        /* (row_chunk, F) of one expert, or (LAZY_PAIR_ROWS k, F) of all */
     void *expert_states;      /* (row_chunk k, d) rows by expert, then the experts' outputs */
     uint32_t *orders;         /* (tokens,) their scores' order, see selection.cu; whole blocks of tokens */
-    void *of_blocks;          /* (blocks of tokens,) 8 bytes: a block's sum, or how many of its tokens are chosen */
+    void *of_blocks;          /* (blocks of tokens,) 8 bytes: how many of a block's tokens are chosen */
     lazy_choice *choice;      /* of the op that runs */
     lazy_findings *found;     /* pinned */
 };
@@ -159,7 +159,7 @@ static inline size_t lazy_cuda_aligned(size_t bytes) { return (bytes + 15) / 16 
     /* rows.cu */ OP(embed) OP(rmsnorm) OP(checked_rmsnorm) OP(rotate) OP(surprisal) OP(argmax)                        \
     /* attention.cu */ OP(attention)                                                                                   \
     /* scores.cu */ OP(scores)                                                                                         \
-    /* pooling.cu */ OP(keep_scores) OP(largest) OP(remember)                                                                \
+    /* pooling.cu */ OP(keep_scores) OP(largest) OP(remember)                                                          \
     /* selection.cu */ OP(average) OP(smooth) OP(complete) OP(mass) OP(select)                                         \
     /* sets.cu */ OP(mark) OP(filter) OP(regroup)
 /* clang-format on */

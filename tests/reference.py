@@ -146,7 +146,7 @@ class Reference:
         in_play = [i for i in range(len(self.depths)) if i not in self.gone]
         average = self.pruning["average"]
         by_layer: list[np.ndarray] = []
-        scores_below: list[dict[int, float]] = []  # of each layer so far in this pass, if `layers` asks
+        layer_scores: list[dict[int, float]] = []  # of each layer so far in this pass, if `layers` asks
         last = self.pruning["layers"]
         if not generated:  # a pass over prompt tokens remembers its own scores alone, whatever its stages are
             self.remembered = {}
@@ -170,12 +170,12 @@ class Reference:
             elif average:
                 by_layer.append(self.attention(rows, computed, in_play, asking))
             elif last > 1 and stages:
-                scores_below.append(self.droppable(self.attention(rows, computed, in_play, asking), in_play))
+                layer_scores.append(self.droppable(self.attention(rows, computed, in_play, asking), in_play))
             if layer in stages and not self.policy:
                 if average:
                     scores = np.mean(by_layer, axis=0)
                 elif last > 1:  # what is in play here was in play in every layer below
-                    counted = self.counted(scores_below, layer)
+                    counted = self.counted(layer_scores, layer)
                     scores = np.max([[score[i] for i in in_play] for score in counted], axis=0)
                 else:
                     scores = self.attention(rows, computed, in_play, asking)

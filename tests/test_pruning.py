@@ -288,7 +288,7 @@ def test_for_speedup_refuses_what_cannot_be(target: float, model: Any, kind: typ
         Pruning.for_speedup(target, model, 2000)
 
 
-def test_recommended_smooths_less_and_pools_otherwise_where_few_tokens_are_kept() -> None:
+def test_recommended_smooths_less_where_few_tokens_are_kept() -> None:
     widths = {100: 13, 154: 15, 205: 19, 320: 29, 342: 31, 1024: 31}
     assert {n_kept: Scoring.recommended(2 * n_kept, 0.5).smooth for n_kept in widths} == widths
     recommended = Scoring(
