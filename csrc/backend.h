@@ -185,10 +185,11 @@ typedef struct lazy_ops {
     int (*argmax)(lazy_stream *, int32_t *id, const float *logits, int vocab, lazy_error *);
 
     /* ---- selection ---- */
-    /* scores[j] = attention probability of in_play[j], 0 where the row does not see it, pooled over the H heads and
-     * over the rows among the last `queries` whose position is at least first_asking */
-    int (*scores)(lazy_stream *, float *scores, const lazy_attending *, int queries, lazy_pooling, int first_asking,
-                  lazy_error *);
+    /* scores[j] = attention probability of in_play[j], 0 where the row does not see it, pooled over the H heads, where
+     * that of head `heavy` (-1: none) counts LAZY_HEAD_WEIGHT times, and over the rows among the last `queries` whose
+     * position is at least first_asking */
+    int (*scores)(lazy_stream *, float *scores, const lazy_attending *, int queries, lazy_pooling, int heavy,
+                  int first_asking, lazy_error *);
     /* layer[in_play[j]] = scores[j] of a prunable, unforced token, 0 of another. layer: (capacity,) by position. */
     int (*keep_scores)(lazy_stream *, float *layer, const float *scores, const int32_t *in_play, int m,
                        const uint8_t *flags, lazy_error *);

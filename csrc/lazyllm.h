@@ -183,9 +183,10 @@ typedef struct lazy_policy {
 /* How the attention of several heads and query rows becomes one score. */
 typedef enum lazy_pooling {
     LAZY_POOLING_MEAN, /* the mean over both */
-    LAZY_POOLING_MAX,  /* the mean over heads, the largest over rows */
     LAZY_POOLING_RMS,  /* the root mean square over heads, the largest over rows */
 } lazy_pooling;
+
+#define LAZY_HEAD_WEIGHT 8.0f /* factor on the attention of a setting's head */
 
 typedef struct lazy_pruning {
     const lazy_stage *stages; /* for passes over prompt tokens */
@@ -198,6 +199,7 @@ typedef struct lazy_pruning {
     int n_protect;
     int queries;          /* query rows that score; the paper: 1 */
     lazy_pooling pooling; /* of their attention */
+    int head_layer, head; /* the attention of this head counts LAZY_HEAD_WEIGHT times; head_layer -1: of none */
     int layers;           /* the score is the largest one in so many last layers; the paper: 1 */
     int smooth;           /* odd width of the moving average over the scores; the paper: 1 */
     bool words;           /* then a score is the largest of the token's word */
@@ -215,7 +217,8 @@ typedef struct lazy_pruning {
 } lazy_pruning;
 
 /* No stages: dense. */
-#define LAZY_PRUNING_DENSE ((lazy_pruning){ .queries = 1, .layers = 1, .smooth = 1, .gain = 1, .revival = 1 })
+#define LAZY_PRUNING_DENSE                                                                                             \
+    ((lazy_pruning){ .queries = 1, .head_layer = -1, .layers = 1, .smooth = 1, .gain = 1, .revival = 1 })
 
 /* ---- session ---------------------------------------------------------------------------- */
 

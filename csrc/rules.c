@@ -39,12 +39,13 @@ static bool suits_policy(const lazy_pruning *p)
     int n_by_mass = 0;
     for (int i = 0; i < p->n_stages; i++) n_by_mass += p->stages[i].by_mass;
     for (int i = 0; i < p->n_decode_stages; i++) n_by_mass += p->decode_stages[i].by_mass;
-    return !n_by_mass && p->queries == 1 && p->pooling == LAZY_POOLING_MEAN && p->smooth == 1 && !p->words &&
-           p->memory == 0 && !p->average;
+    return !n_by_mass && p->queries == 1 && p->pooling == LAZY_POOLING_MEAN && p->head_layer == -1 && p->smooth == 1 &&
+           !p->words && p->memory == 0 && !p->average;
 }
 
-static int check(const lazy_pruning *p, int n_layers, lazy_error *err)
+static int check(const lazy_pruning *p, const lazy_config *config, lazy_error *err)
 {
+    int n_layers = config->n_layers;
     int code = check_stages(p->stages, p->n_stages, n_layers, "stages", err);
     if (!code && p->decode == LAZY_DECODE_OWN)
         code = check_stages(p->decode_stages, p->n_decode_stages, n_layers, "decode", err);
@@ -61,6 +62,9 @@ static int check(const lazy_pruning *p, int n_layers, lazy_error *err)
         if (numbers[i].value < numbers[i].least)
             return lazy_invalid(err, "%s is %d; it must be %d or more", numbers[i].name, numbers[i].value,
                                 numbers[i].least);
+    if (p->head_layer < -1 || p->head_layer >= n_layers || p->head < 0 || p->head >= config->n_heads)
+        return lazy_invalid(err, "head %d of layer %d; the model has %d layers of %d heads", p->head, p->head_layer,
+                            n_layers, config->n_heads);
     for (int i = 0; i < p->n_protect; i++)
         if (p->protect[i].begin < 0 || p->protect[i].end <= p->protect[i].begin)
             return lazy_invalid(err, "protect: span (%" PRId64 ", %" PRId64 "); 0 <= begin < end must hold",
@@ -77,17 +81,17 @@ static int check(const lazy_pruning *p, int n_layers, lazy_error *err)
         (p->n_stages != 1 || p->decode != LAZY_DECODE_OWN || p->n_decode_stages || p->layers > 1 || p->memory > 0))
         return lazy_invalid(err, "a mean over layers takes one stage, none for decode, no layers and no memory");
     if (p->policy.call && !suits_policy(p))
-        return lazy_invalid(err, "a policy's scores are final: it takes no stage by mass, no queries, pooling, smooth, "
-                                 "words, memory and mean over layers");
+        return lazy_invalid(err, "a policy's scores are final: it takes no stage by mass, no queries, pooling, head, "
+                                 "smooth, words, memory and mean over layers");
     return LAZY_OK;
 }
 
-int lazy_rules_open(lazy_pruning *own, const lazy_pruning *pruning, int n_layers, lazy_error *err)
+int lazy_rules_open(lazy_pruning *own, const lazy_pruning *pruning, const lazy_config *config, lazy_error *err)
 {
     const char *what = "a pruning setting";
     const lazy_pruning dense = LAZY_PRUNING_DENSE, *p = pruning ? pruning : &dense;
     *own = dense;
-    int code = check(p, n_layers, err);
+    int code = check(p, config, err);
     if (code) return code;
     *own = *p;
     own->stages = own->decode_stages = NULL;

@@ -4,7 +4,7 @@
 #include "lazyllm.h"
 
 /* *own = a copy of a valid setting, arrays included; NULL: of the dense one. */
-int lazy_rules_open(lazy_pruning *own, const lazy_pruning *pruning, int n_layers, lazy_error *err);
+int lazy_rules_open(lazy_pruning *own, const lazy_pruning *pruning, const lazy_config *config, lazy_error *err);
 void lazy_rules_close(lazy_pruning *own);
 
 /* True if the two settings lead to the same caches, in which tokens wait for the same layers. */

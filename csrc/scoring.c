@@ -149,8 +149,9 @@ int lazy_score_stage(pass *p, int l, float **out, lazy_error *err)
     if (!lazy_scores_layer(p, l)) return LAZY_OK;
     if (pruning->policy.call) return ask_policy(p, l, out, err);
 
-    int code =
-        p->ops->scores(p->stream, scores, &p->attending, pruning->queries, pruning->pooling, p->first_asking, err);
+    int heavy = l == pruning->head_layer ? pruning->head : -1;
+    int code = p->ops->scores(p->stream, scores, &p->attending, pruning->queries, pruning->pooling, heavy,
+                              p->first_asking, err);
     if (!code) code = pool_layers(p, l, &scores, &spare, err);
     if (code) return lazy_fail_in(err, code, "scores");
     const lazy_stage *stage = lazy_schedule_stage(&p->schedule, l);

@@ -27,7 +27,7 @@ int lazy_session_open(lazy_session **out, lazy_model *model, const lazy_pruning 
     int code = lazy_alloc_zeroed(&s, 1, "the session", err);
     if (code) return code;
     s->model = model;
-    code = lazy_rules_open(&s->pruning, pruning, n_layers, err);
+    code = lazy_rules_open(&s->pruning, pruning, &model->config, err);
     if (!code) code = lazy_cache_open(&s->cache, model, &s->pruning, err);
     if (!code) code = lazy_report_open(&s->last, n_layers, false, err);
     if (code) lazy_session_close(s);
@@ -49,7 +49,7 @@ int lazy_session_reschedule(lazy_session *s, const lazy_pruning *pruning, lazy_e
 {
     int n_layers = s->model->config.n_layers;
     lazy_pruning own;
-    int code = lazy_rules_open(&own, pruning, n_layers, err);
+    int code = lazy_rules_open(&own, pruning, &s->model->config, err);
     if (code) return code;
     if (s->pruning.policy.call || own.policy.call || !lazy_rules_same_caches(&s->pruning, &own, n_layers)) {
         lazy_rules_close(&own);

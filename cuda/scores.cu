@@ -35,6 +35,7 @@ struct scoring {
     int n_heads, group, d;                   /* group: H / G */
     float scale, cap;
     lazy_pooling pooling;
+    int heavy;
 };
 
 /* A lane's elements, in the layout of mma_m16n8k16: s[4u + j] is of rows 16u … 16u + 15 and keys 8j … 8j + 7. */
@@ -226,8 +227,8 @@ template <class T> __global__ void __launch_bounds__(32 * POOL_WARPS) pool_rows(
     __shared__ float sums[POOL_WARPS][ROWS][KEYS + PAD]; /* over the warp's heads */
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, begin = first_query(t), first_key = blockIdx.x * KEYS,
         heads = lazy_blocks(t.n_heads, POOL_WARPS), end_head = min((warp + 1) * heads, t.n_heads);
-    bool largest = t.pooling != LAZY_POOLING_MEAN, squared = t.pooling == LAZY_POOLING_RMS;
-    auto pool = [&](float a, float b) { return largest ? lazy_larger(a, b) : a + b; };
+    bool rms = t.pooling == LAZY_POOLING_RMS;
+    auto pool = [&](float a, float b) { return rms ? lazy_larger(a, b) : a + b; };
     float pooled = 0.0f; /* of key `lane` over rows warp, warp + POOL_WARPS … of each tile, then over all */
     for (int first = begin; first < t.a.n; first += ROWS) {
         lazy_key_range seen[4];
@@ -235,6 +236,7 @@ template <class T> __global__ void __launch_bounds__(32 * POOL_WARPS) pool_rows(
         find_seen(seen, t, first);
         for (int head = warp * heads; head < end_head && is_seen(t, first, first_key); head++) {
             tile p = {};
+            float weight = head == t.heavy ? LAZY_HEAD_WEIGHT : 1.0f;
             lazy_softmax of_row[4];
             for (int i = 0; i < 4; i++)
                 of_row[i] = *softmaxes_of(t, min(first + 8 * i + lane / 4, t.a.n - 1) - begin, head);
@@ -245,8 +247,8 @@ template <class T> __global__ void __launch_bounds__(32 * POOL_WARPS) pool_rows(
                 });
             for_each([&](int e, int i, int j) {
                 if (!contains(seen[i], first_key + j)) return;
-                float probability = exp2f(at(p, e) - of_row[i].max) * of_row[i].sum;
-                at(sum, e) += squared ? probability * probability : probability;
+                float probability = weight * exp2f(at(p, e) - of_row[i].max) * of_row[i].sum;
+                at(sum, e) += rms ? probability * probability : probability;
             });
         }
         for_each([&](int e, int i, int j) { sums[warp][8 * i + lane / 4][j] = at(sum, e); });
@@ -255,7 +257,7 @@ template <class T> __global__ void __launch_bounds__(32 * POOL_WARPS) pool_rows(
             double total = 0.0;
             for (int w = 0; w < POOL_WARPS; w++) total += sums[w][row][lane];
             float mean = (float)(total / t.n_heads);
-            pooled = pool(pooled, squared ? sqrtf(mean) : mean);
+            pooled = pool(pooled, rms ? sqrtf(mean) : mean);
         }
         __syncthreads();
     }
@@ -263,7 +265,7 @@ template <class T> __global__ void __launch_bounds__(32 * POOL_WARPS) pool_rows(
     __syncthreads();
     if (warp || first_key + lane >= t.a.m) return;
     for (int w = 1; w < POOL_WARPS; w++) pooled = pool(pooled, sums[w][0][lane]);
-    t.scores[first_key + lane] = largest ? pooled : pooled / (float)(t.a.n - begin);
+    t.scores[first_key + lane] = rms ? pooled : pooled / (float)(t.a.n - begin);
 }
 
 /* The length of chunks, which are at most as many for each row as the scratch has room for. */
@@ -281,7 +283,7 @@ size_t lazy_cuda_max_softmaxes(const lazy_config *config, int n_rows, int n_toke
 }
 
 int lazy_cuda_scores(lazy_stream *stream, float *scores, const lazy_attending *a, int queries, lazy_pooling pooling,
-                     int first_asking, lazy_error *err)
+                     int heavy, int first_asking, lazy_error *err)
 {
     const lazy_config *c = stream->config;
     lazy_cuda_stream *s = lazy_cuda_scratch(stream);
@@ -303,7 +305,8 @@ int lazy_cuda_scores(lazy_stream *stream, float *scores, const lazy_attending *a
                         c->head_dim,
                         lazy_attention_scale(c),
                         lazy_attention_cap(c),
-                        pooling };
+                        pooling,
+                        heavy };
     return lazy_cuda_with_type(stream, [&](auto type) {
         using T = decltype(type);
         auto run = [&](void (*kernel)(scoring), dim3 grid, int warps) {

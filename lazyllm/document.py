@@ -107,7 +107,7 @@ def costs(model: LLM, setting: Method, n: int) -> tuple[float, float, float, int
     config, rows, n_layers = model.config, min(n, QUESTION_ROWS), model.config.n_layers
     dense = DENSE.flops(config, n)
     dense_question = bare_flops(config, np.tile([n, rows], (n_layers, 1))) / dense
-    pruning = setting.for_prompt(config, n)
+    pruning = setting.for_prompt(model.config_for(setting), n)
     if not isinstance(pruning, Pruning) or not pruning.stages:
         return 1.0, dense_question, dense_question, None
     below, in_play = pruning.stages[0][0] + 1, pruning.planned(config, n)  # layers that reading computes

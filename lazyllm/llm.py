@@ -14,19 +14,23 @@ from typing import Any, Unpack, overload
 
 from lazyllm import _core
 from lazyllm.checkpoints.checkpoint import Checkpoint, resolve
+from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.checkpoints.gguf_checkpoint import GgufCheckpoint
 from lazyllm.checkpoints.tensors import rounded_bytes
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.document import Document, costs
 from lazyllm.errors import CheckpointError
 from lazyllm.generation import Generation, Options, Request, Stream
+from lazyllm.induction_head import find_induction_head
 from lazyllm.machine.device import check_device, chosen_compute, open_model
 from lazyllm.machine.memory import check_memory
+from lazyllm.method import Method
 from lazyllm.methods.parsing import PruningInput, as_method
+from lazyllm.methods.speedup import Speedup
 from lazyllm.prefix_cache import PrefixCache
 from lazyllm.prompt import EncodedPrompt, Messages, Prompt, is_batch
 from lazyllm.pruning import DENSE
-from lazyllm.schedule import SHAPE_LENGTH
+from lazyllm.schedule import LEAST_PROBED, SHAPE_LENGTH
 from lazyllm.session import Session
 from lazyllm.session_file import SessionFile
 from lazyllm.support import checked
@@ -160,18 +164,28 @@ class LLM:
     def eos_token_ids(self) -> frozenset[int]:
         return frozenset((self.checkpoint.tokenizer or self.config).eos_token_ids)
 
+    @cached_property
+    def _probed(self) -> ModelConfig:
+        return replace(self.config, induction_head=find_induction_head(self))
+
+    def config_for(self, setting: Method | float) -> ModelConfig:
+        """The configuration for a setting or speedup: with the induction head, found once, where it asks for one."""
+        speedup = setting.factor if isinstance(setting, Speedup) else 1.0 if isinstance(setting, Method) else setting
+        return self._probed if speedup > LEAST_PROBED else self.config
+
     def session(
         self, pruning: PruningInput = None, prefix: PrefixCache | None = None, progress: bool = True
     ) -> Session:
         """A new, empty session; `pruning=None` is dense. Its first prompt takes its beginning from `prefix`, as
         far as an earlier prompt began alike."""
         method = as_method(pruning)
-        method.check(self.config)
+        config = self.config_for(method)
+        method.check(config)
         if prefix is not None and not method.reads_in_parts:
             raise ValueError(f"prompts cannot be read in parts, as prefix={prefix!r} asks, with {method}")
         if message := method.mismatch(self.checkpoint, progress):
             warnings.warn(message, stacklevel=2)
-        rules = method.for_prompt(self.config, SHAPE_LENGTH).core()
+        rules = method.for_prompt(config, SHAPE_LENGTH).core()
         if rules and rules["words"] and self.checkpoint.tokenizer is not None:
             self.core.know_words(self.checkpoint.tokenizer.word_parts)
         return Session(self, method, method, self.core.session(rules), prefix)

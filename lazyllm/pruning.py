@@ -15,7 +15,7 @@ import numpy as np
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.counted_work import bare_flops, score_flops
 from lazyllm.method import Method, Spans, shortened
-from lazyllm.schedule import SHAPE_LENGTH, SPEEDUP_SHAPES, OutOfReach, Shapes, placed
+from lazyllm.schedule import LEAST_PROBED, SHAPE_LENGTH, SPEEDUP_SHAPES, OutOfReach, Shapes, placed, shapes_of
 from lazyllm.scoring import Scoring
 from lazyllm.support import checked
 
@@ -247,7 +247,7 @@ class Pruning(Scheduled):
         if self == DENSE:
             return "dense"
         recommended = Scoring.recommended()
-        is_recommended = replace(self.scoring, smooth=recommended.smooth) == recommended
+        is_recommended = replace(self.scoring, smooth=recommended.smooth, head=None) == recommended
         usual = replace(DENSE, scoring=recommended, sink=RECOMMENDED_SINK) if is_recommended else DENSE
         values = {**vars(self), **vars(self.scoring), "stages": (), "scoring": usual.scoring}
         options = differences(values, {**vars(usual), **vars(usual.scoring)})
@@ -312,6 +312,12 @@ class Pruning(Scheduled):
                 if layer >= end:
                     reach = f"it must be below {end} in a model of {config.n_layers} layers"
                     raise ValueError(f"{what}: layer {layer} is out of reach: {reach}")
+        layer, head = self.scoring.head or (0, 0)
+        if layer >= config.n_layers or head >= config.n_heads:
+            raise ValueError(
+                f"head {head} of layer {layer} is out of reach: the model has {config.n_layers} layers of "
+                f"{config.n_heads} heads"
+            )
 
     def planned(self, config: ModelConfig, n_prompt: int) -> list[int]:
         """The number of tokens in play in each layer during the prefill of `n_prompt` tokens."""
@@ -370,20 +376,21 @@ class Pruning(Scheduled):
         model: ModelConfig | Any,
         n_prompt: int,
         scoring: Literal["recommended", "paper"] | Scoring = "recommended",
-        shapes: Shapes = SPEEDUP_SHAPES,
+        shapes: Shapes | None = None,
     ) -> Pruning:
         """The schedule for a counted speedup of a prompt of `n_prompt` tokens, chosen to lose little.
 
-        `model` is an LLM or its config. Stages have the first of the `shapes` that reaches the speedup with its
-        least keep, or the last; docs/method.md has the default ones. The layers depend on the model, the target
+        `model` is an LLM or its config; of an LLM the induction head is found first, if the speedup asks for it.
+        Stages have the first of the `shapes` that reaches the speedup with its least keep, or the last;
+        docs/method.md has the default ones. The layers depend on the model, the target
         and the scoring; the keeps on `n_prompt` too. `scoring`: recommended, paper, or a Scoring; its work is
         counted. The speedup is at most 1 % above the target, more for prompts of a few dozen tokens.
         """
         if isinstance(scoring, str):
             checked.choice(scoring, "scoring", ("recommended", "paper"))
-        n_prompt, config = checked.whole(n_prompt, "n_prompt", 1), getattr(model, "config", model)
+        n_prompt, target = checked.whole(n_prompt, "n_prompt", 1), checked.number(target, "the speedup")
+        config = model.config_for(target) if hasattr(model, "config_for") else model
         DENSE.check(config)
-        target = checked.number(target, "the speedup")
         if target <= 1.0:
             raise ValueError(f"the speedup must be above 1, which is dense, not {target:g}")
         if config.n_layers < 2:
@@ -394,9 +401,12 @@ class Pruning(Scheduled):
             shares = {layer: min(max(share, LEAST_KEEP), 1.0) for layer, share in shares.items()}
             rule = PAPER if scoring == "paper" else scoring
             if rule == "recommended":
-                rule = Scoring.recommended(n_prompt, next(iter(shares.values())))
+                usual = Scoring.recommended(n_prompt, next(iter(shares.values())))
+                rule = replace(usual, head=config.induction_head if target > LEAST_PROBED else None)
             return cls(shares, scoring=rule, sink=0 if rule == PAPER else RECOMMENDED_SINK)
 
+        if shapes is None:
+            shapes = shapes_of(target, config) if scoring == "recommended" else SPEEDUP_SHAPES
         for shape, least in shapes:
             keeps = placed(shape, config)
             if scaled(keeps, least).speedup(config, SHAPE_LENGTH) >= target:

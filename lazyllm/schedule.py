@@ -8,6 +8,9 @@ Shapes = Sequence[tuple[Mapping[float, float], float]]
 """Shapes in the order in which they are tried: keeps by depth, relative to the first stage's, and the least keep
 of the first stage with which the shape is taken."""
 SPEEDUP_SHAPES: Shapes = (({0.23: 1, 0.50: 0.85, 0.63: 0.72}, 0.05), ({0.13: 1, 0.23: 0.45, 0.50: 0.38, 0.63: 0.32}, 0))
+LEAST_PROBED = 2.2
+"""Above this speedup the first stage stands at the model's induction head, if it has one, and is scored by it."""
+PROBED_KEEPS = {0.23: 0.7, 0.50: 0.6, 0.63: 0.5}  # of the stages above it
 SHAPE_LENGTH = 2048  # tokens with which a shape is chosen: the layers do not depend on the prompt
 
 
@@ -30,6 +33,18 @@ def placed(shape: Mapping[float, float], config: ModelConfig) -> dict[int, float
         free = [layer for layer in layers if layer > max(keeps, default=-1)] or layers[-1:]
         keeps[min(free, key=lambda layer: abs(layer - ideal))] = keep
     return keeps
+
+
+def first_stage(config: ModelConfig) -> int:
+    """The layer of the first stage of a schedule without an induction head."""
+    return next(iter(placed(SPEEDUP_SHAPES[0][0], config)))
+
+
+def shapes_of(target: float, config: ModelConfig) -> Shapes:
+    """The shapes that a schedule for this speedup may have."""
+    if target <= LEAST_PROBED or config.induction_head is None:
+        return SPEEDUP_SHAPES
+    return (({config.induction_head[0] / config.n_layers: 1, **PROBED_KEEPS}, 0),)
 
 
 def shape(share: float, speedup: float, further: Iterable[tuple[float, float]]) -> dict[float, float]:

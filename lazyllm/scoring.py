@@ -19,8 +19,8 @@ class Scoring:
     """The options of the score; without any it is the paper's, the query token's attention.
 
     The attention of the last `queries` new tokens is pooled: "mean" is the mean over heads and these tokens,
-    "max" the mean over heads and the largest over tokens, "rms" the root mean square over heads and the largest
-    over tokens. Then a score is the largest in the last `layers` layers, averaged over `smooth` neighbours (odd);
+    "rms" the root mean square over heads and the largest over tokens; that of `head`, a pair (layer, head), counts
+    eight times. Then a score is the largest in the last `layers` layers, averaged over `smooth` neighbours (odd);
     with `words` it becomes the largest of the token's word; and in decode steps it counts `gain` times and is at
     least `memory` times the remembered score. The score of a token that would have to be revived counts `revival`
     times. docs/method.md defines each.
@@ -28,7 +28,8 @@ class Scoring:
 
     layers: int = 1
     queries: int = 1
-    pooling: Literal["mean", "max", "rms"] = "mean"
+    pooling: Literal["mean", "rms"] = "mean"
+    head: tuple[int, int] | None = None
     smooth: int = 1
     words: bool = False
     memory: float = 0.0
@@ -39,7 +40,13 @@ class Scoring:
         for name in ("layers", "queries", "smooth"):
             object.__setattr__(self, name, checked.whole(getattr(self, name), name, 1))
         checked.truth(self.words, "words")
-        checked.choice(self.pooling, "pooling", ("mean", "max", "rms"))
+        checked.choice(self.pooling, "pooling", ("mean", "rms"))
+        if self.head is not None:
+            if not isinstance(self.head, tuple | list) or len(self.head) != 2:
+                raise TypeError(f"head must be (layer, head) or None, not {self.head!r}")
+            layer, head = self.head
+            pair = checked.whole(layer, "a head's layer", 0), checked.whole(head, "a scoring's head", 0)
+            object.__setattr__(self, "head", pair)
         for name in ("memory", "revival"):
             object.__setattr__(self, name, checked.share(getattr(self, name), name))
         object.__setattr__(self, "gain", checked.number(self.gain, "gain"))

@@ -313,7 +313,7 @@ class Session:
             if self.prefixes is not None and not begins:
                 self.prefixes.read(self, ids, n_new, progress)
             if (self.kinds == READ).all():
-                self.pruning = self.setting.for_prompt(self.llm.config, begins + len(ids))
+                self.pruning = self.setting.for_prompt(self.llm.config_for(self.setting), begins + len(ids))
                 if self.pruning != self.setting:
                     self.core.reschedule(self.pruning.core())
             yield begins

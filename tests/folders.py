@@ -30,10 +30,13 @@ TEMPLATE = (
 )
 
 
-def model_folder(folder: Path, shape: Shape = SHAPE, tokenizer: bool = True, eos: int | None = None) -> Path:
-    """Writes the model of `shape` into the new or empty `folder`; `eos` is the end token in config.json."""
+def model_folder(
+    folder: Path, shape: Shape = SHAPE, tokenizer: bool = True, eos: int | None = None, changed: Any = None
+) -> Path:
+    """Writes the model of `shape` into the new or empty `folder`; `eos` is the end token in config.json, `changed` has
+    tensors that replace its own."""
     folder.mkdir(exist_ok=True)
-    build(shape, folder).path.rename(folder / "model.safetensors")
+    build(shape, folder, changed).path.rename(folder / "model.safetensors")
     config = family_config(
         "Qwen3MoeForCausalLM" if shape.n_experts else "LlamaForCausalLM",
         **shape.dimensions,

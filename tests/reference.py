@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 REACH = 32  # neighbours on each side that a word brings
+HEAD_WEIGHT = 8.0
 Rule = float | tuple[float, float, float]
 Stage = tuple[Rule, bool]  # the bool: what it drops is gone
 PROMPT, GENERATED, READ = range(3)  # READ: of a prompt, with no pass since
@@ -168,9 +169,9 @@ class Reference:
                 state = {"in_play": in_play, "computed": computed, "rows": rows, "hidden": hidden}
                 stay, scores = self.ask(layer, asking, stages, state)
             elif average:
-                by_layer.append(self.attention(rows, computed, in_play, asking))
+                by_layer.append(self.attention(rows, computed, layer, asking))
             elif last > 1 and stages:
-                layer_scores.append(self.droppable(self.attention(rows, computed, in_play, asking), in_play))
+                layer_scores.append(self.droppable(self.attention(rows, computed, layer, asking), in_play))
             if layer in stages and not self.policy:
                 if average:
                     scores = np.mean(by_layer, axis=0)
@@ -178,7 +179,7 @@ class Reference:
                     counted = self.counted(layer_scores, layer)
                     scores = np.max([[score[i] for i in in_play] for score in counted], axis=0)
                 else:
-                    scores = self.attention(rows, computed, in_play, asking)
+                    scores = self.attention(rows, computed, layer, asking)
                 gain = self.pruning["gain"] if generated else 1.0
                 scores = self.recall(layer, in_play, gain * self.complete(in_play, self.smooth(scores)))
                 waiting = [generated and i in self.aux and self.depths[i] == layer + 1 for i in in_play]
@@ -398,11 +399,13 @@ class Reference:
         self.remembered[layer] = score
         return np.array([score[i] for i in in_play])
 
-    def attention(self, rows: dict[int, np.ndarray], computed: list[int], in_play: list[int], first: int) -> np.ndarray:
+    def attention(self, rows: dict[int, np.ndarray], computed: list[int], layer: int, first: int) -> np.ndarray:
         asking = [i for i in computed if i >= first][-self.pruning["queries"] :]
-        power = 2 if self.pruning["pooling"] == "rms" else 1
-        pool = np.mean if self.pruning["pooling"] == "mean" else np.max
-        return np.asarray(pool([(rows[i] ** power).mean(axis=0) ** (1 / power) for i in asking], axis=0))
+        heads = [(layer, head) for head in range(len(rows[asking[0]]))]
+        weights = np.array([[HEAD_WEIGHT if head == self.pruning["head"] else 1.0] for head in heads])
+        if self.pruning["pooling"] == "rms":
+            return np.asarray(np.max([((weights * rows[i]) ** 2).mean(axis=0) ** 0.5 for i in asking], axis=0))
+        return np.asarray(np.mean([(weights * rows[i]).mean(axis=0) for i in asking], axis=0))
 
     def ask(
         self, layer: int, first: int, stages: dict[int, Stage], state: dict[str, Any]

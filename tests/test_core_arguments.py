@@ -163,6 +163,9 @@ def test_a_pruning(model: _core.Model) -> None:
         (pruning([(1, 0.5)], protect=[(2, 2)]), "span (2, 2); 0 <= begin < end must hold"),
         (pruning([(1, 0.5)], protect=[(-1, 2)]), "span (-1, 2)"),
         (pruning([(1, 0.5)], pooling="sum"), "pooling is 'sum'"),
+        (pruning([(1, 0.5)], head=[1, 1]), "head is [1, 1]; it must be (layer, head) or None"),
+        (pruning([(1, 0.5)], head=(1,)), "head is (layer, head)"),
+        *((pruning([(1, 0.5)], head=head), "layers of 4 heads") for head in ((4, 0), (-2, 0), (0, 4), (0, -1))),
         (pruning([(1, 0.5)], policy=7), "policy is 7; it must be callable or None"),
         (pruning([(1, 0.5)], sink=-1), "sink is -1; it must be 0 or more"),
         (pruning([(1, 0.5)], window=-1), "window is -1; it must be 0 or more"),
@@ -186,6 +189,7 @@ def test_a_pruning(model: _core.Model) -> None:
         (pruning([(1, 0.5)], decode=[BY_MASS], policy=print), FINAL),
         (pruning([(1, 0.5)], policy=print, queries=2), FINAL),
         (pruning([(1, 0.5)], policy=print, smooth=3), FINAL),
+        (pruning([(1, 0.5)], policy=print, head=(1, 0)), FINAL),
         (pruning([(1, 0.5)], policy=print, memory=0.5), FINAL),
         (mean((1, 0.5), policy=print), FINAL),
     ):

@@ -91,7 +91,8 @@ def test_mass_is_reached_when_the_sum_equals_it(blind: Tiny) -> None:
     "options",
     [
         *({"sink": 4}, {"window": 4}, {"protect": [(3, 6), (5, 9), (45, 90)]}, {"queries": 6}),
-        *({"queries": 6, "pooling": "max", "layers": 2}, {"queries": 3, "pooling": "rms"}, {"smooth": 5}),
+        *({"queries": 6, "pooling": "rms", "layers": 2}, {"queries": 3, "pooling": "rms"}, {"smooth": 5}),
+        *({"head": (1, 1)}, {"head": (0, 3), "layers": 3, "pooling": "rms", "queries": 4}),
         *({"layers": 3, "sink": 2, "queries": 6}, {"layers": 2, "smooth": 3}, {"layers": 9}),
         *({"words": True}, {"words": True, "smooth": 5, "layers": 3, "queries": 6, "memory": 0.9, "gain": 2.0}),
         *({"memory": 0.9, "gain": 2.5, "revival": 0.4, "layers": 2}, {"layers": 2}, {"memory": 0.8}),

@@ -17,7 +17,7 @@ from lazyllm.methods.rivals import FastKV
 
 MODEL = replace(SHAPE, context=2000)
 DENSE = Pruning()
-PRUNED = Pruning({1: 0.5, 3: 0.3}, scoring=Scoring(layers=2, queries=8, pooling="max", memory=0.8))
+PRUNED = Pruning({1: 0.5, 3: 0.3}, scoring=Scoring(layers=2, queries=8, pooling="rms", memory=0.8))
 RNG = np.random.default_rng(3)
 PASS = prefix_cache.LEAST_READ
 HEAD = RNG.integers(3, 300, 2 * PASS + 100).tolist()

@@ -111,24 +111,31 @@ def test_selections_by_hand(
 def test_smooth_averages_over_neighbours_in_play_and_over_fewer_at_the_ends() -> None:
     reference = selecting("p" * 5, smooth=3)
     row = np.array([[1.0, 2.0, 6.0, 4.0, 5.0], [3.0, 4.0, 8.0, 6.0, 7.0]])  # two heads; mean 2 3 7 5 6
-    raw = reference.attention({4: row}, [4], [0, 3, 5, 8, 9], 4)
+    raw = reference.attention({4: row}, [4], 0, 4)
     assert reference.smooth(raw) == pytest.approx([2.5, 4.0, 5.0, 6.0, 5.5])
 
 
 def test_queries_averages_the_last_new_rows_that_are_computed() -> None:
     rows = {i: np.full((1, 4), float(i)) for i in (2, 7, 8, 9)}  # token 2 is revived, the others are new
     reference = selecting("p" * 10, queries=2)
-    assert reference.attention(rows, [2, 7, 8, 9], [2, 7, 8, 9], 7) == pytest.approx([8.5] * 4)
+    assert reference.attention(rows, [2, 7, 8, 9], 0, 7) == pytest.approx([8.5] * 4)
     reference = selecting("p" * 10, queries=9)
-    assert reference.attention(rows, [2, 7, 8, 9], [2, 7, 8, 9], 7) == pytest.approx([8.0] * 4)
+    assert reference.attention(rows, [2, 7, 8, 9], 0, 7) == pytest.approx([8.0] * 4)
 
 
-def test_pooling_max_takes_the_largest_of_the_rows() -> None:
+def test_pooling_rms_takes_the_largest_of_the_rows() -> None:
     rows = {8: np.array([[0.1, 0.9], [0.3, 0.7]]), 9: np.array([[0.4, 0.6], [0.4, 0.6]])}
-    reference = selecting("p" * 10, queries=2, pooling="max")
-    assert reference.attention(rows, [8, 9], [0, 1], 8) == pytest.approx([0.4, 0.8])
     reference = selecting("p" * 10, queries=2, pooling="rms")
-    assert reference.attention(rows, [8, 9], [0, 1], 8) == pytest.approx([0.4, 0.65**0.5])
+    assert reference.attention(rows, [8, 9], 0, 8) == pytest.approx([0.4, 0.65**0.5])
+
+
+@pytest.mark.parametrize(("pooling", "want"), [("mean", [1.0, 3.5]), ("rms", [1.36**0.5, 20.66**0.5])])
+def test_the_attention_of_one_head_counts_eight_times(pooling: str, want: list[float]) -> None:
+    rows = {9: np.array([[0.4, 0.6], [0.2, 0.8]])}
+    reference = selecting("p" * 10, pooling=pooling, head=(2, 1))
+    plain = selecting("p" * 10, pooling=pooling).attention(rows, [9], 2, 9)
+    assert reference.attention(rows, [9], 2, 9) == pytest.approx(want)
+    assert reference.attention(rows, [9], 1, 9) == pytest.approx(plain)
 
 
 def test_scores_over_layers_leave_out_tokens_that_never_leave_play() -> None:

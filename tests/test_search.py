@@ -72,7 +72,7 @@ def test_proposals_are_valid_by_construction(space: Space) -> None:
     valid = [(pruning, point) for pruning, point in proposals if pruning]
     assert len(valid) > 50
     assert len({pruning for pruning, _ in valid}) == len(valid)
-    assert {len(pruning.stages) for pruning, _ in valid} == {1, 2, 3}
+    assert {len(pruning.stages) for pruning, _ in valid} == {1, 2, 3, 4}
     for pruning, point in valid:
         level = space.levels[point["speedup level"]]
         assert level <= space.speedup(pruning) <= 1.01 * level

@@ -122,7 +122,7 @@ def test_axes_are_combined_and_dense_comes_first(llm: lazyllm.LLM, swept: lazyll
     scorings = [Scoring(smooth=smooth) for smooth in (1, 3)]
     pruned = [Pruning(stages, scoring=scoring) for stages in ({1: 0.6, 3: 0.3}, {2: 0.9}) for scoring in scorings]
     assert [point.pruning for point in swept] == [Pruning(), *pruned]
-    one_stage = settings_of({"keep": np.array([0.25, 0.5]), "layer": range(2), "sink": (4,)}, llm.config)
+    one_stage = settings_of({"keep": np.array([0.25, 0.5]), "layer": range(2), "sink": (4,)})
     stages = [{0: 0.25}, {1: 0.25}, {0: 0.5}, {1: 0.5}]
     assert list(one_stage.values()) == [Pruning(), *(Pruning(stage, sink=4) for stage in stages)]
 

@@ -311,7 +311,7 @@ static int run_attention(bench *b, lazy_error *err)
 static int run_scores(bench *b, lazy_error *err)
 {
     const lazy_attending a = attending_of(b);
-    return b->backend->ops->scores(b->stream, b->scores, &a, a.n, LAZY_POOLING_MEAN, 0, err);
+    return b->backend->ops->scores(b->stream, b->scores, &a, a.n, LAZY_POOLING_MEAN, -1, 0, err);
 }
 
 static int run_select(bench *b, lazy_error *err)

@@ -11,7 +11,7 @@ typedef struct scoring {
     lazy_seen seen;       /* the tokens that the row sees */
     float *probabilities; /* (H, m) */
     float *scores;        /* (m,) */
-    int row, n_rows;
+    int row, n_rows, heavy;
     lazy_pooling pooling;
 } scoring;
 
@@ -53,29 +53,33 @@ static void pool_heads(void *job, int task, int worker)
     int n_heads = t->stream->config->n_heads, begin = task * TOKENS_PER_TASK,
         end = block_end(task, TOKENS_PER_TASK, t->a.m);
     int first = max_int(begin, t->seen.begin), last = min_int(end, t->seen.end);
-    bool largest = t->pooling != LAZY_POOLING_MEAN, squared = t->pooling == LAZY_POOLING_RMS;
-    double sums[TOKENS_PER_TASK] = { 0 }, n = (double)n_heads * (largest ? 1 : t->n_rows);
-    for (int h = 0; h < n_heads; h++)
+    bool rms = t->pooling == LAZY_POOLING_RMS;
+    double sums[TOKENS_PER_TASK] = { 0 }, n = (double)n_heads * (rms ? 1 : t->n_rows);
+    for (int h = 0; h < n_heads; h++) {
+        double weight = h == t->heavy ? LAZY_HEAD_WEIGHT : 1.0;
         for (int j = first; j < last; j++) {
-            double p = t->probabilities[(int64_t)h * t->a.m + j];
-            sums[j - begin] += squared ? p * p : p;
+            double p = weight * t->probabilities[(int64_t)h * t->a.m + j];
+            sums[j - begin] += rms ? p * p : p;
         }
+    }
     for (int j = begin; j < end; j++) {
         double mean = sums[j - begin] / n;
-        float score = (float)(squared ? sqrt(mean) : mean), earlier = t->scores[j];
-        if (!t->row || (largest && (score > earlier || isnan(score)))) t->scores[j] = score;
-        else if (!largest) t->scores[j] = earlier + score;
+        float score = (float)(rms ? sqrt(mean) : mean), earlier = t->scores[j];
+        if (!t->row || (rms && (score > earlier || isnan(score)))) t->scores[j] = score;
+        else if (!rms) t->scores[j] = earlier + score;
     }
 }
 
 int lazy_cpu_scores(lazy_stream *stream, float *scores, const lazy_attending *a, int queries, lazy_pooling pooling,
-                    int first_asking, lazy_error *err)
+                    int heavy, int first_asking, lazy_error *err)
 {
     const lazy_config *c = stream->config;
     lazy_cpu_stream *scratch = (lazy_cpu_stream *)stream;
     int first = a->n > queries ? a->n - queries : 0, code = LAZY_OK;
     while (a->rows[first] < first_asking) first++; /* ends: the last row is the query token, which is new */
-    scoring t = { .stream = stream, .kernels = kernels_of(stream), .a = *a, .scores = scores, .pooling = pooling };
+    scoring t = {
+        .stream = stream, .kernels = kernels_of(stream), .a = *a, .scores = scores, .pooling = pooling, .heavy = heavy
+    };
     t.probabilities = scratch->probabilities;
     t.n_rows = a->n - first;
     lazy_cpu_see(scratch->seen, a);

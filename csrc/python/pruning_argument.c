@@ -71,10 +71,20 @@ static int parse_decode(PyObject *value, lazy_pruning *pruning)
 
 static int parse_pooling(PyObject *value, lazy_pooling *pooling)
 {
-    static const char *const names[] = { "mean", "max", "rms" }; /* by lazy_pooling */
+    static const char *const names[] = { "mean", "rms" }; /* by lazy_pooling */
     for (*pooling = LAZY_POOLING_MEAN; *pooling <= LAZY_POOLING_RMS; ++*pooling)
         if (is_text(value, names[*pooling])) return 0;
-    PyErr_Format(PyExc_ValueError, "pruning: pooling is %R; it must be \"mean\", \"max\" or \"rms\"", value);
+    PyErr_Format(PyExc_ValueError, "pruning: pooling is %R; it must be \"mean\" or \"rms\"", value);
+    return -1;
+}
+
+static int parse_head(PyObject *value, lazy_pruning *pruning)
+{
+    if (value == Py_None) return 0;
+    if (PyTuple_Check(value))
+        return PyArg_ParseTuple(value, "ii;pruning: head is (layer, head)", &pruning->head_layer, &pruning->head) ? 0
+                                                                                                                  : -1;
+    PyErr_Format(PyExc_TypeError, "pruning: head is %R; it must be (layer, head) or None", value);
     return -1;
 }
 
@@ -95,7 +105,7 @@ int pruning_parse(PyObject *dict, lazy_pruning *pruning)
         return -1;
     }
     struct {
-        PyObject *stages, *decode, *protect, *pooling, *policy;
+        PyObject *stages, *decode, *protect, *pooling, *head, *policy;
     } objects; /* borrowed */
     const core_field fields[] = {
         FIELD('O', &objects, stages),  FIELD('O', &objects, decode),    FIELD('O', &objects, protect),
@@ -103,14 +113,14 @@ int pruning_parse(PyObject *dict, lazy_pruning *pruning)
         FIELD('i', pruning, window),   FIELD('i', pruning, queries),    FIELD('i', pruning, layers),
         FIELD('i', pruning, smooth),   FIELD('i', pruning, min_tokens), FIELD('d', pruning, memory),
         FIELD('d', pruning, gain),     FIELD('d', pruning, revival),    FIELD('p', pruning, prune_generated),
-        FIELD('p', pruning, average),  FIELD('p', pruning, words)
+        FIELD('p', pruning, average),  FIELD('p', pruning, words),      FIELD('O', &objects, head)
     };
     dict = PyDict_Copy(dict);
     if (!dict) return -1;
     const bool failed = fields_parse(dict, "pruning", fields, sizeof fields / sizeof *fields) ||
                         parse_stages(objects.stages, &pruning->stages, &pruning->n_stages) ||
                         parse_decode(objects.decode, pruning) || parse_pooling(objects.pooling, &pruning->pooling) ||
-                        parse_policy(objects.policy, &pruning->policy.context) ||
+                        parse_head(objects.head, pruning) || parse_policy(objects.policy, &pruning->policy.context) ||
                         !(pruning->protect = parse_tuples(objects.protect, "span", "(begin, end)",
                                                           sizeof *pruning->protect, parse_span, &pruning->n_protect));
     if (failed) pruning_release(pruning);

@@ -60,7 +60,7 @@ def calibrate(
     options = RunOptions(warm_ups=0, progress=progress)
     tasks = CalibrationTasks(model, prompts or (), PER_KIND, SEED, lengths)
     n_prompt = tasks.median_length
-    settings = {method.label: method for method in (DENSE, *candidates(speedup, model.config, n_prompt))}
+    settings = {method.label: method for method in (DENSE, *candidates(speedup, model.config_for(speedup), n_prompt))}
     conditions = {"measure": "calibration", "forced tokens": TOKENS}
     folder = file and file.with_suffix(FOLDER_SUFFIX)
     rows, manifest = run_items(model, settings, tasks, folder, options, measure_of("both", TOKENS), conditions)

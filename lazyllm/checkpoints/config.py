@@ -27,7 +27,7 @@ REFUSED = {
     "Gemma3n Gemma4": "its layers have embeddings of their own",
 }
 """Parts of architectures' names, and why they do not run."""
-DESCRIPTION = ("name", "architecture", "eos_token_ids")
+DESCRIPTION = ("name", "architecture", "eos_token_ids", "induction_head")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +85,7 @@ class ModelConfig:
     normed_experts: bool = False
     expert_layers: tuple[int, ...]
     eos_token_ids: tuple[int, ...]
+    induction_head: tuple[int, int] | None = None  # (layer, head), where the weights were probed
 
     @classmethod
     def from_folder(cls, folder: Path) -> ModelConfig:

@@ -59,7 +59,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
         if self.pruning.compresses:
             raise ValueError("the harness does not say what to compress of a prompt; lazyllm longbench runs it")
         self.llm = pretrained if isinstance(pretrained, LLM) else load(pretrained, **options)
-        self.pruning.check(self.llm.config)
+        self.pruning.check(self.llm.config_for(self.pruning))
         self.prefixes = PrefixCache() if self.pruning.reads_in_parts else None
         context = self.llm.config.context
         self.max_length = checked.whole(max_length or context, "max_length", 2, context + 1)

@@ -128,7 +128,7 @@ def run_items(
     describes the measure in the manifest.
     """
     for method in settings.values():
-        method.check(llm.config)
+        method.check(llm.config_for(method))
     tasks.check(llm)
     recipe = Recipe.of(llm, tasks, measure, options)
     with ExitStack() as stack:

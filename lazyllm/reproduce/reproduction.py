@@ -79,8 +79,9 @@ def reproduce(
     tasks, n_prompt, folder = tasks_of(llm, data), data.max_length, user_path(out)
     model = llm.config.name or llm.checkpoint.path.name
     # errors that would come after the first run: too high a speedup, no matplotlib
+    config = llm.config_for(1 + max(STRENGTHS) * (speedup - 1))
     needed = dict.fromkeys(TARGETS[target] for target in requested)
-    plans = {run: settings_of(run, llm.config, n_prompt, speedup, seeds, names) for run in needed}
+    plans = {run: settings_of(run, config, n_prompt, speedup, seeds, names) for run in needed}
     if {FIGURE_7, *LINES} & {*requested}:
         new_figure(1, 1)
     runs = {}

@@ -71,7 +71,7 @@ def search(
     if prompts is not None and len(prompts) < LEAST_PROMPTS:
         raise ValueError(f"prompts must be at least {LEAST_PROMPTS}, not {len(prompts)}: settings are compared by them")
     tasks = CalibrationTasks(model, prompts or (), PER_KIND, SEED, () if prompts else None)
-    space = Space(model.config, tasks.median_length, low, high)
+    space = Space(model.config_for(high), tasks.median_length, low, high)
     for start in space.starts():
         study.enqueue_trial(start)
     settings: dict[str, Pruning] = {DENSE_LABEL: DENSE}

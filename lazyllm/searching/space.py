@@ -17,12 +17,12 @@ from lazyllm.scoring import WIDEST, Scoring
 if TYPE_CHECKING:
     from optuna.trial import Trial
 
-MAX_STAGES = 3
+MAX_STAGES = 4
 LEVELS = 5  # of the speedup, so that there are several settings to compare at each
 OVERSHOOT = 1.01  # a schedule for a speedup has up to 1 % more
 SHARES, FALLS = (0.05, 0.95), (0.2, 0.95)
 OPTIONS: dict[str, tuple[Any, ...]] = {
-    "pooling": ("max", "rms"),
+    "pooling": ("mean", "rms"),
     "smooth": tuple(range(1, WIDEST + 1, 2)),
     "words": (False, True),
     "queries": (1, 16, 32),
@@ -64,7 +64,7 @@ class Space:
         try:
             usual = Scoring.recommended()
             gain, revival = (usual.gain, usual.revival) if chosen["memory"] else (1.0, 1.0)
-            scoring = Scoring(gain=gain, revival=revival, **chosen)
+            scoring = Scoring(gain=gain, revival=revival, head=self.config.induction_head, **chosen)
             shapes = [(shape(share, speedup, further), 0.0)]
             pruning = Pruning.for_speedup(speedup, self.config, self.n_prompt, scoring, shapes)
         except ValueError:  # out of reach

@@ -49,7 +49,7 @@ class Service:
         self.heat_map = ""  # of the last traced request, as HTML
         self._lock, self._promises = threading.Lock(), 0  # bytes, of the requests that run
         self.guard = Guard(options)
-        self.guard.setting.check(llm.config)
+        self.guard.setting.check(llm.config_for(self.guard.setting))
         if self.guard.setting.compresses:
             raise ValueError(f"{self.guard.setting} rewrites prompts, which serve does not do")
         self.cache = PrefixCache(options.cache_bytes, eager=False) if options.cache_bytes else None

@@ -236,7 +236,7 @@ static int reference_attention(lazy_stream *stream, void *y, const lazy_attendin
 }
 
 static int reference_scores(lazy_stream *stream, float *scores, const lazy_attending *a, int queries,
-                            lazy_pooling pooling, int first_asking, lazy_error *err)
+                            lazy_pooling pooling, int heavy, int first_asking, lazy_error *err)
 {
     const lazy_config *c = stream->config;
     lazy_cpu_stream *scratch = (lazy_cpu_stream *)stream;
@@ -252,7 +252,7 @@ static int reference_scores(lazy_stream *stream, float *scores, const lazy_atten
             lazy_seen seen = scratch->seen[r];
             attend_row(stream, scratch->probabilities, a, r, h);
             for (int j = seen.begin; j < seen.end; j++) {
-                double p = scratch->probabilities[j];
+                double p = scratch->probabilities[j] * (h == heavy ? 8.0 : 1.0);
                 sums[j] += pooling == LAZY_POOLING_RMS ? p * p : p;
             }
         }

@@ -232,6 +232,8 @@ static std::vector<setting> all_settings()
     several.layers = 2;
     several.queries = 3;
     several.pooling = LAZY_POOLING_RMS;
+    several.head_layer = 1;
+    several.head = 1;
     several.memory = 0.8;
     several.gain = 2;
     several.revival = 0.5;

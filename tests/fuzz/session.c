@@ -112,7 +112,11 @@ static void open_slot(slot *s, input *in)
     if (more & 16) p.revival = next_share(in);
     if (more & 64) p.gain = 1 / next_share(in);
     if (options & 64) p.min_tokens = next_int(in);
-    if (options & 128) p.pooling = more & 32 ? LAZY_POOLING_RMS : LAZY_POOLING_MAX;
+    if (options & 128) {
+        p.pooling = LAZY_POOLING_RMS;
+        p.head_layer = next_byte(in) % 4 - 1;
+        p.head = next_byte(in) % 3;
+    }
     p.prune_generated = more & 1;
     p.average = more & 2;
     if (more & 4) {
