@@ -16,7 +16,7 @@ from lazyllm.checkpoints.checkpoint import Checkpoint
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.support.json_text import json_digest
 
-LABEL_WIDTH = 72
+LABEL_WIDTH = 80
 Spans = tuple[tuple[int, int], ...]
 MANY = 2**20  # tokens; of so long a prompt, every method that shortens prompts removes some
 
