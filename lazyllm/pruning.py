@@ -15,7 +15,7 @@ import numpy as np
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.counted_work import bare_flops, score_flops
 from lazyllm.method import Method, Spans, shortened
-from lazyllm.schedule import LEAST_PROBED, SHAPE_LENGTH, SPEEDUP_SHAPES, OutOfReach, Shapes, placed, shapes_of
+from lazyllm.schedule import LEAST_PROBED, SHAPE_LENGTH, OutOfReach, Shapes, placed, shapes_with
 from lazyllm.scoring import Scoring
 from lazyllm.support import checked
 
@@ -389,8 +389,10 @@ class Pruning(Scheduled):
         if isinstance(scoring, str):
             checked.choice(scoring, "scoring", ("recommended", "paper"))
         n_prompt, target = checked.whole(n_prompt, "n_prompt", 1), checked.number(target, "the speedup")
-        config = model.config_for(target) if hasattr(model, "config_for") else model
+        recommended = scoring == "recommended"
+        config = model.config_for(target if recommended else 1.0) if hasattr(model, "config_for") else model
         DENSE.check(config)
+        head = config.induction_head if recommended and target > LEAST_PROBED else None
         if target <= 1.0:
             raise ValueError(f"the speedup must be above 1, which is dense, not {target:g}")
         if config.n_layers < 2:
@@ -401,13 +403,10 @@ class Pruning(Scheduled):
             shares = {layer: min(max(share, LEAST_KEEP), 1.0) for layer, share in shares.items()}
             rule = PAPER if scoring == "paper" else scoring
             if rule == "recommended":
-                usual = Scoring.recommended(n_prompt, next(iter(shares.values())))
-                rule = replace(usual, head=config.induction_head if target > LEAST_PROBED else None)
+                rule = replace(Scoring.recommended(n_prompt, next(iter(shares.values()))), head=head)
             return cls(shares, scoring=rule, sink=0 if rule == PAPER else RECOMMENDED_SINK)
 
-        if shapes is None:
-            shapes = shapes_of(target, config) if scoring == "recommended" else SPEEDUP_SHAPES
-        for shape, least in shapes:
+        for shape, least in shapes or shapes_with(head, config):
             keeps = placed(shape, config)
             if scaled(keeps, least).speedup(config, SHAPE_LENGTH) >= target:
                 break

@@ -40,11 +40,9 @@ def first_stage(config: ModelConfig) -> int:
     return next(iter(placed(SPEEDUP_SHAPES[0][0], config)))
 
 
-def shapes_of(target: float, config: ModelConfig) -> Shapes:
-    """The shapes that a schedule for this speedup may have."""
-    if target <= LEAST_PROBED or config.induction_head is None:
-        return SPEEDUP_SHAPES
-    return (({config.induction_head[0] / config.n_layers: 1, **PROBED_KEEPS}, 0),)
+def shapes_with(head: tuple[int, int] | None, config: ModelConfig) -> Shapes:
+    """The shapes of schedules that are scored by this induction head, or by none."""
+    return (({head[0] / config.n_layers: 1, **PROBED_KEEPS}, 0),) if head else SPEEDUP_SHAPES
 
 
 def shape(share: float, speedup: float, further: Iterable[tuple[float, float]]) -> dict[float, float]:
