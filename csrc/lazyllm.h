@@ -199,7 +199,7 @@ typedef struct lazy_pruning {
     int n_protect;
     int queries;          /* query rows that score; the paper: 1 */
     lazy_pooling pooling; /* of their attention */
-    int head_layer, head; /* the attention of this head counts LAZY_HEAD_WEIGHT times; head_layer -1: of none */
+    int head_layer, head; /* the attention of this head counts LAZY_HEAD_WEIGHT times; -1: of none */
     int layers;           /* the score is the largest one in so many last layers; the paper: 1 */
     int smooth;           /* odd width of the moving average over the scores; the paper: 1 */
     bool words;           /* then a score is the largest of the token's word */
@@ -216,7 +216,7 @@ typedef struct lazy_pruning {
     lazy_policy policy;
 } lazy_pruning;
 
-/* No stages: dense. */
+/* No stages: dense. A setting begins with these values, not with zeros. */
 #define LAZY_PRUNING_DENSE                                                                                             \
     ((lazy_pruning){ .queries = 1, .head_layer = -1, .layers = 1, .smooth = 1, .gain = 1, .revival = 1 })
 

@@ -33,7 +33,7 @@ class Ahead(Policy):
     def __init__(self, stage: int, begins: np.ndarray) -> None:
         super().__init__(Pruning({stage: 0.5}))
         self._begins, self._top = begins, stage - 1
-        self.shares: dict[tuple[int, int], float] = {}
+        self._shares: dict[tuple[int, int], float] = {}
 
     def observe(self, view: View) -> None:
         attention = view.attention(PIECES * LENGTH).max(axis=1)[:, 1:TOKENS]  # the first token draws it anyway
@@ -41,8 +41,8 @@ class Ahead(Policy):
         for begin in self._begins:
             places = np.arange(begin - 1, begin - 1 + LENGTH)
             piece, others = attention[:, places].mean(axis=1), np.delete(attention, places, axis=1)
-            ahead.append((others >= piece[:, None]).mean(axis=1))
-        self.shares |= {(view.layer, head): float(share) for head, share in enumerate(np.mean(ahead, axis=0))}
+            ahead.append(1 - (others < piece[:, None]).mean(axis=1))  # a NaN is no head's merit
+        self._shares |= {(view.layer, head): float(share) for head, share in enumerate(np.mean(ahead, axis=0))}
         if view.layer == self._top:
             raise Found
 
@@ -53,8 +53,8 @@ class Ahead(Policy):
 def find_induction_head(llm: LLM) -> tuple[int, int] | None:
     """The (layer, head) below the usual first stage, of layers that see the whole context, that looks most surely at
     the earlier occurrence of a piece that is repeated; None if no head does."""
-    config, stage = llm.config, first_stage(llm.config)
-    if stage < 1 or config.context <= TOKENS + PIECES * LENGTH:
+    config = llm.config
+    if config.n_layers < 2 or config.context <= TOKENS + PIECES * LENGTH or not (stage := first_stage(config)):
         return None
     random = np.random.default_rng(0)
     ids = random.integers(0, config.vocab, TOKENS)
@@ -63,6 +63,6 @@ def find_induction_head(llm: LLM) -> tuple[int, int] | None:
     policy = Ahead(stage, begins)
     with suppress(Found):
         llm.generate(np.concatenate([ids, *pieces]).tolist(), policy, max_new_tokens=1, progress=False)
-    seeing = {place: share for place, share in policy.shares.items() if not config.windows[place[0]]}
+    seeing = {place: share for place, share in policy._shares.items() if not config.windows[place[0]]}
     best = min(seeing, key=seeing.__getitem__, default=None)
     return best if best is not None and seeing[best] <= MOST_AHEAD else None

@@ -30,7 +30,7 @@ from lazyllm.methods.speedup import Speedup
 from lazyllm.prefix_cache import PrefixCache
 from lazyllm.prompt import EncodedPrompt, Messages, Prompt, is_batch
 from lazyllm.pruning import DENSE
-from lazyllm.schedule import LEAST_PROBED, SHAPE_LENGTH
+from lazyllm.schedule import PROBED_ABOVE, SHAPE_LENGTH
 from lazyllm.session import Session
 from lazyllm.session_file import SessionFile
 from lazyllm.support import checked
@@ -170,8 +170,9 @@ class LLM:
 
     def config_for(self, setting: Method | float) -> ModelConfig:
         """The configuration for a setting or speedup: with the induction head, found once, where it asks for one."""
-        speedup = setting.factor if isinstance(setting, Speedup) else 1.0 if isinstance(setting, Method) else setting
-        return self._probed if speedup > LEAST_PROBED else self.config
+        if isinstance(setting, Method):
+            setting = setting.factor if isinstance(setting, Speedup) else 1.0
+        return self._probed if setting > PROBED_ABOVE else self.config
 
     def session(
         self, pruning: PruningInput = None, prefix: PrefixCache | None = None, progress: bool = True

@@ -15,7 +15,7 @@ import numpy as np
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.counted_work import bare_flops, score_flops
 from lazyllm.method import Method, Spans, shortened
-from lazyllm.schedule import LEAST_PROBED, SHAPE_LENGTH, OutOfReach, Shapes, placed, shapes_with
+from lazyllm.schedule import PROBED_ABOVE, SHAPE_LENGTH, OutOfReach, Shapes, placed, shapes_with
 from lazyllm.scoring import Scoring
 from lazyllm.support import checked
 
@@ -243,7 +243,7 @@ class Pruning(Scheduled):
 
     @property
     def label(self) -> str:
-        """The stages, `recommended` if the scoring is that in all but smooth, and other options."""
+        """The stages, `recommended` if the scoring is that in all but smooth and head, and other options."""
         if self == DENSE:
             return "dense"
         recommended = Scoring.recommended()
@@ -315,8 +315,7 @@ class Pruning(Scheduled):
         layer, head = self.scoring.head or (0, 0)
         if layer >= config.n_layers or head >= config.n_heads:
             raise ValueError(
-                f"head {head} of layer {layer} is out of reach: the model has {config.n_layers} layers of "
-                f"{config.n_heads} heads"
+                f"no head {head} in layer {layer}: the model has {config.n_layers} layers of {config.n_heads}"
             )
 
     def planned(self, config: ModelConfig, n_prompt: int) -> list[int]:
@@ -389,14 +388,15 @@ class Pruning(Scheduled):
         if isinstance(scoring, str):
             checked.choice(scoring, "scoring", ("recommended", "paper"))
         n_prompt, target = checked.whole(n_prompt, "n_prompt", 1), checked.number(target, "the speedup")
-        recommended = scoring == "recommended"
-        config = model.config_for(target if recommended else 1.0) if hasattr(model, "config_for") else model
+        config = getattr(model, "config", model)
         DENSE.check(config)
-        head = config.induction_head if recommended and target > LEAST_PROBED else None
         if target <= 1.0:
             raise ValueError(f"the speedup must be above 1, which is dense, not {target:g}")
         if config.n_layers < 2:
             raise ValueError("the model has one layer, so no stage fits below the last one")
+        head = None
+        if scoring == "recommended" and shapes is None and target > PROBED_ABOVE:
+            head = (model.config_for(target) if hasattr(model, "config_for") else config).induction_head
 
         def scaled(keeps: Mapping[int, float], factor: float) -> Pruning:
             shares = {layer: round(factor * keep, KEEP_DIGITS) for layer, keep in keeps.items()}

@@ -8,9 +8,10 @@ Shapes = Sequence[tuple[Mapping[float, float], float]]
 """Shapes in the order in which they are tried: keeps by depth, relative to the first stage's, and the least keep
 of the first stage with which the shape is taken."""
 SPEEDUP_SHAPES: Shapes = (({0.23: 1, 0.50: 0.85, 0.63: 0.72}, 0.05), ({0.13: 1, 0.23: 0.45, 0.50: 0.38, 0.63: 0.32}, 0))
-LEAST_PROBED = 2.2
-"""Above this speedup the first stage stands at the model's induction head, if it has one, and is scored by it."""
-PROBED_KEEPS = {0.23: 0.7, 0.50: 0.6, 0.63: 0.5}  # of the stages above it
+PROBED_ABOVE = 2.2
+"""Above this speedup there is one stage more, the first: at the model's induction head, if it has one, by which it
+is scored."""
+KEEPS_ABOVE_HEAD = {0.23: 0.7, 0.50: 0.6, 0.63: 0.5}
 SHAPE_LENGTH = 2048  # tokens with which a shape is chosen: the layers do not depend on the prompt
 
 
@@ -42,7 +43,7 @@ def first_stage(config: ModelConfig) -> int:
 
 def shapes_with(head: tuple[int, int] | None, config: ModelConfig) -> Shapes:
     """The shapes of schedules that are scored by this induction head, or by none."""
-    return (({head[0] / config.n_layers: 1, **PROBED_KEEPS}, 0),) if head else SPEEDUP_SHAPES
+    return (({head[0] / config.n_layers: 1, **KEEPS_ABOVE_HEAD}, 0),) if head else SPEEDUP_SHAPES
 
 
 def shape(share: float, speedup: float, further: Iterable[tuple[float, float]]) -> dict[float, float]:

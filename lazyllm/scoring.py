@@ -45,7 +45,7 @@ class Scoring:
             if not isinstance(self.head, tuple | list) or len(self.head) != 2:
                 raise TypeError(f"head must be (layer, head) or None, not {self.head!r}")
             layer, head = self.head
-            pair = checked.whole(layer, "a head's layer", 0), checked.whole(head, "a scoring's head", 0)
+            pair = checked.whole(layer, "head's layer", 0), checked.whole(head, "head's number", 0)
             object.__setattr__(self, "head", pair)
         for name in ("memory", "revival"):
             object.__setattr__(self, name, checked.share(getattr(self, name), name))

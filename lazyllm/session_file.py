@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lazyllm.llm import LLM
     from lazyllm.session import Session
 
-FORMAT = "lazyllm session 7"
+FORMAT = "lazyllm session 8"
 DIGEST, DIGEST_BYTES = "sha256", 32
 BLOCK = 1 << 24  # bytes
 TOKENS = ("ids", "kinds", "depths", "gone")

@@ -65,7 +65,7 @@ def test_options_refused() -> None:
         ({"scoring": {"queries": 0}}, ValueError, "queries must be from 1"),
         ({"scoring": {"pooling": "median"}}, ValueError, "pooling must be mean or rms, not 'median'"),
         ({"scoring": {"head": 4}}, TypeError, "head must be (layer, head) or None, not 4"),
-        ({"scoring": {"head": (4, -1)}}, ValueError, "a scoring's head must be from 0"),
+        ({"scoring": {"head": (4, -1)}}, ValueError, "head's number must be from 0"),
         ({"scoring": {"memory": 1.1}}, ValueError, "memory must be from 0 to 1, not 1.1"),
         ({"scoring": {"memory": 0.9, "revival": 2}}, ValueError, "revival must be from 0 to 1, not 2"),
         ({"scoring": {"revival": 0.5}}, ValueError, "revival needs memory"),
@@ -282,6 +282,7 @@ def test_for_speedup_of_tiny_models_and_prompts() -> None:
         (20.0, SMOL, ValueError, r"a speedup of 20 is out of reach: .* at most \d\.\d\d at 2000 prompt"),
         (0.5, SMOL, ValueError, "the speedup must be above 1, which is dense"),
         (2.0, dataclasses.replace(SMALL, n_layers=1), ValueError, "the model has one layer"),
+        (3.0, dataclasses.replace(SMALL, n_layers=1), ValueError, "the model has one layer"),
         (2.0, 5, TypeError, r"config must be that of a model, such as llm\.config, not 5"),
     ],
 )

@@ -55,10 +55,12 @@ def divergences(found: Search) -> dict[tuple[str, str], float]:
 # ---- the space -------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=[(0,), (24, 24, 0)], ids=["full", "windows"])
+@pytest.fixture(params=[((0,), None), ((24, 24, 0), None), ((0,), (2, 1))], ids=["full", "windows", "head"])
 def space(request: pytest.FixtureRequest, llm: LLM) -> Space:
-    windows = tuple(request.param[layer % len(request.param)] for layer in range(30))
-    return Space(replace(llm.config, n_layers=30, windows=windows, expert_layers=(0,) * 30), 1000, 1.5, 3.0)
+    pattern, head = request.param
+    windows = tuple(pattern[layer % len(pattern)] for layer in range(30))
+    config = replace(llm.config, n_layers=30, windows=windows, expert_layers=(0,) * 30, induction_head=head)
+    return Space(config, 1000, 1.5, 3.0)
 
 
 def random_study(seed: int = 0) -> Any:

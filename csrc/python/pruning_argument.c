@@ -81,9 +81,11 @@ static int parse_pooling(PyObject *value, lazy_pooling *pooling)
 static int parse_head(PyObject *value, lazy_pruning *pruning)
 {
     if (value == Py_None) return 0;
-    if (PyTuple_Check(value))
-        return PyArg_ParseTuple(value, "ii;pruning: head is (layer, head)", &pruning->head_layer, &pruning->head) ? 0
-                                                                                                                  : -1;
+    int layer = -1;
+    if (PyTuple_Check(value) && !PyArg_ParseTuple(value, "ii;pruning: head is (layer, head)", &layer, &pruning->head))
+        return -1;
+    pruning->head_layer = layer;
+    if (layer >= 0) return 0;
     PyErr_Format(PyExc_TypeError, "pruning: head is %R; it must be (layer, head) or None", value);
     return -1;
 }

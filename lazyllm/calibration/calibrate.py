@@ -27,7 +27,7 @@ FOLDER_SUFFIX = ".calibration"
 SHARES = (0.45, 0.55, 0.65, 0.75)
 """By schedule tried: the share of the work left by the speedup that layers below the first stage take."""
 FURTHER = ((0.35, 0.85), (0.26, 0.72 / 0.85))
-"""Rise and fall, as in `shape`, of their second and third stage, near those of the first of SPEEDUP_SHAPES."""
+"""Rise and fall, as in `shape`, of their second and third stage, near those of a schedule without an induction head."""
 
 
 def calibrate(
@@ -40,8 +40,8 @@ def calibrate(
 ) -> Preset:
     """Tries a few schedules with a wished counted speedup on this checkpoint and returns the best.
 
-    The schedules are that of `Pruning.for_speedup` and others whose first stage is lower or higher, all with
-    the `recommended` scores. Each runs on generated prompts with needles and on your `prompts`. The one that
+    The schedules are that of `Pruning.for_speedup` and others whose first stage stands elsewhere, all with the
+    `recommended` scores. Each runs on generated prompts with needles and on your `prompts`. The one that
     finds most needles is returned; among equal ones, the one with the least KL divergence from dense.
 
     `prompts`: texts, lists of messages or lists of token ids. Text goes through the chat template, where the

@@ -85,7 +85,7 @@ class ModelConfig:
     normed_experts: bool = False
     expert_layers: tuple[int, ...]
     eos_token_ids: tuple[int, ...]
-    induction_head: tuple[int, int] | None = None  # (layer, head), where the weights were probed
+    induction_head: tuple[int, int] | None = None  # (layer, head); in LLM.config_for alone, as weights tell
 
     @classmethod
     def from_folder(cls, folder: Path) -> ModelConfig:

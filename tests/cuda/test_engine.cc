@@ -208,9 +208,7 @@ static const lazy_span spans[] = { { 5, 9 }, { 30, 31 } };
 static std::vector<setting> all_settings()
 {
     auto with = [](const lazy_stage *stages, int n) {
-        lazy_pruning p = {};
-        p.queries = p.layers = p.smooth = 1;
-        p.gain = p.revival = 1;
+        lazy_pruning p = LAZY_PRUNING_DENSE;
         p.stages = stages;
         p.n_stages = n;
         return p;
