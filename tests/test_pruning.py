@@ -218,6 +218,12 @@ def test_flops_are_those_of_counting_token_by_token(pruning: Pruning, n: int) ->
     assert pruning.flops(SMALL, n) == flops_token_by_token(pruning, SMALL, n)
 
 
+def test_a_head_that_the_model_lacks_is_refused() -> None:
+    for head in ((5, 0), (0, 4)):
+        with pytest.raises(ValueError, match=f"no head {head[1]} in layer {head[0]}: the model has 5 layers of 4"):
+            Pruning({1: 0.5}, scoring=Scoring(head=head)).check(SMALL)
+
+
 def test_for_speedup_places_stages_after_layers_that_see_the_whole_context() -> None:
     """Gemma 3 270M: the last layer of six sees everything."""
     model = dataclasses.replace(SMOL, n_layers=18, windows=(512, 512, 512, 512, 512, 0) * 3)
