@@ -104,10 +104,10 @@ class DocumentChat:
 def costs(model: LLM, setting: Method, n: int) -> tuple[float, float, float, int | None]:
     """Counted work, in dense prefills of `n` tokens: of reading them, of a question, of a question after a dense
     reading; and the least number of questions for which dense takes less in total, None if it never does."""
-    config, rows, n_layers = model.config, min(n, QUESTION_ROWS), model.config.n_layers
+    config, rows, n_layers = model.config_for(setting), min(n, QUESTION_ROWS), model.config.n_layers
     dense = DENSE.flops(config, n)
     dense_question = bare_flops(config, np.tile([n, rows], (n_layers, 1))) / dense
-    pruning = setting.for_prompt(model.config_for(setting), n)
+    pruning = setting.for_prompt(config, n)
     if not isinstance(pruning, Pruning) or not pruning.stages:
         return 1.0, dense_question, dense_question, None
     below, in_play = pruning.stages[0][0] + 1, pruning.planned(config, n)  # layers that reading computes

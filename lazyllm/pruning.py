@@ -15,7 +15,7 @@ import numpy as np
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.counted_work import bare_flops, score_flops
 from lazyllm.method import Method, Spans, shortened
-from lazyllm.schedule import PROBED_ABOVE, SHAPE_LENGTH, OutOfReach, Shapes, placed, shapes_with
+from lazyllm.schedule import SHAPE_LENGTH, OutOfReach, Shapes, head_for, placed, shapes_with
 from lazyllm.scoring import Scoring
 from lazyllm.support import checked
 
@@ -381,9 +381,9 @@ class Pruning(Scheduled):
 
         `model` is an LLM or its config; of an LLM the induction head is found first, if the speedup asks for it.
         Stages have the first of the `shapes` that reaches the speedup with its least keep, or the last;
-        docs/method.md has the default ones. The layers depend on the model, the target
-        and the scoring; the keeps on `n_prompt` too. `scoring`: recommended, paper, or a Scoring; its work is
-        counted. The speedup is at most 1 % above the target, more for prompts of a few dozen tokens.
+        docs/method.md has the default ones. The layers depend on the model, the target and the scoring; the keeps
+        on `n_prompt` too. `scoring`: recommended, paper, or a Scoring; its work is counted. The speedup is at most
+        1 % above the target, more for prompts of a few dozen tokens.
         """
         if isinstance(scoring, str):
             checked.choice(scoring, "scoring", ("recommended", "paper"))
@@ -395,8 +395,8 @@ class Pruning(Scheduled):
         if config.n_layers < 2:
             raise ValueError("the model has one layer, so no stage fits below the last one")
         head = None
-        if scoring == "recommended" and shapes is None and target > PROBED_ABOVE:
-            head = (model.config_for(target) if hasattr(model, "config_for") else config).induction_head
+        if scoring == "recommended" and shapes is None:
+            head = head_for(target, model.config_for(target) if hasattr(model, "config_for") else config)
 
         def scaled(keeps: Mapping[int, float], factor: float) -> Pruning:
             shares = {layer: round(factor * keep, KEEP_DIGITS) for layer, keep in keeps.items()}

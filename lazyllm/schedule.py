@@ -41,6 +41,11 @@ def first_stage(config: ModelConfig) -> int:
     return next(iter(placed(SPEEDUP_SHAPES[0][0], config)))
 
 
+def head_for(speedup: float, config: ModelConfig) -> tuple[int, int] | None:
+    """The induction head at which a schedule for this speedup begins; None if it has none."""
+    return config.induction_head if speedup > PROBED_ABOVE else None
+
+
 def shapes_with(head: tuple[int, int] | None, config: ModelConfig) -> Shapes:
     """The shapes of schedules that are scored by this induction head, or by none."""
     return (({head[0] / config.n_layers: 1, **KEEPS_ABOVE_HEAD}, 0),) if head else SPEEDUP_SHAPES

@@ -112,9 +112,8 @@ class Tiny:
 def pruning(stages: Any = (), **options: Any) -> dict[str, Any]:
     """Pruning options in the form that the core takes; options that are not given have their defaults."""
     defaults = {"stages": list(stages), "decode": "same", "sink": 0, "window": 0, "protect": [], "layers": 1}
-    defaults |= {"queries": 1, "pooling": "mean", "smooth": 1, "words": False, "memory": 0.0, "gain": 1.0}
+    defaults |= {"queries": 1, "pooling": "mean", "head": None, "smooth": 1, "words": False, "memory": 0.0, "gain": 1.0}
     defaults |= {"revival": 1.0, "average": False, "min_tokens": 0, "prune_generated": False, "policy": None}
-    defaults |= {"head": None}
     assert set(options) <= set(defaults)
     return {**defaults, **options}
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.pruning import Pruning, largest_keep
-from lazyllm.schedule import PROBED_ABOVE, shape
+from lazyllm.schedule import head_for, shape
 from lazyllm.scoring import WIDEST, Scoring
 
 if TYPE_CHECKING:
@@ -64,8 +64,7 @@ class Space:
         try:
             usual = Scoring.recommended()
             gain, revival = (usual.gain, usual.revival) if chosen["memory"] else (1.0, 1.0)
-            head = self.config.induction_head if speedup > PROBED_ABOVE else None
-            scoring = Scoring(gain=gain, revival=revival, head=head, **chosen)
+            scoring = Scoring(gain=gain, revival=revival, head=head_for(speedup, self.config), **chosen)
             shapes = [(shape(share, speedup, further), 0.0)]
             pruning = Pruning.for_speedup(speedup, self.config, self.n_prompt, scoring, shapes)
         except ValueError:  # out of reach
