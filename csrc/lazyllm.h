@@ -217,8 +217,7 @@ typedef struct lazy_pruning {
 } lazy_pruning;
 
 /* No stages: dense. A setting begins with these values, not with zeros. */
-#define LAZY_PRUNING_DENSE                                                                                             \
-    ((lazy_pruning){ .queries = 1, .head_layer = -1, .layers = 1, .smooth = 1, .gain = 1, .revival = 1 })
+extern const lazy_pruning lazy_pruning_dense;
 
 /* ---- session ---------------------------------------------------------------------------- */
 

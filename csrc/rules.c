@@ -7,6 +7,10 @@
 #include "memory.h"
 #include "numeric.h"
 
+const lazy_pruning lazy_pruning_dense = {
+    .queries = 1, .head_layer = -1, .layers = 1, .smooth = 1, .gain = 1, .revival = 1
+};
+
 static int check_stages(const lazy_stage *stages, int n, int n_layers, const char *which, lazy_error *err)
 {
     double most = 1.0; /* keep */
@@ -89,8 +93,8 @@ static int check(const lazy_pruning *p, const lazy_config *config, lazy_error *e
 int lazy_rules_open(lazy_pruning *own, const lazy_pruning *pruning, const lazy_config *config, lazy_error *err)
 {
     const char *what = "a pruning setting";
-    const lazy_pruning dense = LAZY_PRUNING_DENSE, *p = pruning ? pruning : &dense;
-    *own = dense;
+    const lazy_pruning *p = pruning ? pruning : &lazy_pruning_dense;
+    *own = lazy_pruning_dense;
     int code = check(p, config, err);
     if (code) return code;
     *own = *p;
@@ -108,7 +112,7 @@ void lazy_rules_close(lazy_pruning *own)
     lazy_free((void *)own->stages);
     lazy_free((void *)own->decode_stages);
     lazy_free((void *)own->protect);
-    *own = LAZY_PRUNING_DENSE;
+    *own = lazy_pruning_dense;
 }
 
 enum { FOR_GOOD = 1, NOT_FOR_GOOD = 2, ANY = 3 };

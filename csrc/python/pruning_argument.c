@@ -100,7 +100,7 @@ static int parse_policy(PyObject *value, void **policy)
 
 int pruning_parse(PyObject *dict, lazy_pruning *pruning)
 {
-    *pruning = LAZY_PRUNING_DENSE;
+    *pruning = lazy_pruning_dense;
     if (dict == Py_None) return 0;
     if (!PyDict_Check(dict)) {
         PyErr_Format(PyExc_TypeError, "pruning is %R; it must be a dict or None", dict);
@@ -136,5 +136,5 @@ void pruning_release(lazy_pruning *pruning)
     PyMem_Free((void *)pruning->decode_stages);
     PyMem_Free((void *)pruning->protect);
     Py_XDECREF((PyObject *)pruning->policy.context);
-    *pruning = LAZY_PRUNING_DENSE;
+    *pruning = lazy_pruning_dense;
 }

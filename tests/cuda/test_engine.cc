@@ -208,7 +208,7 @@ static const lazy_span spans[] = { { 5, 9 }, { 30, 31 } };
 static std::vector<setting> all_settings()
 {
     auto with = [](const lazy_stage *stages, int n) {
-        lazy_pruning p = LAZY_PRUNING_DENSE;
+        lazy_pruning p = lazy_pruning_dense;
         p.stages = stages;
         p.n_stages = n;
         return p;

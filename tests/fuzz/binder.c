@@ -36,7 +36,7 @@ static void change_table(table *t, input *in)
 static void run(lazy_model *model)
 {
     const lazy_stage stage = { .layer = 0, .keep = 0.5 };
-    lazy_pruning pruning = LAZY_PRUNING_DENSE;
+    lazy_pruning pruning = lazy_pruning_dense;
     pruning.stages = &stage;
     pruning.n_stages = 1;
     lazy_session *session;

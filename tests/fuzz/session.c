@@ -95,7 +95,7 @@ static void open_slot(slot *s, input *in)
     if (s->session) return;
     lazy_stage stages[MOST_STAGES], decode_stages[MOST_STAGES];
     lazy_span span;
-    lazy_pruning p = LAZY_PRUNING_DENSE;
+    lazy_pruning p = lazy_pruning_dense;
     lazy_error err = { 0 };
     p.stages = stages;
     p.n_stages = next_stages(in, stages);
