@@ -76,7 +76,7 @@ class Scoring:
         """
         n_kept = math.ceil(checked.share(keep, "keep") * checked.whole(n_prompt, "n_prompt", 1))
         smooth = min(max(n_kept // PLACES, NARROWEST), WIDEST) | 1
-        return cls(layers=5, queries=32, pooling="rms", smooth=smooth, words=True, memory=0.95, gain=4.0, revival=0.5)
+        return cls(layers=5, queries=32, pooling="rms", smooth=smooth, words=True, memory=0.95, gain=4.0, revival=0.3)
 
     @classmethod
     def from_fields(cls, value: Any) -> Scoring:

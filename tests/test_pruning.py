@@ -301,7 +301,7 @@ def test_recommended_smooths_less_where_few_tokens_are_kept() -> None:
     widths = {100: 13, 154: 15, 205: 19, 320: 29, 342: 31, 1024: 31}
     assert {n_kept: Scoring.recommended(2 * n_kept, 0.5).smooth for n_kept in widths} == widths
     recommended = Scoring(
-        layers=5, queries=32, pooling="rms", smooth=31, words=True, memory=0.95, gain=4.0, revival=0.5
+        layers=5, queries=32, pooling="rms", smooth=31, words=True, memory=0.95, gain=4.0, revival=0.3
     )
     assert Scoring.recommended() == recommended
     assert Scoring.recommended(4096, 0.3) == recommended
