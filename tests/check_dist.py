@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import Any
 
 TREE = Path(__file__).parents[1]
-sys.path.insert(0, str(TREE / "cuda"))
-import build_cuda
 BUILD_FILES = ("setup.py", "pyproject.toml", "MANIFEST.in", "LICENSE", "README.md", "CHANGELOG.md")
 MAKE_MODEL = """
 import pathlib, sys
@@ -109,9 +107,9 @@ def wheel_of(sdist: Path, pythons: list[str]) -> None:
 
 
 def cuda_wheel_of(sdist: Path) -> None:
-    """Where there is nvcc, a wheel with the CUDA core too, of the objects that `make cuda` has left, if it has."""
-    if build_cuda.find_nvcc() is None:
-        print("no nvcc: no wheel with the CUDA core", flush=True)
+    """With nvcc, a wheel that has the CUDA core too: of the objects of `make cuda`, where it has run."""
+    if not shutil.which("nvcc"):
+        print("no nvcc on the PATH: no wheel with the CUDA core", flush=True)
         return
     folder, objects = sdist.parent / "cuda", TREE / "build/cuda"
     with tarfile.open(sdist) as archive:

@@ -41,6 +41,7 @@ class House:
         finds = 'import shutil\n\ndef find_nvcc():\n    return shutil.which("nvcc")\n'
         (self.root / "cuda" / "build_cuda.py").write_text(finds)
         self.env = {**os.environ, "FAKES": str(self.fakes), "PATH": f"{self.fakes / 'bin'}:/usr/bin:/bin"}
+        self.env.pop("LAZYLLM_CUDA_ARCHS", None)  # what the script itself asks for is looked at
 
     def trouble(self, line: str, kind: str) -> None:
         """The command of this line misbehaves."""
