@@ -1,9 +1,9 @@
 /* dots.h — products with weights for few rows of x: which rows and columns come together. Weights are read as they are
  * stored, or are brought into a form of the including file first, once for all rows of x.
  *
- * The including file defines `operand` and DOT_ROWS; AS_STORED(work), the formats that dots_of takes with any number of
- * rows, ONE_ROW_AS_STORED(work), those that it takes with one; FORM, the format that others are brought into, and
- * form_row(to, row, format, k), which does so; and after this file dots_of. */
+ * The including file defines `operand` and DOT_ROWS; AS_STORED(work), the formats that dots_of takes, of quantized ones
+ * with up to QUANTIZED_ROWS rows; FORM, the format that others are brought into, and form_row(to, row, format, k),
+ * which does so; and after this file dots_of. */
 
 /* y[r * y_stride + c * y_spacing] (+)= x[r * x_stride + (0 … k-1)] . row c of w; its rows lie `spacing` bytes apart. */
 typedef struct dot_products {
@@ -32,18 +32,14 @@ typedef void dots_function(dot_products t, int n_cols);
         t.dtype = LAZY_##format;                                                                                       \
         for (; n_cols > 0; n_cols--, t.y++, t.w += t.row_bytes) dots_of(t, rows, cols);                                \
     }
-#define DEFINE(format)     DOTS(1, format, 1) EACH_NUMBER(DOT_ROWS, DOTS, format, 4)
-#define DEFINE_ONE(format) DOTS(1, format, 1) DOTS(1, format, 4)
+#define DEFINE(format) DOTS(1, format, 1) EACH_NUMBER(DOT_ROWS, DOTS, format, 4)
 AS_STORED(DEFINE)
-ONE_ROW_AS_STORED(DEFINE_ONE)
 
 #define NAME(rows, format, cols) dots_##format##_##rows##_##cols,
 #define ENTRY(format)            [LAZY_##format] = { EACH_NUMBER(DOT_ROWS, NAME, format, 4) },
-#define ENTRY_ONE(format)        [LAZY_##format] = { NAME(1, format, 4) },
 #define ENTRY_OF_COLUMN(format)  [LAZY_##format] = NAME(1, format, 1)
-static dots_function *const four_columns[LAZY_N_DTYPES][DOT_ROWS] = { AS_STORED(ENTRY) ONE_ROW_AS_STORED(ENTRY_ONE) };
-static dots_function *const one_column[LAZY_N_DTYPES] = { AS_STORED(ENTRY_OF_COLUMN)
-                                                              ONE_ROW_AS_STORED(ENTRY_OF_COLUMN) };
+static dots_function *const four_columns[LAZY_N_DTYPES][DOT_ROWS] = { AS_STORED(ENTRY) };
+static dots_function *const one_column[LAZY_N_DTYPES] = { AS_STORED(ENTRY_OF_COLUMN) };
 
 /* Reads the rows of w in four streams, n_cols / 4 rows apart: hardware prefetches these better than a single one. Rows
  * of w are read once for every DOT_ROWS rows of x, which meanwhile stay in the L1 cache. */
@@ -52,7 +48,7 @@ static void dots(float *y, int64_t y_stride, const void *x, int64_t x_stride, in
 {
     /* rows of each stream that are read from memory once, then from the L2 cache; bytes of it */
     enum { BLOCK = 8, ROOM = 256 * 1024 };
-    const bool stored = four_columns[dtype][n_rows == 1 ? 0 : DOT_ROWS - 1];
+    const bool stored = four_columns[dtype][0] && (n_rows <= QUANTIZED_ROWS || !lazy_is_quantized(dtype));
     const lazy_dtype form = stored ? dtype : FORM;
     const int block_values = lazy_formats[form].values;
     const int64_t stored_bytes = (int64_t)lazy_row_bytes(dtype, k),

@@ -201,15 +201,15 @@ static void tile(float *c, int64_t c_stride, const void *a, int64_t a_stride, co
 
 /* ---- unpacked --------------------------------------------------------------------------- */
 
-/* Formats read as stored; others become operands first, which for one row costs more than it saves with few bits. */
+/* Formats read as stored; others become operands first. So do quantized ones where their values would have to be
+ * widened again for more rows of x. */
+enum { QUANTIZED_ROWS = 2 * DOT_ROWS };
 #ifdef OPERANDS_BF16
 #define FORM            LAZY_BF16
 #define AS_STORED(work) work(BF16)
-#define ONE_ROW_AS_STORED(work)
 #else
-#define FORM                    LAZY_F32
-#define AS_STORED(work)         work(F32) work(F16) work(BF16)
-#define ONE_ROW_AS_STORED(work) work(Q8_0) work(Q4_0)
+#define FORM            LAZY_F32
+#define AS_STORED(work) work(F32) work(F16) work(BF16) work(Q8_0) work(Q4_0)
 #endif
 
 /* to[:] = the k values of a row of weights as operands */
