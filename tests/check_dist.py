@@ -143,8 +143,8 @@ def main(folder: Path, pythons: list[str]) -> None:
     (sdist,) = folder.glob("*.tar.gz")
     check_sdist(sdist)
     with ThreadPoolExecutor() as pool:
-        checks = [pool.submit(wheel_of, sdist, pythons), pool.submit(install_and_use, sdist)]
-        for done in [*checks, pool.submit(cuda_wheel_of, sdist)]:
+        checks = [(wheel_of, sdist, pythons), (install_and_use, sdist), (cuda_wheel_of, sdist)]
+        for done in [pool.submit(*check) for check in checks]:
             done.result()
 
 
