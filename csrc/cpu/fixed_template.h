@@ -68,6 +68,7 @@ INLINE float round_group_to_digits(int32_t bytes[DIGITS][WORDS], const vec value
         memcpy(bytes[d], &low, sizeof low);
         EACH(v, GROUP_VECTORS) rounded[v] = (ints)((unsigned_ints)rounded[v] + 128) >> 8; /* the byte was signed */
     }
+    if (top == 0) return 0.0f; /* the least scale times one of weights would be subnormal, which takes 100 cycles */
     return top < INFINITE ? float_of_bits(exponent << FRACTION) : NAN;
 #endif
 }
@@ -141,13 +142,21 @@ INLINE void scales_of_halves(vec s[SCALE_VECTORS], const float *x)
 
 /* ---- products --------------------------------------------------------------------------- */
 
-/* With 24 bits of x not Q8_0, whose sums would need 34, nor Q4_0, which linear_template.h multiplies in less time. */
+/* Not Q8_0 with 24 bits of x: sums would need 34. Nor Q4_0, where linear_template.h widens it by a table, in less time.
+ */
 #if DIGITS == 3
-#define AS_STORED(work) work(Q4_1) work(Q5_0) work(Q5_1) work(Q4_K) work(Q5_K) work(Q6_K)
+#define Q8_0_AS_STORED(work)
 #else
-#define AS_STORED(work) work(Q8_0) LAZY_BELOW_8_BITS(work)
+#define Q8_0_AS_STORED(work) work(Q8_0)
 #endif
-#define FORM LAZY_Q8_0
+#if DIGITS > 1 && defined(LOOK_UP)
+#define Q4_0_AS_STORED(work)
+#else
+#define Q4_0_AS_STORED(work) work(Q4_0)
+#endif
+#define OTHERS_AS_STORED(work) work(Q4_1) work(Q5_0) work(Q5_1) work(Q4_K) work(Q5_K) work(Q6_K)
+#define AS_STORED(work)        Q8_0_AS_STORED(work) Q4_0_AS_STORED(work) OTHERS_AS_STORED(work)
+#define FORM                   LAZY_Q8_0
 enum { QUANTIZED_ROWS = MAX_ROWS };
 
 static void form_row(void *to, const char *row, lazy_dtype dtype, int k)
@@ -253,5 +262,6 @@ const lazy_products JOIN(lazy_products_, VARIANT) = {
     .convert = convert,
     .dots = dots,
 #define TAKEN(format) [LAZY_##format] = true,
-    .formats = { AS_STORED(TAKEN)[LAZY_F32] = DIGITS == 1, [LAZY_F16] = DIGITS == 1, [LAZY_BF16] = DIGITS == 1 },
+    .max_stored_rows = MAX_ROWS,
+    .stored = { AS_STORED(TAKEN)[LAZY_F32] = DIGITS == 1, [LAZY_F16] = DIGITS == 1, [LAZY_BF16] = DIGITS == 1 },
 };

@@ -31,7 +31,9 @@ typedef struct lazy_products {
      * rows of w as operands of 4 bytes, or 256 KiB if that is more */
     void (*dots)(float *y, int64_t y_stride, const void *x, int64_t x_stride, int n_rows, const void *w,
                  lazy_dtype dtype, int n_cols, int k, bool accumulate, void *room);
-    bool formats[LAZY_N_DTYPES]; /* that dots takes; of products for few rows alone, else unused */
+    /* Formats of weights, quantized or of any kind in int8, that dots reads as stored for so many rows of x. */
+    bool stored[LAZY_N_DTYPES];
+    int max_stored_rows;
 } lazy_products;
 
 /* Kernels of single rows, in f32: one table per instruction set. */
@@ -104,7 +106,7 @@ typedef struct lazy_arithmetic {
     lazy_compute compute;
     const lazy_kernels *kernels;   /* of rows and attention; in int8 those in bf16, or f32 where there are none */
     const lazy_products *products; /* with weights; in int8 they have no dots */
-    const lazy_products *fixed; /* with few rows of x, of some formats of weights, in int8 of all; no panels; or NULL */
+    const lazy_products *fixed;    /* with as few rows of x as it reads weights for as stored; no panels; or NULL */
 } lazy_arithmetic;
 
 /* The arithmetic with the instruction set `isa`, or with the best one if isa is NULL; NULL if this machine has none. */

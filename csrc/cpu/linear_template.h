@@ -202,14 +202,19 @@ static void tile(float *c, int64_t c_stride, const void *a, int64_t a_stride, co
 /* ---- unpacked --------------------------------------------------------------------------- */
 
 /* Formats read as stored; others become operands first. So do quantized ones where their values would have to be
- * widened again for more rows of x. */
+ * widened again for more rows of x. In bf16 all do. Where a table widens values of 4 bits, all are cheap to widen. */
 enum { QUANTIZED_ROWS = 2 * DOT_ROWS };
 #ifdef OPERANDS_BF16
 #define FORM            LAZY_BF16
 #define AS_STORED(work) work(BF16)
 #else
-#define FORM            LAZY_F32
-#define AS_STORED(work) work(F32) work(F16) work(BF16) work(Q8_0) work(Q4_0)
+#define FORM LAZY_F32
+#ifdef LOOK_UP
+#define QUANTIZED_AS_STORED(work) work(Q8_0) LAZY_BELOW_8_BITS(work)
+#else
+#define QUANTIZED_AS_STORED(work) work(Q8_0) work(Q4_0)
+#endif
+#define AS_STORED(work) work(F32) work(F16) work(BF16) QUANTIZED_AS_STORED(work)
 #endif
 
 /* to[:] = the k values of a row of weights as operands */

@@ -1,11 +1,11 @@
-/* products_avx512_fixed24.c — quantized weights times few rows of x in 24 bits, for AVX-512 (F, BW, VL, VNNI). */
+/* products_avx512_fixed24.c — quantized weights times one row of x in 24 bits, for AVX-512 (F, BW, VL, VNNI). */
 #if defined(__x86_64__)
 #include "avx512_vnni.h"
 
 #define VARIANT  avx512_fixed24
 #define DIGITS   3
-#define DOT_ROWS 2
-#define MAX_ROWS 2
+#define DOT_ROWS 1
+#define MAX_ROWS 1
 #include "fixed_template.h"
 
 END_TARGET

@@ -19,10 +19,12 @@ static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 /* Operands of the largest product of n_rows rows, k values each; none where they are not converted. */
 static size_t operands_for(const lazy_stream *stream, int k, int n_rows, int copies, bool converted)
 {
-    const lazy_products *products = products_of(stream), *fixed = cpu_of(stream)->arithmetic->fixed;
-    size_t many = converted ? (size_t)min_int(n_rows, ROW_CHUNK) * (size_t)operand_stride(products, k) : 0,
-           few = fixed ? (size_t)min_int(n_rows, fixed->max_unpacked_others) * (size_t)operand_stride(fixed, k) : 0;
-    return (size_t)copies * larger(many, few);
+    const lazy_products *few[] = { cpu_of(stream)->arithmetic->fixed, cpu_of(stream)->in_f32 };
+    size_t most = converted ? (size_t)min_int(n_rows, ROW_CHUNK) * (size_t)operand_stride(products_of(stream), k) : 0;
+    for (size_t i = 0; i < sizeof few / sizeof *few; i++)
+        if (few[i])
+            most = larger(most, (size_t)min_int(n_rows, few[i]->max_stored_rows) * (size_t)operand_stride(few[i], k));
+    return (size_t)copies * most;
 }
 
 static void list_buffers(lazy_cpu_stream *s, int n_rows, int n_tokens, buffer list[N_BUFFERS])

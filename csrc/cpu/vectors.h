@@ -28,9 +28,10 @@
         break;                                                                                                         \
     }
 
-/* work(1, …) to work(most, …); most: 2, 3, 4, 6, 7 or 14 */
+/* work(1, …) to work(most, …); most: 1, 2, 3, 4, 6, 7 or 14 */
 #define EACH_NUMBER(most, work, ...) JOIN(UP_TO_, most)(work, __VA_ARGS__)
-#define UP_TO_2(work, ...)           work(1, __VA_ARGS__) work(2, __VA_ARGS__)
+#define UP_TO_1(work, ...)           work(1, __VA_ARGS__)
+#define UP_TO_2(work, ...)           UP_TO_1(work, __VA_ARGS__) work(2, __VA_ARGS__)
 #define UP_TO_3(work, ...)           UP_TO_2(work, __VA_ARGS__) work(3, __VA_ARGS__)
 #define UP_TO_4(work, ...)           UP_TO_3(work, __VA_ARGS__) work(4, __VA_ARGS__)
 #define UP_TO_6(work, ...)           UP_TO_4(work, __VA_ARGS__) work(5, __VA_ARGS__) work(6, __VA_ARGS__)

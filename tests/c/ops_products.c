@@ -43,18 +43,24 @@ static float *as_operands(const float *x, int n, int cols)
     return copy;
 }
 
-/* Products of so few rows of x that x is rounded to fixed point, and weights keep the integers of their blocks. */
-static bool in_fixed_point(side fast, const lazy_matrix *w, int n)
+static bool read_as_stored(const lazy_products *kernels, const lazy_matrix *w, int n)
 {
-    const lazy_products *fixed = cpu_of(fast.stream)->arithmetic->fixed;
-    bool takes = fixed && n <= fixed->max_unpacked_others;
-    for (int i = 0; i < w->n_parts; i++) takes = takes && fixed->formats[w->part[i].dtype];
-    return takes;
+    bool all = kernels && n <= kernels->max_stored_rows;
+    for (int i = 0; i < w->n_parts; i++) all = all && kernels->stored[w->part[i].dtype];
+    return all;
 }
 
-/* A copy of w as products take it: in bf16, values of blocks are rounded to bf16, if not in fixed point; in int8,
+/* The products that keep the integers of w's blocks, as n is small: in fixed point or in f32; NULL: none do. */
+static const lazy_products *products_of_few(side fast, const lazy_matrix *w, int n)
+{
+    const lazy_cpu *cpu = cpu_of(fast.stream);
+    if (read_as_stored(cpu->arithmetic->fixed, w, n)) return cpu->arithmetic->fixed;
+    return computing != LAZY_COMPUTE_INT8 && read_as_stored(cpu->in_f32, w, n) ? cpu->in_f32 : NULL;
+}
+
+/* A copy of w as products take it: in bf16, values of blocks are rounded to bf16, if x does not have few rows; in int8,
  * values that are not in blocks are rounded to LAZY_Q8_0. Shares w's bias. */
-static lazy_matrix weights_as_operands(const lazy_matrix *w, bool fixed)
+static lazy_matrix weights_as_operands(const lazy_matrix *w, bool few)
 {
     lazy_matrix copy = *w;
     int padded = (w->cols + LAZY_GROUP - 1) / LAZY_GROUP * LAZY_GROUP;
@@ -64,7 +70,7 @@ static lazy_matrix weights_as_operands(const lazy_matrix *w, bool fixed)
         lazy_part *part = &copy.part[i];
         size_t bytes = lazy_row_bytes(part->dtype, w->cols);
         lazy_dtype to = part->dtype;
-        if (computing == LAZY_COMPUTE_BF16 && lazy_is_quantized(to) && !fixed) to = LAZY_BF16;
+        if (computing == LAZY_COMPUTE_BF16 && lazy_is_quantized(to) && !few) to = LAZY_BF16;
         if (computing == LAZY_COMPUTE_INT8 && !lazy_is_quantized(to)) to = LAZY_Q8_0;
         if (to == part->dtype) {
             part->data = memcpy(room((size_t)part->rows * bytes + 1), part->data, (size_t)part->rows * bytes);
@@ -97,12 +103,12 @@ static void test_matmul(sides s, int n, int parts, int rows, int cols, lazy_dtyp
         memcpy(want, before, size * sizeof *want);
     }
     RUN(s.fast, matmul, got, x, n, &w, accumulate, NULL);
-    bool fixed = in_fixed_point(s.fast, &w, n);
-    lazy_matrix taken = weights_as_operands(&w, fixed);
+    const lazy_products *few = products_of_few(s.fast, &w, n);
+    lazy_matrix taken = weights_as_operands(&w, few);
     float *x_taken = as_operands(x, n, cols);
     RUN(s.plain, matmul, want, x_taken, n, &taken, accumulate, NULL);
     double error = error_of(got, want, size);
-    CHECK_FREED(error < (computing == LAZY_COMPUTE_BF16 && fixed ? FIXED : TOLERANCE),
+    CHECK_FREED(error < (computing == LAZY_COMPUTE_BF16 && few && few->unit > 1 ? FIXED : TOLERANCE),
                 "%s matmul n %d, %d parts, rows %d, cols %d, dtype %d%s%s%s: error %.2g", s.fast.name, n, parts, w.rows,
                 cols, dtype, mixed ? ", mixed" : "", biased ? ", bias" : "", accumulate ? ", accumulated" : "", error);
 }
@@ -122,7 +128,7 @@ static void test_quantized_products(sides s)
         test_matmul(s, UNPACKED_ROWS_LIMIT + 3, 1, 37, long_row, (lazy_dtype)dtype, false, false, true);
         test_matmul(s, UNPACKED_ROWS_LIMIT + 20, 3, 21, 1280, (lazy_dtype)dtype, true, true, false);
         test_matmul(s, 5, 3, 21, 512, (lazy_dtype)dtype, true, false, true);
-        /* in fixed point only if all formats are */
+        /* with few rows' products only if they take all formats */
         test_matmul(s, 1, 3, 21, 512, (lazy_dtype)dtype, true, false, false);
     }
     seed = before;
@@ -189,7 +195,7 @@ static void test_fixed_products(const char *variant)
     enum { ROWS = 9, MOST = 8 };
     const lazy_products *products = lazy_arithmetic_find(variant, computing)->fixed;
     for (int dtype = LAZY_Q8_0; products && dtype < LAZY_N_DTYPES; dtype++)
-        for (int i = 0; i < 60 && products->formats[dtype]; i += each) {
+        for (int i = 0; i < 60 && products->stored[dtype]; i += each) {
             int n = i % products->max_unpacked_others + 1, cols = lazy_formats[dtype].values * random_int(1, 20);
             double share = (const double[]){ 0x1p-23, 0x1p-15, 1.0 / 254 }[computing];
             lazy_matrix w = random_matrix(1, ROWS, cols, (lazy_dtype)dtype, false, false);
@@ -329,14 +335,15 @@ static void test_mix_experts(sides s, int n, int d, lazy_dtype dtype, bool mixed
     expert_weights w, taken;
     random_experts(&w, d, s.config->expert_ffn, dtype, mixed);
     taken.experts = (lazy_experts){ w.experts.router, taken.gate_up, taken.down };
-    bool fixed_gate = true, fixed_down = true; /* if all experts can be */
-    for (int e = 0; e < EXPERTS; e++) {
-        fixed_gate = fixed_gate && in_fixed_point(s.fast, &w.gate_up[e], n);
-        fixed_down = fixed_down && in_fixed_point(s.fast, &w.down[e], n);
+    const lazy_products *gate = products_of_few(s.fast, &w.gate_up[0], n),
+                        *down = products_of_few(s.fast, &w.down[0], n);
+    for (int e = 1; e < EXPERTS; e++) { /* if all experts' can be the same */
+        if (gate != products_of_few(s.fast, &w.gate_up[e], n)) gate = NULL;
+        if (down != products_of_few(s.fast, &w.down[e], n)) down = NULL;
     }
     for (int e = 0; e < EXPERTS; e++) {
-        taken.gate_up[e] = weights_as_operands(&w.gate_up[e], fixed_gate);
-        taken.down[e] = weights_as_operands(&w.down[e], fixed_down);
+        taken.gate_up[e] = weights_as_operands(&w.gate_up[e], gate);
+        taken.down[e] = weights_as_operands(&w.down[e], down);
     }
     size_t size = (size_t)n * (size_t)d;
     float *x = random_floats(size), *got = guarded(size), *want = guarded(size), *others = random_floats(size),
