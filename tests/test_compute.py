@@ -19,9 +19,12 @@ from lazyllm.machine.info import CPUINFO
 SHAPE = tiny.Shape(seed=7, hidden=70, head_dim=18, ffn=90, qkv_bias=True, dtype="BF16")
 CLOSE = {"bf16": tolerances.HALF_LOGITS["BF16"], "int8": tolerances.INT8_LOGITS}
 
-HAS_AMX = "amx" in _core.features()["instruction_sets"].split()
+SETS = _core.features()["instruction_sets"].split()
 HAS_VNNI = "avx512_vnni" in CPUINFO.read_text(encoding="utf-8")
-KERNELS = {"bf16": "avx512_amx" if HAS_AMX else "avx512_bf16", "int8": "avx512_int8" if HAS_VNNI else "avx2_int8"}
+KERNELS = {
+    "bf16": "avx512_amx" if "amx" in SETS else "avx512_bf16",
+    "int8": "avx512_int8" if HAS_VNNI else "avxvnni_int8" if "avxvnni" in SETS else "avx2_int8",
+}
 
 pytestmark = pytest.mark.skipif(tiny.DEVICE != "cpu", reason="the arithmetic of the CPU")
 
@@ -49,7 +52,7 @@ def test_rounded_products_are_close_to_f32_and_not_the_same(compute: str, tmp_pa
 def test_compute_is_refused_without_instructions(
     compute: str, isa: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if isa not in _core.features()["instruction_sets"].split():
+    if isa not in SETS:
         pytest.skip(f"this processor has no {isa}")
     monkeypatch.setenv("LAZYLLM_CPU", isa)
     assert _core.features()[compute] is None

@@ -58,6 +58,7 @@ READ(generic, , floats4)
 
 #if defined(__x86_64__)
 #define AVX2        __attribute__((target("avx2,fma")))
+#define AVX_VNNI    __attribute__((target("avx2,fma,avxvnni")))
 #define AVX512      __attribute__((target("avx2,fma,avx512f")))
 #define AVX512_BF16 __attribute__((target("avx2,fma,avx512f,avx512bw,avx512vl,avx512bf16")))
 #define AVX512_AMX  __attribute__((target("avx2,fma,avx512f,avx512bw,avx512vl,amx-tile,amx-bf16")))
@@ -71,6 +72,7 @@ typedef int32_t ints16 __attribute__((vector_size(64), aligned(4)));
 MULTIPLY_ADDS(avx2, AVX2, floats8, ALTERNATE(floats8))
 READ(avx2, AVX2, floats8)
 MULTIPLY_ADDS(avx2_int8, AVX2, ints8, chain[i] + (ints8)_mm256_madd_epi16((__m256i)a, (__m256i)(b + step)))
+MULTIPLY_ADDS(avxvnni_int8, AVX_VNNI, ints8, (ints8)_mm256_dpbusd_avx_epi32((__m256i)chain[i], (__m256i)a, (__m256i)b))
 MULTIPLY_ADDS(avx512, AVX512, floats16, ALTERNATE(floats16))
 READ(avx512, AVX512, floats16)
 MULTIPLY_ADDS(avx512_bf16, AVX512_BF16, floats16,
@@ -114,6 +116,7 @@ static const peak peaks[] = {
     { "avx512_amx", multiply_adds_avx512_amx, read_avx512, TILES *TILE_ADDS },
     { "avx512_bf16", multiply_adds_avx512_bf16, read_avx512, 32 * CHAINS },
     { "avx512", multiply_adds_avx512, read_avx512, 16 * CHAINS },
+    { "avxvnni_int8", multiply_adds_avxvnni_int8, read_avx2, 32 * CHAINS },
     { "avx2_int8", multiply_adds_avx2_int8, read_avx2, 16 * CHAINS },
     { "avx2", multiply_adds_avx2, read_avx2, 8 * CHAINS },
 #endif

@@ -1,7 +1,5 @@
 /* avx2.h — what the kernels for AVX2 (with FMA and F16C) have in common, for the templates. */
 #include "x86.h"
-TARGET("avx2,fma,f16c")
-
 #define ISA                avx2
 #define LANES              8
 #define LARGER(a, b)       ((vec)_mm256_max_ps((__m256)(a), (__m256)(b)))

@@ -16,7 +16,7 @@
 
 /* ---- the instruction sets of this machine -------------------------------------------------- */
 
-enum { AVX2 = 1, AVX512 = 2, VNNI = 4, BF16 = 8, AMX = 16, I8MM = 32 };
+enum { AVX2 = 1, AVX512 = 2, VNNI = 4, BF16 = 8, AMX = 16, I8MM = 32, AVX_VNNI = 64 };
 
 #if defined(__x86_64__)
 /* AMX's tiles are a process's only after it has asked for them, as Linux has it. */
@@ -42,6 +42,8 @@ static unsigned features(void)
         found |= AVX512;
     if (found & AVX512 && __builtin_cpu_supports("avx512vnni")) found |= VNNI;
     if (found & AVX512 && __builtin_cpu_supports("avx512bf16")) found |= BF16;
+    /* clang 14 does not take "avxvnni" above */
+    if (found && __get_cpuid_count(7, 1, &a, &b, &c, &d) && a & 1 << 4) found |= AVX_VNNI;
     if (found & BF16 && ask_for_tiles()) found |= AMX;
 #ifdef LAZY_EMULATED_BF16
     if (found & AVX512) found |= BF16 | AMX;
@@ -74,6 +76,8 @@ static const struct {
     KERNELS(BF16, "avx512", BF16, avx512_bf16, kernels_avx512_bf16.products, NULL),
     KERNELS(VNNI, "avx512", F32, avx512, kernels_avx512.products, &lazy_products_avx512_fixed24),
     KERNELS(AVX512, "avx512", F32, avx512, kernels_avx512.products, NULL),
+    KERNELS(AVX_VNNI, "avxvnni", INT8, avx2, products_avxvnni_int8, &lazy_products_avxvnni_fixed8),
+    KERNELS(AVX_VNNI, "avxvnni", F32, avx2, kernels_avx2.products, &lazy_products_avxvnni_fixed24),
     KERNELS(AVX2, "avx2", INT8, avx2, products_avx2_int8, &lazy_products_avx2_fixed8),
     KERNELS(AVX2, "avx2", F32, avx2, kernels_avx2.products, &lazy_products_avx2_fixed24),
 #elif defined(__aarch64__)
@@ -100,7 +104,7 @@ const lazy_arithmetic *lazy_arithmetic_find(const char *isa, lazy_compute comput
 
 const char *const *lazy_cpu_variants(void)
 {
-    static const char *const isas[] = { "amx", "avx512", "avx2", "neon", "generic" };
+    static const char *const isas[] = { "amx", "avx512", "avxvnni", "avx2", "neon", "generic" };
     static const char *names[sizeof isas / sizeof *isas + 1];
     int n = 0;
     for (size_t i = 0; i < sizeof isas / sizeof *isas; i++)

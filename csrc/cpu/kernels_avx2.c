@@ -1,6 +1,7 @@
 /* kernels_avx2.c — the kernels for AVX2. */
 #if defined(__x86_64__)
 #include "avx2.h"
+TARGET("avx2,fma,f16c")
 
 #define VARIANT             avx2
 #define TILE_ROWS           6

@@ -1,6 +1,6 @@
 /* products_avx2_fixed24.c — quantized weights times few rows of x in 24 bits, for AVX2. */
 #if defined(__x86_64__)
-#include "avx2_integers.h"
+#include "avx2_dots.h"
 
 #define VARIANT  avx2_fixed24
 #define DIGITS   3

@@ -35,11 +35,12 @@ int main(int argc, char **argv)
     size_t n_shapes = fastest ? 1 : sizeof shapes / sizeof *shapes;
     for (const char *const *variant = lazy_cpu_variants(); *variant; variant++) {
         for (computing = LAZY_COMPUTE_F32; computing <= LAZY_COMPUTE_INT8; computing++) {
-            bool tiles = strcmp(*variant, "amx") == 0; /* the rest of this variant is that of avx512 */
+            bool tiles = strcmp(*variant, "amx") == 0,       /* the rest of this variant is that of avx512, */
+                integers = strcmp(*variant, "avxvnni") == 0; /* and of this that of avx2 */
             if (!lazy_arithmetic_find(*variant, computing) || ((bf16 || tiles) && computing != LAZY_COMPUTE_BF16))
                 continue;
             test_products(*variant, shapes, n_shapes);
-            if (computing == LAZY_COMPUTE_INT8) continue; /* its other ops are those of bf16 or f32 */
+            if (computing == LAZY_COMPUTE_INT8 || integers) continue; /* its other ops are those of bf16 or f32 */
             test_rows(*variant, shapes, n_shapes);
             test_attention(*variant, shapes, n_shapes);
         }
@@ -48,6 +49,8 @@ int main(int argc, char **argv)
     if (!lazy_arithmetic_find(NULL, LAZY_COMPUTE_BF16)) printf("SKIPPED bf16: this processor has no AVX512-BF16\n");
     if (!lazy_arithmetic_find(NULL, LAZY_COMPUTE_INT8))
         printf("SKIPPED int8: this processor has AVX-512 without VNNI, or no AVX2\n");
+    if (!lazy_arithmetic_find("avxvnni", LAZY_COMPUTE_INT8))
+        printf("SKIPPED avxvnni: this processor has no AVX-VNNI\n");
     computing = LAZY_COMPUTE_F32;
     if (fastest || bf16) return checked(); /* the rest runs on one thread */
     test_selection();
