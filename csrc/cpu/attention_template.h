@@ -82,10 +82,6 @@ static void value_columns(float *o, float *powers, int width, int cols, const vo
     }
 }
 
-#ifdef OPERANDS_BF16
-#define QUANTIZED_AS_STORED(work)
-#endif
-#define TAKEN(format) [LAZY_##format] = true,
 #define DEFINE_KERNELS(variant, rows_of_tile, halves, others, key_unit_, tile_, key_columns_, value_columns_)          \
     const lazy_kernels JOIN(lazy_kernels_, variant) = {                                                                \
         .products = {                                                                                                  \
@@ -101,8 +97,6 @@ static void value_columns(float *o, float *powers, int width, int cols, const vo
             .pack = pack,                                                                                              \
             .tile = tile_,                                                                                             \
             .dots = dots,                                                                                              \
-            .stored = { QUANTIZED_AS_STORED(TAKEN) },                                                                  \
-            .max_stored_rows = QUANTIZED_ROWS,                                                                         \
         },                                                                                                             \
         .rows = &JOIN(lazy_rows_, ISA),                                                                                \
         .lanes = LANES,                                                                                                \

@@ -62,33 +62,37 @@ static const struct {
     unsigned needs;
     lazy_arithmetic arithmetic;
 } all[] = {
-#define KERNELS(needs, isa, compute, kernels, products, fixed)                                                         \
+#define KERNELS(needs, isa, compute, kernels, products, fixed, stored)                                                 \
     {                                                                                                                  \
-        needs, { isa, LAZY_COMPUTE_##compute, &lazy_kernels_##kernels, &lazy_##products, fixed }                       \
+        needs, { isa, LAZY_COMPUTE_##compute, &lazy_kernels_##kernels, &lazy_##products, fixed, stored }               \
     }
+#define PRODUCTS(name) &lazy_products_##name
 #if defined(__x86_64__)
-    KERNELS(VNNI | AMX, "amx", INT8, avx512_amx, products_avx512_int8, &lazy_products_avx512_fixed8),
-    KERNELS(VNNI | AMX, "amx", BF16, avx512_amx, kernels_avx512_amx.products, &lazy_products_avx512_fixed16),
-    KERNELS(VNNI | AMX, "amx", F32, avx512, kernels_avx512.products, &lazy_products_avx512_fixed24),
-    KERNELS(VNNI | BF16, "avx512", INT8, avx512_bf16, products_avx512_int8, &lazy_products_avx512_fixed8),
-    KERNELS(VNNI, "avx512", INT8, avx512, products_avx512_int8, &lazy_products_avx512_fixed8),
-    KERNELS(VNNI | BF16, "avx512", BF16, avx512_bf16, kernels_avx512_bf16.products, &lazy_products_avx512_fixed16),
-    KERNELS(BF16, "avx512", BF16, avx512_bf16, kernels_avx512_bf16.products, NULL),
-    KERNELS(VNNI, "avx512", F32, avx512, kernels_avx512.products, &lazy_products_avx512_fixed24),
-    KERNELS(AVX512, "avx512", F32, avx512, kernels_avx512.products, NULL),
-    KERNELS(AVX_VNNI, "avxvnni", INT8, avx2, products_avxvnni_int8, &lazy_products_avxvnni_fixed8),
-    KERNELS(AVX_VNNI, "avxvnni", F32, avx2, kernels_avx2.products, &lazy_products_avxvnni_fixed24),
-    KERNELS(AVX2, "avx2", INT8, avx2, products_avx2_int8, &lazy_products_avx2_fixed8),
-    KERNELS(AVX2, "avx2", F32, avx2, kernels_avx2.products, &lazy_products_avx2_fixed24),
+    KERNELS(VNNI | AMX, "amx", INT8, avx512_amx, products_avx512_int8, PRODUCTS(avx512_fixed8), NULL),
+    KERNELS(VNNI | AMX, "amx", BF16, avx512_amx, kernels_avx512_amx.products, PRODUCTS(avx512_fixed16),
+            PRODUCTS(avx512_stored)),
+    KERNELS(VNNI | AMX, "amx", F32, avx512, kernels_avx512.products, PRODUCTS(avx512_fixed24), PRODUCTS(avx512_stored)),
+    KERNELS(VNNI | BF16, "avx512", INT8, avx512_bf16, products_avx512_int8, PRODUCTS(avx512_fixed8), NULL),
+    KERNELS(VNNI, "avx512", INT8, avx512, products_avx512_int8, PRODUCTS(avx512_fixed8), NULL),
+    KERNELS(VNNI | BF16, "avx512", BF16, avx512_bf16, kernels_avx512_bf16.products, PRODUCTS(avx512_fixed16),
+            PRODUCTS(avx512_stored)),
+    KERNELS(BF16, "avx512", BF16, avx512_bf16, kernels_avx512_bf16.products, NULL, PRODUCTS(avx512_stored)),
+    KERNELS(VNNI, "avx512", F32, avx512, kernels_avx512.products, PRODUCTS(avx512_fixed24), PRODUCTS(avx512_stored)),
+    KERNELS(AVX512, "avx512", F32, avx512, kernels_avx512.products, NULL, PRODUCTS(avx512_stored)),
+    KERNELS(AVX_VNNI, "avxvnni", INT8, avx2, products_avxvnni_int8, PRODUCTS(avxvnni_fixed8), NULL),
+    KERNELS(AVX_VNNI, "avxvnni", F32, avx2, kernels_avx2.products, PRODUCTS(avxvnni_fixed24), PRODUCTS(avx2_stored)),
+    KERNELS(AVX2, "avx2", INT8, avx2, products_avx2_int8, PRODUCTS(avx2_fixed8), NULL),
+    KERNELS(AVX2, "avx2", F32, avx2, kernels_avx2.products, PRODUCTS(avx2_fixed24), PRODUCTS(avx2_stored)),
 #elif defined(__aarch64__)
-    KERNELS(I8MM | BF16, "neon", INT8, neon_bf16, products_neon_int8, &lazy_products_neon_fixed8),
-    KERNELS(I8MM, "neon", INT8, neon, products_neon_int8, &lazy_products_neon_fixed8),
-    KERNELS(I8MM | BF16, "neon", BF16, neon_bf16, kernels_neon_bf16.products, &lazy_products_neon_fixed16),
-    KERNELS(BF16, "neon", BF16, neon_bf16, kernels_neon_bf16.products, NULL),
-    KERNELS(I8MM, "neon", F32, neon, kernels_neon.products, &lazy_products_neon_fixed24),
-    KERNELS(0, "neon", F32, neon, kernels_neon.products, NULL),
+    KERNELS(I8MM | BF16, "neon", INT8, neon_bf16, products_neon_int8, PRODUCTS(neon_fixed8), NULL),
+    KERNELS(I8MM, "neon", INT8, neon, products_neon_int8, PRODUCTS(neon_fixed8), NULL),
+    KERNELS(I8MM | BF16, "neon", BF16, neon_bf16, kernels_neon_bf16.products, PRODUCTS(neon_fixed16),
+            PRODUCTS(neon_stored)),
+    KERNELS(BF16, "neon", BF16, neon_bf16, kernels_neon_bf16.products, NULL, PRODUCTS(neon_stored)),
+    KERNELS(I8MM, "neon", F32, neon, kernels_neon.products, PRODUCTS(neon_fixed24), PRODUCTS(neon_stored)),
+    KERNELS(0, "neon", F32, neon, kernels_neon.products, NULL, PRODUCTS(neon_stored)),
 #endif
-    KERNELS(0, "generic", F32, generic, kernels_generic.products, NULL),
+    KERNELS(0, "generic", F32, generic, kernels_generic.products, NULL, PRODUCTS(generic_stored)),
 };
 
 const lazy_arithmetic *lazy_arithmetic_find(const char *isa, lazy_compute compute)

@@ -1,9 +1,8 @@
 /* dots.h — products with weights for few rows of x: which rows and columns come together. Weights are read as they are
  * stored, or are brought into a form of the including file first, once for all rows of x.
  *
- * The including file defines `operand` and DOT_ROWS; AS_STORED(work), the formats that dots_of takes, of quantized ones
- * with up to QUANTIZED_ROWS rows; FORM, the format that others are brought into, and form_row(to, row, format, k),
- * which does so; and after this file dots_of. */
+ * The including file defines `operand` and DOT_ROWS; AS_STORED(work), the formats that dots_of takes; FORM, the format
+ * that others are brought into, and form_row(to, row, format, k), which does so; and after this file dots_of. */
 
 /* y[r * y_stride + c * y_spacing] (+)= x[r * x_stride + (0 … k-1)] . row c of w; its rows lie `spacing` bytes apart. */
 typedef struct dot_products {
@@ -18,6 +17,16 @@ typedef struct dot_products {
     bool accumulate;
     int64_t row_bytes; /* from one row of w to the next */
 } dot_products;
+
+/* Writes the sums of one row of x and `cols` columns. */
+INLINE void write_dots(float *y, const dot_products *t, const vec sum[4], const int cols)
+{
+    four total = cols == 4 ? sum_lanes_of_four(sum[0], sum[1], sum[2], sum[3]) : (four){ sum_lanes(sum[0]) };
+    if (t->accumulate)
+        for (int c = 0; c < cols; c++) y[c * t->y_spacing] += total[c];
+    else
+        for (int c = 0; c < cols; c++) y[c * t->y_spacing] = total[c];
+}
 
 /* The sums of `rows` <= DOT_ROWS rows of x and `cols` columns, 4 or 1. */
 INLINE void dots_of(dot_products t, const int rows, const int cols);
@@ -48,7 +57,7 @@ static void dots(float *y, int64_t y_stride, const void *x, int64_t x_stride, in
 {
     /* rows of each stream that are read from memory once, then from the L2 cache; bytes of it */
     enum { BLOCK = 8, ROOM = 256 * 1024 };
-    const bool stored = four_columns[dtype][0] && (n_rows <= QUANTIZED_ROWS || !lazy_is_quantized(dtype));
+    const bool stored = four_columns[dtype][0];
     const lazy_dtype form = stored ? dtype : FORM;
     const int block_values = lazy_formats[form].values;
     const int64_t stored_bytes = (int64_t)lazy_row_bytes(dtype, k),

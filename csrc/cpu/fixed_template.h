@@ -157,7 +157,6 @@ INLINE void scales_of_halves(vec s[SCALE_VECTORS], const float *x)
 #define OTHERS_AS_STORED(work) work(Q4_1) work(Q5_0) work(Q5_1) work(Q4_K) work(Q5_K) work(Q6_K)
 #define AS_STORED(work)        Q8_0_AS_STORED(work) Q4_0_AS_STORED(work) OTHERS_AS_STORED(work)
 #define FORM                   LAZY_Q8_0
-enum { QUANTIZED_ROWS = MAX_ROWS };
 
 static void form_row(void *to, const char *row, lazy_dtype dtype, int k)
 {
@@ -262,6 +261,5 @@ const lazy_products JOIN(lazy_products_, VARIANT) = {
     .convert = convert,
     .dots = dots,
 #define TAKEN(format) [LAZY_##format] = true,
-    .max_stored_rows = MAX_ROWS,
-    .stored = { AS_STORED(TAKEN)[LAZY_F32] = DIGITS == 1, [LAZY_F16] = DIGITS == 1, [LAZY_BF16] = DIGITS == 1 },
+    .formats = { AS_STORED(TAKEN)[LAZY_F32] = DIGITS == 1, [LAZY_F16] = DIGITS == 1, [LAZY_BF16] = DIGITS == 1 },
 };

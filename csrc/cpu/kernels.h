@@ -31,9 +31,7 @@ typedef struct lazy_products {
      * rows of w as operands of 4 bytes, or 256 KiB if that is more */
     void (*dots)(float *y, int64_t y_stride, const void *x, int64_t x_stride, int n_rows, const void *w,
                  lazy_dtype dtype, int n_cols, int k, bool accumulate, void *room);
-    /* Formats of weights, quantized or of any kind in int8, that dots reads as stored for so many rows of x. */
-    bool stored[LAZY_N_DTYPES];
-    int max_stored_rows;
+    bool formats[LAZY_N_DTYPES]; /* that dots takes; of products for few rows alone, else unused */
 } lazy_products;
 
 /* Kernels of single rows, in f32: one table per instruction set. */
@@ -86,18 +84,20 @@ typedef struct lazy_kernels {
 
 extern const lazy_row_kernels lazy_rows_generic;
 extern const lazy_kernels lazy_kernels_generic;
+extern const lazy_products lazy_products_generic_stored;
 #if defined(__x86_64__)
 extern const lazy_row_kernels lazy_rows_avx2, lazy_rows_avx512;
 extern const lazy_kernels lazy_kernels_avx2;
 extern const lazy_kernels lazy_kernels_avx512, lazy_kernels_avx512_bf16, lazy_kernels_avx512_amx;
 extern const lazy_products lazy_products_avx2_int8, lazy_products_avx512_int8;
+extern const lazy_products lazy_products_avx2_stored, lazy_products_avx512_stored;
 extern const lazy_products lazy_products_avx2_fixed8, lazy_products_avx2_fixed24;
 extern const lazy_products lazy_products_avxvnni_int8, lazy_products_avxvnni_fixed8, lazy_products_avxvnni_fixed24;
 extern const lazy_products lazy_products_avx512_fixed8, lazy_products_avx512_fixed16, lazy_products_avx512_fixed24;
 #elif defined(__aarch64__)
 extern const lazy_row_kernels lazy_rows_neon;
 extern const lazy_kernels lazy_kernels_neon, lazy_kernels_neon_bf16;
-extern const lazy_products lazy_products_neon_int8;
+extern const lazy_products lazy_products_neon_int8, lazy_products_neon_stored;
 extern const lazy_products lazy_products_neon_fixed8, lazy_products_neon_fixed16, lazy_products_neon_fixed24;
 #endif
 
@@ -107,7 +107,9 @@ typedef struct lazy_arithmetic {
     lazy_compute compute;
     const lazy_kernels *kernels;   /* of rows and attention; in int8 those in bf16, or f32 where there are none */
     const lazy_products *products; /* with weights; in int8 they have no dots */
-    const lazy_products *fixed;    /* with as few rows of x as it reads weights for as stored; no panels; or NULL */
+    /* With few rows of x, of some formats of weights, without panels; or NULL: in fixed point, in int8 of all formats;
+     * and in f32 as weights are stored, where the former do not take them. */
+    const lazy_products *fixed, *stored;
 } lazy_arithmetic;
 
 /* The arithmetic with the instruction set `isa`, or with the best one if isa is NULL; NULL if this machine has none. */

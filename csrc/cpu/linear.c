@@ -271,21 +271,18 @@ static int max_unpacked_rows(const product *p)
     return halves ? p->kernels->max_unpacked_halves : p->kernels->max_unpacked_others;
 }
 
-static bool reads_as_stored(const lazy_products *kernels, const product *p)
+static bool takes(const lazy_products *few, const product *p)
 {
-    if (!kernels || p->stream->many_rows || p->n > kernels->max_stored_rows || !fits_unpacked(p)) return false;
+    if (!few || p->stream->many_rows || p->n > few->max_unpacked_others || !fits_unpacked(p)) return false;
     for (int i = 0; i < p->w->n_parts; i++)
-        if (!kernels->stored[p->w->part[i].dtype]) return false;
+        if (!few->formats[p->w->part[i].dtype]) return false;
     return true;
 }
 
 static const lazy_products *best_products(const product *p)
 {
-    const lazy_cpu *cpu = cpu_of(p->stream);
-    const lazy_products *any = products_of(p->stream);
-    if (reads_as_stored(cpu->arithmetic->fixed, p)) return cpu->arithmetic->fixed;
-    /* for so few rows of x, to round weights to bf16 takes longer than products in f32 */
-    return any->dots && reads_as_stored(cpu->in_f32, p) ? cpu->in_f32 : any;
+    const lazy_arithmetic *a = cpu_of(p->stream)->arithmetic;
+    return takes(a->fixed, p) ? a->fixed : takes(a->stored, p) ? a->stored : a->products;
 }
 
 /* At most ROW_CHUNK rows. Few rows are summed in another order than many. */

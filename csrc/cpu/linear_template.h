@@ -201,20 +201,13 @@ static void tile(float *c, int64_t c_stride, const void *a, int64_t a_stride, co
 
 /* ---- unpacked --------------------------------------------------------------------------- */
 
-/* Formats read as stored; others become operands first. So do quantized ones where their values would have to be
- * widened again for more rows of x. In bf16 all do. Where a table widens values of 4 bits, all are cheap to widen. */
-enum { QUANTIZED_ROWS = 2 * DOT_ROWS };
+/* Formats read as stored; others become operands first. */
 #ifdef OPERANDS_BF16
 #define FORM            LAZY_BF16
 #define AS_STORED(work) work(BF16)
 #else
-#define FORM LAZY_F32
-#ifdef LOOK_UP
-#define QUANTIZED_AS_STORED(work) work(Q8_0) LAZY_BELOW_8_BITS(work)
-#else
-#define QUANTIZED_AS_STORED(work) work(Q8_0) work(Q4_0)
-#endif
-#define AS_STORED(work) work(F32) work(F16) work(BF16) QUANTIZED_AS_STORED(work)
+#define FORM            LAZY_F32
+#define AS_STORED(work) work(F32) work(F16) work(BF16)
 #endif
 
 /* to[:] = the k values of a row of weights as operands */
@@ -239,35 +232,8 @@ INLINE void dots_of(dot_products t, const int rows, const int cols)
     vec sum[DOT_ROWS][4];
     EACH(r, rows)
         EACH(c, cols) sum[r][c] = splat(0.0f);
-    int kk = 0;
     const operand *x = t.x;
-#ifndef OPERANDS_BF16
-    for (; lazy_is_quantized(t.dtype) && kk < t.k; kk += lazy_formats[t.dtype].values) {
-        const char *block = t.w + lazy_row_bytes(t.dtype, kk);
-        const int groups = lazy_formats[t.dtype].values / LAZY_GROUP;
-        scales s[4];
-        EACH(c, cols) read_scales(s[c], block + c * t.spacing, t.dtype);
-        EACH(g, groups) {
-            uint8_t room[4][LAZY_GROUP];
-            const uint8_t *q[4];
-            EACH(c, cols) {
-                const char *here = block + c * t.spacing;
-                q[c] = group_at(room[c], here, t.dtype, g);
-                const int at = g * lazy_formats[t.dtype].bytes / groups;
-                __builtin_prefetch(here + at + FETCH_AHEAD / 2); /* these bytes take longer */
-            }
-#pragma GCC unroll 8
-            for (int v = 0; v < GROUP_VECTORS; v++, x += LANES) {
-                vec wide[4];
-                EACH(c, cols) wide[c] = widen_group(q[c], t.dtype, s[c], g, v);
-                EACH(r, rows) {
-                    vec values = load((const float *)x + r * t.x_stride);
-                    EACH(c, cols) sum[r][c] = multiply_add(sum[r][c], wide[c], values);
-                }
-            }
-        }
-    }
-#endif
+    int kk = 0;
     for (; kk + STEP <= t.k; kk += STEP, x += LANES) {
         vec wide[4];
         EACH(c, cols) {
@@ -291,13 +257,5 @@ INLINE void dots_of(dot_products t, const int rows, const int cols)
             for (int c = 0; c < cols; c++) sum[r][c] = multiply_add(sum[r][c], wide[c], v);
         }
     }
-    EACH(r, rows) {
-        four total =
-            cols == 4 ? sum_lanes_of_four(sum[r][0], sum[r][1], sum[r][2], sum[r][3]) : (four){ sum_lanes(sum[r][0]) };
-        float *out = t.y + r * t.y_stride;
-        if (t.accumulate)
-            for (int c = 0; c < cols; c++) out[c * t.y_spacing] += total[c];
-        else
-            for (int c = 0; c < cols; c++) out[c * t.y_spacing] = total[c];
-    }
+    EACH(r, rows) write_dots(t.y + r * t.y_stride, &t, sum[r], cols);
 }

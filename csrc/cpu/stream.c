@@ -19,11 +19,13 @@ static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 /* Operands of the largest product of n_rows rows, k values each; none where they are not converted. */
 static size_t operands_for(const lazy_stream *stream, int k, int n_rows, int copies, bool converted)
 {
-    const lazy_products *few[] = { cpu_of(stream)->arithmetic->fixed, cpu_of(stream)->in_f32 };
+    const lazy_arithmetic *arithmetic = cpu_of(stream)->arithmetic;
+    const lazy_products *few[] = { arithmetic->fixed, arithmetic->stored };
     size_t most = converted ? (size_t)min_int(n_rows, ROW_CHUNK) * (size_t)operand_stride(products_of(stream), k) : 0;
     for (size_t i = 0; i < sizeof few / sizeof *few; i++)
         if (few[i])
-            most = larger(most, (size_t)min_int(n_rows, few[i]->max_stored_rows) * (size_t)operand_stride(few[i], k));
+            most =
+                larger(most, (size_t)min_int(n_rows, few[i]->max_unpacked_others) * (size_t)operand_stride(few[i], k));
     return (size_t)copies * most;
 }
 

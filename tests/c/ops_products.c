@@ -43,19 +43,18 @@ static float *as_operands(const float *x, int n, int cols)
     return copy;
 }
 
-static bool read_as_stored(const lazy_products *kernels, const lazy_matrix *w, int n)
+static bool takes(const lazy_products *few, const lazy_matrix *w, int n)
 {
-    bool all = kernels && n <= kernels->max_stored_rows;
-    for (int i = 0; i < w->n_parts; i++) all = all && kernels->stored[w->part[i].dtype];
+    bool all = few && n <= few->max_unpacked_others;
+    for (int i = 0; i < w->n_parts; i++) all = all && few->formats[w->part[i].dtype];
     return all;
 }
 
 /* The products that keep the integers of w's blocks, as n is small: in fixed point or in f32; NULL: none do. */
 static const lazy_products *products_of_few(side fast, const lazy_matrix *w, int n)
 {
-    const lazy_cpu *cpu = cpu_of(fast.stream);
-    if (read_as_stored(cpu->arithmetic->fixed, w, n)) return cpu->arithmetic->fixed;
-    return computing != LAZY_COMPUTE_INT8 && read_as_stored(cpu->in_f32, w, n) ? cpu->in_f32 : NULL;
+    const lazy_arithmetic *a = cpu_of(fast.stream)->arithmetic;
+    return takes(a->fixed, w, n) ? a->fixed : takes(a->stored, w, n) ? a->stored : NULL;
 }
 
 /* A copy of w as products take it: in bf16, values of blocks are rounded to bf16, if x does not have few rows; in int8,
@@ -195,7 +194,7 @@ static void test_fixed_products(const char *variant)
     enum { ROWS = 9, MOST = 8 };
     const lazy_products *products = lazy_arithmetic_find(variant, computing)->fixed;
     for (int dtype = LAZY_Q8_0; products && dtype < LAZY_N_DTYPES; dtype++)
-        for (int i = 0; i < 60 && products->stored[dtype]; i += each) {
+        for (int i = 0; i < 60 && products->formats[dtype]; i += each) {
             int n = i % products->max_unpacked_others + 1, cols = lazy_formats[dtype].values * random_int(1, 20);
             double share = (const double[]){ 0x1p-23, 0x1p-15, 1.0 / 254 }[computing];
             lazy_matrix w = random_matrix(1, ROWS, cols, (lazy_dtype)dtype, false, false);

@@ -1,0 +1,67 @@
+/* stored_template.h — the source of products in f32 of quantized weights, as they are stored, with few rows of x;
+ * kernels.h specifies each function.
+ *
+ * The including file defines what vectors.h and quantized.h ask for; VARIANT; DOT_ROWS (4 DOT_ROWS sums must fit the
+ * registers); and MAX_ROWS, of x. */
+#include "vectors.h"
+#include "quantized.h"
+
+typedef float operand;
+
+/* All formats where a table widens values of 4 bits; else those that are quick to widen again for some rows of x. */
+#ifdef LOOK_UP
+#define AS_STORED(work) work(Q8_0) LAZY_BELOW_8_BITS(work)
+#else
+#define AS_STORED(work) work(Q8_0) work(Q4_0)
+#endif
+#define FORM LAZY_F32
+
+static void form_row(void *to, const char *row, lazy_dtype dtype, int k) { /* there are no others */ }
+
+#include "dots.h"
+
+static void convert(void *to, const float *from, int k) { memcpy(to, from, (size_t)k * sizeof *from); }
+
+INLINE void dots_of(dot_products t, const int rows, const int cols)
+{
+    const lazy_format *format = &lazy_formats[t.dtype];
+    const int groups = format->values / LAZY_GROUP;
+    vec sum[DOT_ROWS][4];
+    EACH(r, rows)
+        EACH(c, cols) sum[r][c] = splat(0.0f);
+    for (const float *x = t.x, *end = x + t.k; x < end; t.w += format->bytes) {
+        scales s[4];
+        EACH(c, cols) read_scales(s[c], t.w + c * t.spacing, t.dtype);
+        EACH(g, groups) {
+            uint8_t room[4][LAZY_GROUP];
+            const uint8_t *q[4];
+            EACH(c, cols) {
+                const char *block = t.w + c * t.spacing;
+                q[c] = group_at(room[c], block, t.dtype, g);
+                __builtin_prefetch(block + g * format->bytes / groups + FETCH_AHEAD / 2); /* these bytes take longer */
+            }
+#pragma GCC unroll 8
+            for (int v = 0; v < GROUP_VECTORS; v++, x += LANES) {
+                vec wide[4];
+                EACH(c, cols) wide[c] = widen_group(q[c], t.dtype, s[c], g, v);
+                EACH(r, rows) {
+                    vec values = load(x + r * t.x_stride);
+                    EACH(c, cols) sum[r][c] += wide[c] * values;
+                }
+            }
+        }
+    }
+    EACH(r, rows) write_dots(t.y + r * t.y_stride, &t, sum[r], cols);
+}
+
+const lazy_products JOIN(lazy_products_, VARIANT) = {
+    .name = STRING(VARIANT),
+    .unit = 1,
+    .row_operands = 1,
+    .max_unpacked_halves = MAX_ROWS,
+    .max_unpacked_others = MAX_ROWS,
+    .convert = convert,
+    .dots = dots,
+#define TAKEN(format) [LAZY_##format] = true,
+    .formats = { AS_STORED(TAKEN) },
+};
