@@ -177,6 +177,8 @@ build/core/core.a: $(CORE) | $(VENV)/test.stamp
 	rm -f $@ && $(AR) rcs $@ $(CORE_C:%.c=build/objects/%.o)
 $(eval $(call c_tests,))
 
+# In the kernels addresses are ASan's matter, and UBSan's is arithmetic: its checks of addresses take gcc half a minute for a file of them.
+build/core_asan/cpu/kernels_%.o build/core_asan/cpu/products_%.o: FLAGS_asan += -fno-sanitize=pointer-overflow$(COMMA)null$(COMMA)alignment$(COMMA)object-size
 $(eval $(call core_build,_asan))
 $(eval $(call core_build,_tsan))
 
