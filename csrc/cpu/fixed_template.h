@@ -142,8 +142,7 @@ INLINE void scales_of_halves(vec s[SCALE_VECTORS], const float *x)
 
 /* ---- products --------------------------------------------------------------------------- */
 
-/* Not Q8_0 with 24 bits of x: sums would need 34. Nor Q4_0, where linear_template.h widens it by a table, in less time.
- */
+/* Not Q8_0 with 24 bits of x: sums would need 34. Nor Q4_0, where stored_template.h has a table, in less time. */
 #if DIGITS == 3
 #define Q8_0_AS_STORED(work)
 #else

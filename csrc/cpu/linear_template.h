@@ -4,7 +4,7 @@
  * register tile (its sums, one row of b and a broadcast must fit the registers); DOT_ROWS, 2, 3 or 6 (4 DOT_ROWS sums
  * must fit the registers); MAX_UNPACKED_HALVES and MAX_UNPACKED_OTHERS. With OPERANDS_BF16, products are of bf16, and
  * it defines PAIR_PRODUCTS(sum, a, b); NEIGHBOURS(first, second): (first[0], first[1]), (first[2], first[3]), …; and
- * INTERLEAVED(low, high): (low[0], high[0]), (low[1], high[1]), …; else rows_template.h comes first. */
+ * INTERLEAVED(low, high): (low[0], high[0]), (low[1], high[1]), …. */
 #include "vectors.h"
 
 enum { TILE_COLS = TILE_VECTORS * LANES };

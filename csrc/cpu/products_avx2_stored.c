@@ -5,7 +5,6 @@ TARGET("avx2,fma,f16c")
 
 #define VARIANT  avx2_stored
 #define DOT_ROWS 3
-#define MAX_ROWS 6
 #include "stored_template.h"
 
 END_TARGET

@@ -5,7 +5,6 @@ TARGET("avx2,fma,f16c,avx512f,avx512bw,avx512vl")
 
 #define VARIANT  avx512_stored
 #define DOT_ROWS 6
-#define MAX_ROWS 12
 #include "stored_template.h"
 
 END_TARGET

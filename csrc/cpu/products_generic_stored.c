@@ -3,5 +3,4 @@
 #define ISA      generic
 #define LANES    4
 #define DOT_ROWS 2
-#define MAX_ROWS 4
 #include "stored_template.h"

@@ -4,6 +4,5 @@
 
 #define VARIANT  neon_stored
 #define DOT_ROWS 6
-#define MAX_ROWS 12
 #include "stored_template.h"
 #endif

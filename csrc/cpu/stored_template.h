@@ -1,12 +1,13 @@
 /* stored_template.h — the source of products in f32 of quantized weights, as they are stored, with few rows of x;
  * kernels.h specifies each function.
  *
- * The including file defines what vectors.h and quantized.h ask for; VARIANT; DOT_ROWS (4 DOT_ROWS sums must fit the
- * registers); and MAX_ROWS, of x. */
+ * The including file defines what vectors.h and quantized.h ask for; VARIANT; and DOT_ROWS (4 DOT_ROWS sums must fit
+ * the registers). */
 #include "vectors.h"
 #include "quantized.h"
 
 typedef float operand;
+enum { MAX_ROWS = 2 * DOT_ROWS }; /* of x: for more, weights are widened once rather than again */
 
 /* All formats where a table widens values of 4 bits; else those that are quick to widen again for some rows of x. */
 #ifdef LOOK_UP
