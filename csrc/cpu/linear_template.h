@@ -61,8 +61,10 @@ static void convert(void *to, const float *from, int k) { convert_any(to, from, 
 
 /* ---- the register tile ------------------------------------------------------------------ */
 
+/* Rows are evenly spaced; those behind the ones in work are fetched, as a row may be shorter than the way to memory. */
 INLINE void pack_any(operand *panel, const void *const *row, int n, lazy_dtype dtype, int k)
 {
+    const int64_t next = n > 1 ? LANES * ((const char *)row[1] - (const char *)row[0]) : 0;
     for (int j = 0; j < TILE_COLS; j += LANES) {
         operand *to = panel + j;
         int kk = 0;
@@ -70,7 +72,7 @@ INLINE void pack_any(operand *panel, const void *const *row, int n, lazy_dtype d
             vec v[LANES];
             EACH(i, LANES) {
                 v[i] = operands(row[j + i], dtype, kk);
-                __builtin_prefetch((const char *)row[j + i] + lazy_row_bytes(dtype, kk) + FETCH_AHEAD);
+                __builtin_prefetch((const char *)row[j + i] + lazy_row_bytes(dtype, kk) + next, 0, 2); /* into L2 */
             }
             transpose(v);
 #pragma GCC unroll 16
