@@ -18,6 +18,13 @@ __all__ = sorted(_HOMES)
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(f"lazyllm.{name}")
+    if name == "_core":
+        try:
+            return import_module("lazyllm._core")
+        except ImportError as error:
+            folder = Path(__file__).parent
+            advice = "run Python elsewhere, or build it here: pip install -e ."
+            raise ImportError(f"{folder} is source without its compiled core ({error}); {advice}") from None
     if name not in _HOMES:
         raise AttributeError(f"module 'lazyllm' has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name]), name)

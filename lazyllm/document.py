@@ -49,8 +49,8 @@ class Document:
         if break_even is None:
             return f"{text}>"
         return (
-            f"{text}; in dense prefills, reading took {read:.2f} and each question takes {question:.2f}; without "
-            f"pruning 1.00 and {dense_question:.2f}, which is less in all from {break_even} questions on>"
+            f"{text}; reading took the work of {read:.2f} dense prefills, each question takes {question:.2f}; dense, "
+            f"reading takes 1 and a question {dense_question:.2f}, less in all from {break_even} questions on>"
         )
 
     @overload
@@ -82,7 +82,7 @@ class Document:
 
     def _prompt(self, question: str) -> str:
         if not isinstance(question, str) or not question:
-            raise TypeError(f"a question must be text, not {question!r}")
+            raise TypeError(f"a question must be text that is not empty, not {question!r:.80}")
         return f"{self.text}{JOINT}{question}"
 
 

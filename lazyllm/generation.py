@@ -83,8 +83,9 @@ class Generation:
     @property
     def summary(self) -> str:
         """One line: token counts, times and shares computed."""
+        faster = f" ({self.speedup:.2f}x by counted work)" if (self.speedup or 1) > 1 else ""
         return (
-            f"{len(self.prompt_ids)} prompt tokens, first token after {self.ttft:.3f} s, "
+            f"{len(self.prompt_ids)} prompt tokens, first token after {self.ttft:.3f} s{faster}, "
             f"{len(self.token_ids)} tokens in {self.seconds:.3f} s, {self.computed:.1%} computed, "
             f"{self.reached_top:.1%} reached the top, finished by {self.finish_reason}, {self.pruning.label}"
             + (f", {self.policy_seconds:.3f} s in the policy" if self.policy_seconds else "")

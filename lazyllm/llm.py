@@ -209,7 +209,7 @@ class LLM:
         dense prefill, and each question another; if dense takes less for so many `questions`, the document is dense.
         """
         if not isinstance(text, str) or not text:
-            raise TypeError(f"a document must be text, not {text!r:.80}")
+            raise TypeError(f"a document must be text that is not empty, not {text!r:.80}")
         setting, questions = as_method(pruning), checked.whole(questions, "questions", 1)
         *_, break_even = costs(self, setting, len(self.tokenizer.encode(text)))
         if break_even and questions >= break_even:

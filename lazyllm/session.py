@@ -288,8 +288,9 @@ class Session:
         length = self.length + (self.core.drawn is not None)
         total, config = length + n_given + n_new, self.llm.config
         if total > config.context:
+            before = f"{length} in the session, " if length else ""
             raise ValueError(
-                f"{length} tokens in the session, {n_given} given and {n_new} to be generated make {total}; "
+                f"{before}{n_given} tokens given and {n_new} to be generated make {total}; "
                 f"the model's context is {config.context}"
             )
         return total

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from folders import SHAPE, markdown, model_folder
@@ -83,6 +84,41 @@ def test_generate_takes_every_option(folder: Path, tmp_path: Path, capsys: Captu
     assert cli.main([*call, "--device", "cpu", "--max-new-tokens", "5"]) == 0
     assert f"[wrote {page}]" in capsys.readouterr().err
     assert "lazyllm-map" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--temprature 1", "unrecognized arguments: --temprature 1"),
+        ("--speedup 2 --pruning dense", "argument --pruning: not allowed with argument --speedup"),
+    ],
+)
+def test_an_unknown_or_doubled_option_shows_the_usage_of_its_command(
+    options: str, words: str, capsys: Captured
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["generate", "--prompt", "Hi", *options.split()])
+    error = capsys.readouterr().err
+    assert error.startswith("usage: lazyllm generate")
+    assert words in error
+
+
+def test_an_interrupted_run_goes_on_and_says_what_it_cannot_draw(
+    folder: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = ["niah", "--model", str(folder), "--lengths", "560", "--depths", "50", "--out", str(tmp_path / "run")]
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("lazyllm.evaluation.run.result_row", stop)
+        assert cli.main(call) == cli.INTERRUPTED
+    assert capsys.readouterr().err.splitlines()[-1] == "lazyllm: interrupted; the same command goes on from here"
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert cli.main(call) == 0
+    assert capsys.readouterr().err.splitlines()[-1] == "no pictures: they need pip install 'lazyllm-engine[plots]'"
+    assert "No pictures: " in (tmp_path / "run" / "report.md").read_text(encoding="utf-8")
 
 
 def test_an_error_is_one_line_and_code_2(folder: Path, tmp_path: Path, capsys: Captured) -> None:

@@ -71,7 +71,7 @@ def test_repr_says_what_it_costs_and_many_questions_read_densely(llm: LLM) -> No
     assert enough
     assert read + enough * each > 1 + enough * dense_each
     assert read + (enough - 1) * each <= 1 + (enough - 1) * dense_each
-    words = rf"reading took {read:.2f} and each question takes {each:.2f}.* from {enough} q"
+    words = rf"reading took the work of {read:.2f} dense prefills, each question takes {each:.2f}.* from {enough} q"
     assert re.search(words, repr(doc))
     assert llm.document(TEXT * 3, 1.5, questions=enough).pruning == DENSE
     assert str(llm.document(TEXT * 3, 1.5, questions=enough - 1).pruning) == "1.5x"
@@ -83,7 +83,7 @@ def test_refusals(llm: LLM) -> None:
         with pytest.raises(TypeError, match="a document must be text"):
             llm.document(text)  # type: ignore[arg-type]
     doc = llm.document(TEXT)
-    with pytest.raises(TypeError, match="a question must be text, not ''"):
+    with pytest.raises(TypeError, match="a question must be text that is not empty, not ''"):
         doc.ask("")
     with pytest.raises(ValueError, match="make it with chat=True"):
         doc.chat()

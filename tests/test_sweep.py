@@ -361,8 +361,8 @@ def test_the_command_prints_the_table(folder: Path, tmp_path: Path, capsys: pyte
     assert list(manifest["conditions"]["settings"]) == ["dense", "{1: 0.5}", "{2: 0.5}"]
     assert cli.main([*call, "--pruning", '{"1": 0.5}', "--pruning", '{"2": 0.5}']) == 0
     for wrong, words in (
-        ([], "give --space, or --pruning"),
-        (["--space", "{}", "--pruning", "dense"], "give --space, or --pruning"),
+        ([], "give --space, or --speedup or --pruning"),
+        (["--space", "{}", "--pruning", "dense"], "give --space, or --speedup or --pruning"),
         (["--space", "{"], "--space is not JSON"),
     ):
         assert cli.main([*call, *wrong]) == 2

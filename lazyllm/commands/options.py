@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,14 +128,15 @@ def add_options(parser: argparse.ArgumentParser, kind: type[Any], **defaults: st
 
 def add_pruning(parser: argparse.ArgumentParser, action: str = "append") -> None:
     more = " (repeatable)" if action == "append" else ""
+    group = parser if more else parser.add_mutually_exclusive_group()
     speedup = f"the setting in one number: the wished speedup of the first token, such as 2{more}"
-    add(parser, "--speedup", speedup, "X", action=action, dest="pruning")
+    add(group, "--speedup", speedup, "X", action=action, dest="pruning")
     setting = (
         '2x, dense (default), stages such as {"10": 0.7}, random:keep=0.5, static:layer=7,keep=0.5, '
         "compress:ratio=0.5, fastkv:layer=14,keep=0.2, claa:layer=14,keep=0.2, gemfilter:layer=12,keep=0.1, "
         "snapkv:keep=0.5, expected:keep=0.5 or the file of a preset"
     )
-    add(parser, "--pruning", setting + more, "SETTING", action=action)
+    add(group, "--pruning", setting + more, "SETTING", action=action)
 
 
 # ---- from the arguments to a run, and what a run prints ------------------------------------------
@@ -181,4 +183,6 @@ def run_keywords(args: argparse.Namespace, kind: type[RunOptions], *more: str) -
 def print_result(result: Results) -> int:
     """Prints the tables and where the report is; the exit code is 1 if items failed, else 0."""
     print(f"{result.text()}\n\nwrote {result.folder}")
+    if not find_spec("matplotlib"):
+        print("no pictures: they need pip install 'lazyllm-engine[plots]'", file=sys.stderr)
     return 1 if result.summary.failed else 0

@@ -80,7 +80,7 @@ def sweep(parser: argparse.ArgumentParser) -> Run:
 
         keywords = options.run_keywords(args, DataOptions, "measure", "tokens")
         if ("space" in args) == ("pruning" in args):
-            raise ValueError("give --space, or --pruning once for each setting")
+            raise ValueError("give --space, or --speedup or --pruning once for each setting")
         settings = keywords.pop("pruning", None) or parse_json(args.space, "--space")
         return options.print_result(lazyllm.sweep(options.loaded(args), settings, **keywords))
 

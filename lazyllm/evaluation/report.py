@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from math import inf, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -196,8 +195,10 @@ class Results:
             if table.rows:
                 parts += [f"## {table.title}", table.markdown()]
                 write_whole(self.folder / f"{name}.csv", table.csv())
-        with suppress(ImportError):
+        try:
             parts += [f"![]({picture.name})" for picture in self.draw()]
+        except ImportError as error:
+            parts.append(f"No pictures: {error}")
         where = environments_table(self.summary, self.manifest["environments"])
         parts += [*self._failures, f"## {where.title}", where.markdown(), "## Conditions", self._conditions]
         write_whole(self.folder / REPORT, "\n\n".join(parts) + "\n")

@@ -151,6 +151,7 @@ def run_items(
         results = worker_results(client, recipe, trials) if client else local_results(llm, recipe, trials)
         line = stack.enter_context(bar(len(plan), "items", "item", options.progress))
         line.update(len(plan) - len(trials))
+        line.refresh()  # the first item may take long
         for row, where in results:
             if "error" in row and not line.disable:
                 line.write(f"failed: {failure(row)}", file=sys.stderr)

@@ -1,7 +1,7 @@
 """Keyword arguments that a dataclass declares: in the signature that help shows, and checked."""
 
 from collections.abc import Callable, Collection
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, signature
 from typing import Any, TypeVar, cast, get_type_hints
@@ -30,6 +30,12 @@ def takes(kind: type, *left_out: str, chosen: Collection[str] = ()) -> Callable[
                 parameters.append(Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=kind_of))
         shown = signature(function).replace(parameters=parameters)
         names = [name for name in shown.parameters if name != "self"]
+        parts = {
+            field.name: f"give it as {name}={parameter.annotation.__name__}({field.name}=…)"
+            for name, parameter in shown.parameters.items()
+            if isinstance(parameter.annotation, type) and is_dataclass(parameter.annotation)
+            for field in fields(parameter.annotation)
+        }
 
         function.__signature__ = shown  # type: ignore[attr-defined]  # `wraps` copies it
 
@@ -37,7 +43,8 @@ def takes(kind: type, *left_out: str, chosen: Collection[str] = ()) -> Callable[
         def checked(*values: Any, **keywords: Any) -> Any:
             for name in keywords:
                 if name not in names:
-                    raise TypeError(f"{function.__name__} has no option {name!r}; {hint(name, names)}")
+                    advice = parts.get(name) or hint(name, names)
+                    raise TypeError(f"{function.__name__} has no option {name!r}; {advice}")
             shown.bind(*values, **keywords)
             return function(*values, **keywords)
 
