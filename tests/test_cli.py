@@ -113,6 +113,9 @@ def test_an_interrupted_run_goes_on_and_says_what_it_cannot_draw(
 
     with monkeypatch.context() as patched:
         patched.setattr("lazyllm.evaluation.run.result_row", stop)
+        patched.setattr("lazyllm.checkpoints.gguf.convert", stop)
+        assert cli.main(["convert", "model.gguf", str(tmp_path / "folder")]) == cli.INTERRUPTED
+        assert capsys.readouterr().err == "lazyllm: interrupted\n"
         assert cli.main(call) == cli.INTERRUPTED
     assert capsys.readouterr().err.splitlines()[-1] == "lazyllm: interrupted; the same command goes on from here"
     monkeypatch.setitem(sys.modules, "matplotlib", None)

@@ -5,6 +5,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from lazyllm.commands import runs, small
 from lazyllm.commands.demo import demo
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         from lazyllm.evaluation.results import MANIFEST
 
-        resumes = "out" in args and (args.out / MANIFEST).is_file()
+        resumes = "out" in args and (Path(args.out) / MANIFEST).is_file()
         print(f"lazyllm: interrupted{'; the same command goes on from here' if resumes else ''}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
