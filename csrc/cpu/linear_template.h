@@ -61,7 +61,7 @@ static void convert(void *to, const float *from, int k) { convert_any(to, from, 
 
 /* ---- the register tile ------------------------------------------------------------------ */
 
-/* Rows are evenly spaced; those behind the ones in work are fetched, as a row may be shorter than the way to memory. */
+/* Prefetches the rows LANES further down, as a short row ends before memory answers. Rows are evenly spaced. */
 INLINE void pack_any(operand *panel, const void *const *row, int n, lazy_dtype dtype, int k)
 {
     const int64_t next = n > 1 ? LANES * ((const char *)row[1] - (const char *)row[0]) : 0;

@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args, unknown = parser().parse_known_args(argv)
     if unknown:
-        args.usage.error(f"unrecognized arguments: {' '.join(unknown)}")  # with the usage of its command
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")  # with the usage of its command
     try:
         return int(args.run(args) or 0)
     except KeyboardInterrupt:
@@ -80,5 +80,5 @@ def parser() -> argparse.ArgumentParser:
             epilog=f"example:\n  lazyllm {name} {example}".rstrip(),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        subparser.set_defaults(run=command(subparser), usage=subparser)
+        subparser.set_defaults(run=command(subparser), parser=subparser)
     return top

@@ -91,11 +91,10 @@ def lm_eval(parser: argparse.ArgumentParser) -> Run:
     """Run the lm-evaluation-harness, which then knows the model type lazyllm."""
     parser.prefix_chars = "+"  # every option is passed on to the harness
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the harness' own; run --help shows them")
-    parser.set_defaults(show_help=parser.print_help)
 
     def run(args: argparse.Namespace) -> None:
         if args.arguments in ([], ["-h"], ["--help"]):
-            args.show_help()
+            args.parser.print_help()
         else:
             from lazyllm.evaluation.harness import main
 

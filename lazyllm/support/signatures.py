@@ -1,6 +1,6 @@
 """Keyword arguments that a dataclass declares: in the signature that help shows, and checked."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, signature
@@ -30,12 +30,6 @@ def takes(kind: type, *left_out: str, chosen: Collection[str] = ()) -> Callable[
                 parameters.append(Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=kind_of))
         shown = signature(function).replace(parameters=parameters)
         names = [name for name in shown.parameters if name != "self"]
-        parts = {
-            field.name: f"give it as {name}={parameter.annotation.__name__}({field.name}=…)"
-            for name, parameter in shown.parameters.items()
-            if isinstance(parameter.annotation, type) and is_dataclass(parameter.annotation)
-            for field in fields(parameter.annotation)
-        }
 
         function.__signature__ = shown  # type: ignore[attr-defined]  # `wraps` copies it
 
@@ -43,7 +37,7 @@ def takes(kind: type, *left_out: str, chosen: Collection[str] = ()) -> Callable[
         def checked(*values: Any, **keywords: Any) -> Any:
             for name in keywords:
                 if name not in names:
-                    advice = parts.get(name) or hint(name, names)
+                    advice = holder(name, shown.parameters.values()) or hint(name, names)
                     raise TypeError(f"{function.__name__} has no option {name!r}; {advice}")
             shown.bind(*values, **keywords)
             return function(*values, **keywords)
@@ -51,3 +45,12 @@ def takes(kind: type, *left_out: str, chosen: Collection[str] = ()) -> Callable[
         return cast(Function, checked)
 
     return decorate
+
+
+def holder(name: str, parameters: Iterable[Parameter]) -> str:
+    """How to give an option that is a field of a parameter's dataclass; "" if it is none."""
+    for parameter in parameters:
+        kind = parameter.annotation
+        if isinstance(kind, type) and is_dataclass(kind) and name in {field.name for field in fields(kind)}:
+            return f"give it as {parameter.name}={kind.__name__}({name}=…)"
+    return ""
