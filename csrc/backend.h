@@ -186,8 +186,10 @@ typedef struct lazy_ops {
 
     /* ---- selection ---- */
     /* scores[j] = attention probability of in_play[j], 0 where the row does not see it, pooled over the H heads, where
-     * that of head `heavy` (-1: none) counts LAZY_HEAD_WEIGHT times, and over the rows among the last `queries` whose
-     * position is at least first_asking */
+     * that of head `heavy` (-1: none) is levelled and counts LAZY_HEAD_WEIGHT times, and over the rows among the last
+     * `queries` whose position is at least first_asking. Levelled: a softmax is over a block of LAZY_LEVEL_BLOCK places
+     * in play, from which the first LAZY_LEVEL_ALONE are left out, each a block by itself, and is multiplied by the
+     * block's share of the tokens that the row sees. With a heavy head `queries` is at most LAZY_LEVEL_BLOCK. */
     int (*scores)(lazy_stream *, float *scores, const lazy_attending *, int queries, lazy_pooling, int heavy,
                   int first_asking, lazy_error *);
     /* layer[in_play[j]] = scores[j] of a prunable, unforced token, 0 of another. layer: (capacity,) by position. */

@@ -186,7 +186,9 @@ typedef enum lazy_pooling {
     LAZY_POOLING_RMS,  /* the root mean square over heads, the largest over rows */
 } lazy_pooling;
 
-#define LAZY_HEAD_WEIGHT 8.0f /* factor on the attention of a setting's head */
+/* The attention of a setting's head: the factor on it, and how it is levelled */
+#define LAZY_HEAD_WEIGHT 8.0f
+enum { LAZY_LEVEL_ALONE = 4, LAZY_LEVEL_BLOCK = 512 };
 
 typedef struct lazy_pruning {
     const lazy_stage *stages; /* for passes over prompt tokens */
@@ -199,7 +201,7 @@ typedef struct lazy_pruning {
     int n_protect;
     int queries;          /* query rows that score; the paper: 1 */
     lazy_pooling pooling; /* of their attention */
-    int head_layer, head; /* the attention of this head counts LAZY_HEAD_WEIGHT times; -1: of none */
+    int head_layer, head; /* whose attention is levelled and counts LAZY_HEAD_WEIGHT times; -1: none */
     int layers;           /* the score is the largest one in so many last layers; the paper: 1 */
     int smooth;           /* odd width of the moving average over the scores; the paper: 1 */
     bool words;           /* then a score is the largest of the token's word */

@@ -69,6 +69,8 @@ static int check(const lazy_pruning *p, const lazy_config *config, lazy_error *e
     if (p->head_layer < -1 || p->head_layer >= n_layers || p->head < 0 || p->head >= config->n_heads)
         return lazy_invalid(err, "head %d of layer %d; the model has %d layers of %d heads", p->head, p->head_layer,
                             n_layers, config->n_heads);
+    if (p->head_layer >= 0 && p->queries > LAZY_LEVEL_BLOCK)
+        return lazy_invalid(err, "queries is %d; with a head it must be at most %d", p->queries, LAZY_LEVEL_BLOCK);
     for (int i = 0; i < p->n_protect; i++)
         if (p->protect[i].begin < 0 || p->protect[i].end <= p->protect[i].begin)
             return lazy_invalid(err, "protect: span (%" PRId64 ", %" PRId64 "); 0 <= begin < end must hold",

@@ -18,16 +18,15 @@ enum {
     KEYS = 32,
     SUM_WARPS = 4, /* per block */
     POOL_WARPS = 8,
-    KEY_UNIT = 2 * KEYS, /* lengths of chunks are multiples of this */
-    SPLIT_ROWS = 64,     /* of more rows the chunks are longer, so that there are not more results */
-    PAD = 8              /* between rows in shared memory, so that the rows of a store lie in different banks */
+    MIN_LENGTH = 2 * KEYS, /* of chunks */
+    PAD = 8                /* between rows in shared memory, so that the rows of a store lie in different banks */
 };
 
 constexpr lazy_softmax EMPTY = { -INFINITY, 0.0f };
 
 struct scoring {
     float *scores;                /* (m,) */
-    lazy_softmax *softmaxes;      /* (query rows, H, chunks); merge_chunks changes the first chunk's */
+    lazy_softmax *softmaxes;      /* (query rows, H, chunks); merge_chunks changes the first of each block */
     float *products;              /* (H, m) of a single query row, scaled and capped */
     lazy_attending a;             /* its rows r >= first with positions of at least first_asking are query rows */
     const lazy_key_range *ranges; /* (n,) what each row attends to; both ends ascend with the rows */
@@ -61,6 +60,12 @@ __device__ __forceinline__ lazy_softmax *softmaxes_of(const scoring &t, int quer
     return t.softmaxes + ((int64_t)query * t.n_heads + head) * t.chunks;
 }
 
+/* Chunks whose keys share one softmax. */
+__device__ __forceinline__ int chunks_per_block(const scoring &t, int head)
+{
+    return head == t.heavy ? LAZY_LEVEL_BLOCK / t.length : t.chunks;
+}
+
 __device__ __forceinline__ bool contains(lazy_key_range range, int key)
 {
     return key >= range.begin && key < range.end;
@@ -73,6 +78,12 @@ __device__ __forceinline__ void find_seen(lazy_key_range (&seen)[4], const scori
         int row = first_row + 8 * i + (int)threadIdx.x % 32 / 4;
         seen[i] = row < t.a.n ? t.ranges[row] : lazy_key_range{ 0, 0 };
     }
+}
+
+/* True of the keys of a levelled head that are blocks by themselves. */
+__device__ __forceinline__ bool is_alone(const scoring &t, int head, int key)
+{
+    return head == t.heavy && key < LAZY_LEVEL_ALONE;
 }
 
 /* True if a row of the tile attends to one of its keys. */
@@ -186,12 +197,12 @@ template <class T> __global__ void __launch_bounds__(32 * SUM_WARPS) sum_chunks(
             tile s = {};
             lazy_softmax more[4] = { EMPTY, EMPTY, EMPTY, EMPTY };
             multiply<T>(s, t, head, first, key);
+            auto counts = [&](int i, int j) { return contains(seen[i], key + j) && !is_alone(t, head, key + j); };
             /* fmaxf ignores NaN; the sum keeps it */
+            for_each(
+                [&](int e, int i, int j) { more[i].max = fmaxf(more[i].max, counts(i, j) ? at(s, e) : -INFINITY); });
             for_each([&](int e, int i, int j) {
-                more[i].max = fmaxf(more[i].max, contains(seen[i], key + j) ? at(s, e) : -INFINITY);
-            });
-            for_each([&](int e, int i, int j) {
-                more[i].sum += contains(seen[i], key + j) ? exp2f(at(s, e) - base_of(more[i].max)) : 0.0f;
+                more[i].sum += counts(i, j) ? exp2f(at(s, e) - base_of(more[i].max)) : 0.0f;
             });
             for (int i = 0; i < 4; i++) so_far[i] = joined(so_far[i], more[i]);
             if (t.a.n - begin > 1) continue;
@@ -207,17 +218,28 @@ template <class T> __global__ void __launch_bounds__(32 * SUM_WARPS) sum_chunks(
     }
 }
 
-/* Replaces the first chunk's softmax of each row and head by that of all keys: its maximum by the base, and its sum by
- * the inverse. A warp joins one row and head. */
+/* Replaces the first chunk's softmax of each row, head and block by that of the block: its maximum by the base, and its
+ * sum by the factor on powers. The keys of a head are one block, those of a levelled head several. A warp joins one row
+ * and head. */
 __global__ void __launch_bounds__(32 * SUM_WARPS) merge_chunks(scoring t)
 {
     begin_kernel();
     int pair = blockIdx.x * SUM_WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (pair >= (t.a.n - first_query(t)) * t.n_heads) return;
-    lazy_softmax *chunks = softmaxes_of(t, 0, pair), all = EMPTY;
-    for (int c = lane; c < t.chunks; c += 32) all = joined(all, chunks[c]);
-    all = joined_lanes(all, 32);
-    if (lane == 0) chunks[0] = { base_of(all.max), 1.0f / all.sum };
+    lazy_softmax *chunks = softmaxes_of(t, 0, pair);
+    lazy_key_range seen = t.ranges[first_query(t) + pair / t.n_heads];
+    int head = pair % t.n_heads, per_block = chunks_per_block(t, head);
+    for (int first = 0; first < t.chunks; first += per_block) {
+        lazy_softmax all = EMPTY;
+        int end = min(first + per_block, t.chunks), begin_key = max(seen.begin, first * t.length),
+            end_key = min(seen.end, end * t.length);
+        if (is_alone(t, head, begin_key)) begin_key = LAZY_LEVEL_ALONE;
+        for (int c = first + lane; c < end; c += 32) all = joined(all, chunks[c]);
+        all = joined_lanes(all, 32);
+        if (lane == 0)
+            chunks[first] = { base_of(all.max),
+                              (float)(end_key - begin_key) / (float)(seen.end - seen.begin) / all.sum };
+    }
 }
 
 /* A block pools 32 keys over all heads and rows; each of its warps adds a part of the heads, in ascending order. */
@@ -237,9 +259,10 @@ template <class T> __global__ void __launch_bounds__(32 * POOL_WARPS) pool_rows(
         for (int head = warp * heads; head < end_head && is_seen(t, first, first_key); head++) {
             tile p = {};
             float weight = head == t.heavy ? LAZY_HEAD_WEIGHT : 1.0f;
+            int per_block = chunks_per_block(t, head), chunk = first_key / t.length / per_block * per_block;
             lazy_softmax of_row[4];
             for (int i = 0; i < 4; i++)
-                of_row[i] = *softmaxes_of(t, min(first + 8 * i + lane / 4, t.a.n - 1) - begin, head);
+                of_row[i] = softmaxes_of(t, min(first + 8 * i + lane / 4, t.a.n - 1) - begin, head)[chunk];
             if (t.a.n - begin > 1) multiply<T>(p, t, head, first, first_key);
             else
                 for_each([&](int e, int i, int j) {
@@ -247,7 +270,10 @@ template <class T> __global__ void __launch_bounds__(32 * POOL_WARPS) pool_rows(
                 });
             for_each([&](int e, int i, int j) {
                 if (!contains(seen[i], first_key + j)) return;
-                float probability = weight * exp2f(at(p, e) - of_row[i].max) * of_row[i].sum;
+                lazy_softmax block = is_alone(t, head, first_key + j)
+                                         ? lazy_softmax{ at(p, e), 1.0f / (float)(seen[i].end - seen[i].begin) }
+                                         : of_row[i];
+                float probability = weight * exp2f(at(p, e) - block.max) * block.sum;
                 at(sum, e) += rms ? probability * probability : probability;
             });
         }
@@ -268,18 +294,20 @@ template <class T> __global__ void __launch_bounds__(32 * POOL_WARPS) pool_rows(
     t.scores[first_key + lane] = rms ? pooled : pooled / (float)(t.a.n - begin);
 }
 
-/* The length of chunks, which are at most as many for each row as the scratch has room for. */
-int length_of(int rows, int m)
+/* The length of chunks: of more rows they are longer, so that there are not more results. It divides LAZY_LEVEL_BLOCK
+ * wherever a head is levelled. */
+int length_of(int rows)
 {
-    int64_t units = lazy_blocks(m, KEY_UNIT), chunks = std::clamp<int64_t>(SPLIT_ROWS * units / rows, 1, units);
-    return lazy_blocks((int)units, (int)chunks) * KEY_UNIT;
+    int length = MIN_LENGTH;
+    while (length < rows) length *= 2;
+    return length;
 }
 } // namespace
 
 size_t lazy_cuda_max_softmaxes(const lazy_config *config, int n_rows, int n_tokens)
 {
-    size_t rows = (size_t)n_rows, units = ((size_t)n_tokens + KEY_UNIT - 1) / KEY_UNIT;
-    return (size_t)config->n_heads * std::max(rows, std::min<size_t>(rows, SPLIT_ROWS) * units);
+    size_t rows = (size_t)n_rows, chunks = ((size_t)n_tokens + MIN_LENGTH - 1) / MIN_LENGTH;
+    return (size_t)config->n_heads * (rows + std::min<size_t>(rows, MIN_LENGTH) * chunks);
 }
 
 int lazy_cuda_scores(lazy_stream *stream, float *scores, const lazy_attending *a, int queries, lazy_pooling pooling,
@@ -287,7 +315,7 @@ int lazy_cuda_scores(lazy_stream *stream, float *scores, const lazy_attending *a
 {
     const lazy_config *c = stream->config;
     lazy_cuda_stream *s = lazy_cuda_scratch(stream);
-    int rows = std::min(queries, a->n), heads = c->n_heads, length = length_of(rows, a->m);
+    int rows = std::min(queries, a->n), heads = c->n_heads, length = length_of(rows);
     const lazy_key_range *ranges;
     int code = lazy_cuda_find_ranges(stream, a, &ranges, err);
     if (code) return code;

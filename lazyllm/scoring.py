@@ -20,10 +20,10 @@ class Scoring:
 
     The attention of the last `queries` new tokens is pooled: "mean" is the mean over heads and these tokens,
     "rms" the root mean square over heads and the largest over tokens; that of `head`, a pair (layer, head), counts
-    eight times. Then a score is the largest in the last `layers` layers, averaged over `smooth` neighbours (odd);
-    with `words` it becomes the largest of the token's word; and in decode steps it counts `gain` times and is at
-    least `memory` times the remembered score. The score of a token that would have to be revived counts `revival`
-    times. docs/method.md defines each.
+    eight times, and does not fall with distance. Then a score is the largest in the last `layers` layers, averaged
+    over `smooth` neighbours (odd); with `words` it becomes the largest of the token's word; and in decode steps it
+    counts `gain` times and is at least `memory` times the remembered score. The score of a token that would have to
+    be revived counts `revival` times. docs/method.md defines each.
     """
 
     layers: int = 1

@@ -14,6 +14,7 @@ import numpy as np
 
 REACH = 32  # neighbours on each side that a word brings
 HEAD_WEIGHT = 8.0
+LEVEL_ALONE, LEVEL_BLOCK = 4, 512  # places in play
 Rule = float | tuple[float, float, float]
 Stage = tuple[Rule, bool]  # the bool: what it drops is gone
 PROMPT, GENERATED, READ = range(3)  # READ: of a prompt, with no pass since
@@ -22,6 +23,17 @@ PROMPT, GENERATED, READ = range(3)  # READ: of a prompt, with no pass since
 def log_softmax(logits: np.ndarray) -> np.ndarray:
     shifted = logits - logits.max()
     return np.asarray(shifted - np.log(np.exp(shifted).sum()))
+
+
+def levelled(row: np.ndarray) -> np.ndarray:
+    """One head's attention, 0 to tokens that the row does not see, with each block's share that of its tokens."""
+    seen, blocks = row != 0, np.arange(len(row)) // LEVEL_BLOCK
+    blocks[:LEVEL_ALONE] = -1 - np.arange(len(row))[:LEVEL_ALONE]
+    level = np.zeros_like(row)
+    for block in np.unique(blocks[seen]):
+        of_block = seen & (blocks == block)
+        level[of_block] = row[of_block] / row[of_block].sum() * of_block.sum() / seen.sum()
+    return level
 
 
 def capped(values: np.ndarray, cap: float) -> np.ndarray:
@@ -401,11 +413,13 @@ class Reference:
 
     def attention(self, rows: dict[int, np.ndarray], computed: list[int], layer: int, first: int) -> np.ndarray:
         asking = [i for i in computed if i >= first][-self.pruning["queries"] :]
-        heads = [(layer, head) for head in range(len(rows[asking[0]]))]
-        weights = np.array([[HEAD_WEIGHT if head == self.pruning["head"] else 1.0] for head in heads])
+        shares = np.array([rows[i] for i in asking])
+        heavy, head = self.pruning["head"] or (None, None)
+        if layer == heavy:
+            shares[:, head] = [HEAD_WEIGHT * levelled(row) for row in shares[:, head]]
         if self.pruning["pooling"] == "rms":
-            return np.asarray(np.max([((weights * rows[i]) ** 2).mean(axis=0) ** 0.5 for i in asking], axis=0))
-        return np.asarray(np.mean([(weights * rows[i]).mean(axis=0) for i in asking], axis=0))
+            return np.asarray(((shares**2).mean(axis=1) ** 0.5).max(axis=0))
+        return np.asarray(shares.mean(axis=(0, 1)))
 
     def ask(
         self, layer: int, first: int, stages: dict[int, Stage], state: dict[str, Any]

@@ -166,6 +166,7 @@ def test_a_pruning(model: _core.Model) -> None:
         (pruning([(1, 0.5)], head=[1, 1]), "head is [1, 1]; it must be (layer, head) or None"),
         (pruning([(1, 0.5)], head=(1,)), "head is (layer, head)"),
         *((pruning([(1, 0.5)], head=head), "layers of 4 heads") for head in ((4, 0), (0, 4), (0, -1))),
+        (pruning([(1, 0.5)], head=(1, 0), queries=513), "queries is 513; with a head it must be at most 512"),
         (pruning([(1, 0.5)], head=(-1, 0)), "head is (-1, 0); it must be (layer, head) or None"),
         (pruning([(1, 0.5)], policy=7), "policy is 7; it must be callable or None"),
         (pruning([(1, 0.5)], sink=-1), "sink is -1; it must be 0 or more"),

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference import Reference
+from reference import Reference, levelled
 from tiny import Shape, Tiny, build, pruning
 
 RULES = Shape(n_layers=4, hidden=16, n_heads=2, n_kv_heads=1, head_dim=8, ffn=16)
@@ -129,13 +129,28 @@ def test_pooling_rms_takes_the_largest_of_the_rows() -> None:
     assert reference.attention(rows, [8, 9], 0, 8) == pytest.approx([0.4, 0.65**0.5])
 
 
-@pytest.mark.parametrize(("pooling", "want"), [("mean", [1.0, 3.5]), ("rms", [1.36**0.5, 20.66**0.5])])
-def test_the_attention_of_one_head_counts_eight_times(pooling: str, want: list[float]) -> None:
-    rows = {9: np.array([[0.4, 0.6], [0.2, 0.8]])}
+@pytest.mark.parametrize(
+    ("pooling", "power", "want"),
+    [("mean", 1, [0.9, 0.85, 0.8, 0.85, 1.1]), ("rms", 0.5, [1.3, 1.285, 1.28, 1.285, 1.46])],
+)
+def test_the_attention_of_one_head_is_levelled_and_counts_eight_times(
+    pooling: str, power: float, want: list[float]
+) -> None:
+    """Each of the first four of the five tokens seen has a fifth, and so has the block of the last."""
+    rows = {9: np.array([[0.2, 0.1, 0.0, 0.1, 0.6], [0.2, 0.2, 0.3, 0.2, 0.1]])}
     reference = selecting("p" * 10, pooling=pooling, head=(2, 1))
     plain = selecting("p" * 10, pooling=pooling).attention(rows, [9], 2, 9)
-    assert reference.attention(rows, [9], 2, 9) == pytest.approx(want)
+    assert reference.attention(rows, [9], 2, 9) == pytest.approx(np.power(want, power))
     assert reference.attention(rows, [9], 1, 9) == pytest.approx(plain)
+
+
+def test_levelled_attention_falls_within_blocks_only() -> None:
+    """Tokens 0 to 5 are not seen, the block of the last has two."""
+    row = np.concatenate([np.zeros(6), np.full(506, 0.5 / 506), [0.4, 0.1]])
+    got = levelled(row)
+    assert got[:6].tolist() == [0] * 6
+    assert got[6:512] == pytest.approx(np.full(506, 1 / 508))
+    assert got[512:] == pytest.approx([1.6 / 508, 0.4 / 508])
 
 
 def test_scores_over_layers_leave_out_tokens_that_never_leave_play() -> None:

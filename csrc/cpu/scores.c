@@ -41,10 +41,15 @@ static void multiply_keys(void *job, int task, int worker)
 static void normalise_head(void *job, int head, int worker)
 {
     const scoring *t = job;
-    float *probabilities = t->probabilities + (int64_t)head * t->a.m + t->seen.begin, max = -INFINITY, sum = 0.0f;
-    int visible = t->seen.end - t->seen.begin;
-    t->kernels->rows->online_softmax(probabilities, visible, &max, &sum);
-    t->kernels->rows->scale_row(probabilities, visible, 1.0f / sum);
+    float *probabilities = t->probabilities + (int64_t)head * t->a.m, visible = (float)(t->seen.end - t->seen.begin);
+    for (int begin = t->seen.begin, end; begin < t->seen.end; begin = end) {
+        float max = -INFINITY, sum = 0.0f;
+        end = head != t->heavy           ? t->seen.end
+              : begin < LAZY_LEVEL_ALONE ? begin + 1
+                                         : min_int(t->seen.end, (begin / LAZY_LEVEL_BLOCK + 1) * LAZY_LEVEL_BLOCK);
+        t->kernels->rows->online_softmax(probabilities + begin, end - begin, &max, &sum);
+        t->kernels->rows->scale_row(probabilities + begin, end - begin, (float)(end - begin) / visible / sum);
+    }
 }
 
 static void pool_heads(void *job, int task, int worker)

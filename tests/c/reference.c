@@ -190,24 +190,34 @@ static int reference_rotate(lazy_stream *stream, void *q_of_rows, void *k_v_of_r
     return fits ? LAZY_OK : lazy_cpu_refuse_range(stream, err);
 }
 
+/* p = share * softmax(p), of n products */
+static void softmax(float *p, int n, double share)
+{
+    double max = -INFINITY, sum = 0;
+    for (int j = 0; j < n; j++) max = fmax(max, p[j]);
+    for (int j = 0; j < n; j++) sum += p[j] = (float)exp(p[j] - max);
+    for (int j = 0; j < n; j++) p[j] = (float)(share * p[j] / sum);
+}
+
 /* p[j] = the row's attention to in_play[j], for the tokens that it sees. */
-static void attend_row(lazy_stream *stream, float *p, const lazy_attending *a, int row, int head)
+static void attend_row(lazy_stream *stream, float *p, const lazy_attending *a, int row, int head, bool levelled)
 {
     const lazy_config *c = stream->config;
     const float *q = (const float *)a->q + (int64_t)row * a->q_stride;
     const lazy_seen seen = ((lazy_cpu_stream *)stream)->seen[row];
     int d = c->head_dim, g = head / (c->n_heads / c->n_kv_heads);
     float *key = scratch_of(stream, 0);
-    double max = -INFINITY, sum = 0;
     for (int j = seen.begin; j < seen.end; j++) {
         double dot = 0;
         lazy_widen(key, kv_row(stream, a->kv, a->kv.k, g, a->in_play[j]), stream->backend->kv, d);
         for (int i = 0; i < d; i++) dot += (double)q[head * d + i] * key[i];
         p[j] = (float)capped(dot / sqrt(c->query_scalar ? c->query_scalar : d), c->attention_cap);
-        max = fmax(max, p[j]);
     }
-    for (int j = seen.begin; j < seen.end; j++) sum += p[j] = (float)exp(p[j] - max);
-    for (int j = seen.begin; j < seen.end; j++) p[j] = (float)(p[j] / sum);
+    if (!levelled) softmax(p + seen.begin, seen.end - seen.begin, 1);
+    for (int begin = seen.begin, end; levelled && begin < seen.end; begin = end) {
+        end = begin < 4 ? begin + 1 : min_int(seen.end, begin - begin % 512 + 512);
+        softmax(p + begin, end - begin, (double)(end - begin) / (seen.end - seen.begin));
+    }
 }
 
 static int reference_attention(lazy_stream *stream, void *y, const lazy_attending *a, lazy_error *err)
@@ -223,7 +233,7 @@ static int reference_attention(lazy_stream *stream, void *y, const lazy_attendin
             float *p = scratch->probabilities, *out = (float *)y + ((int64_t)r * c->n_heads + h) * d;
             lazy_seen seen = scratch->seen[r];
             int g = h / (c->n_heads / c->n_kv_heads);
-            attend_row(stream, p, a, r, h);
+            attend_row(stream, p, a, r, h, false);
             memset(sums, 0, (size_t)d * sizeof *sums);
             for (int j = seen.begin; j < seen.end; j++) {
                 lazy_widen(value, kv_row(stream, a->kv, a->kv.v, g, a->in_play[j]), stream->backend->kv, d);
@@ -250,7 +260,7 @@ static int reference_scores(lazy_stream *stream, float *scores, const lazy_atten
         memset(sums, 0, (size_t)m * sizeof *sums);
         for (int h = 0; h < c->n_heads; h++) {
             lazy_seen seen = scratch->seen[r];
-            attend_row(stream, scratch->probabilities, a, r, h);
+            attend_row(stream, scratch->probabilities, a, r, h, h == heavy);
             for (int j = seen.begin; j < seen.end; j++) {
                 double p = scratch->probabilities[j] * (h == heavy ? 8.0 : 1.0);
                 sums[j] += pooling == LAZY_POOLING_RMS ? p * p : p;
