@@ -290,7 +290,7 @@ class Session:
         if total > config.context:
             before = f"{length} in the session, " if length else ""
             raise ValueError(
-                f"{before}{n_given} tokens given and {n_new} to be generated make {total}; "
+                f"{before}{n_given} given and {n_new} to be generated make {total} tokens; "
                 f"the model's context is {config.context}"
             )
         return total

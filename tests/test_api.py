@@ -191,7 +191,7 @@ def test_a_list_is_checked_before_any_of_it_is_run(llm: LLM, monkeypatch: pytest
         raise AssertionError("a prompt was run")
 
     monkeypatch.setattr(lazyllm.Session, "answer", run)
-    with pytest.raises(ValueError, match="prompt 1: 700 tokens given and 2"):
+    with pytest.raises(ValueError, match="prompt 1: 700 given and 2"):
         llm.generate([IDS, [1] * 700, IDS], max_new_tokens=2)
     with pytest.raises(TypeError, match="prompt 2: a prompt must be text, token ids"):
         llm.generate([IDS, IDS, [0.5]], max_new_tokens=2)
@@ -301,7 +301,7 @@ def test_generate_refuses(llm: LLM) -> None:
         ([5], {"max_new_tokens": 0}, ValueError, "max_new_tokens must be from 1"),
         ([5], {"max_new_tokens": 2.0}, TypeError, "max_new_tokens must be a whole number"),
         ([5], {"temperature": 1.0}, TypeError, r"no option 'temperature'; give it as sampling=SamplingParams\(tempera"),
-        ([5], {"max_new_tokens": 600}, ValueError, "1 tokens given and 600 to be generated make 601; .* is 600"),
+        ([5], {"max_new_tokens": 600}, ValueError, "1 given and 600 to be generated make 601 tokens; .* is 600"),
         ([5], {"stop": ""}, ValueError, "must not be empty"),
         ([5], {"stop": 5}, TypeError, "stop must be a string or strings, not 5"),
         ([5], {"sampling": 0.7}, TypeError, "sampling must be a lazyllm.SamplingParams"),

@@ -176,7 +176,7 @@ def test_counted_work_of_both_passes(n: int, layer: int) -> None:
 
 
 def test_a_prompt_too_long_for_the_first_pass_is_refused(llm: LLM) -> None:
-    with pytest.raises(ValueError, match="601 tokens given and 0 to be generated make 601; the model's context is 600"):
+    with pytest.raises(ValueError, match="601 given and 0 to be generated make 601 tokens; the model's context is 600"):
         llm.session(GemFilter(2, 0.1)).forward([5] * 601)
     assert len(llm.generate([5] * 600, GemFilter(2, 0.1), max_new_tokens=1).prompt_ids) == 60
 

@@ -26,7 +26,7 @@ def test_forward_grows_token_by_token_to_the_context(llm: LLM) -> None:
     for token in range(130):
         logits = session.forward([token])
     assert np.allclose(logits, llm.session().forward(list(range(130))), atol=1e-5)
-    with pytest.raises(ValueError, match="130 in the session, 471 tokens given and 0 to be generated make 601"):
+    with pytest.raises(ValueError, match="130 in the session, 471 given and 0 to be generated make 601"):
         session.forward([1] * 471)
     session.forward(np.ones(470, int))
     assert session.length == 600

@@ -32,8 +32,8 @@ class Speedup(Method):
         factor = checked.number(self.factor, "a speedup")
         if factor <= 1.0:
             raise ValueError(
-                f"a speedup must be above 1, such as 2.0, not {factor:g}; None is dense, and a share of "
-                "tokens to keep belongs to a stage, such as Pruning({10: 0.5})"
+                f"a speedup must be above 1, such as 2.0, not {factor:g}; without a setting all is dense, and "
+                "a share of tokens to keep belongs to a stage, such as {10: 0.5}"
             )
         self._set(factor=factor, protect=checked_spans(self.protect))
 
