@@ -150,7 +150,7 @@ def test_what_is_no_prefix(llm: LLM, folder: Path) -> None:
             llm.generate([5], prefix=prefix)
     with pytest.raises(ValueError, match="but the prefix was read with"):
         llm.generate([5], {1: 0.5}, prefix=base)
-    with pytest.raises(ValueError, match=r"prompt 1: .* make 651; the model's context is 600"):
+    with pytest.raises(ValueError, match=r"prompt 1: .* make 651 tokens; the model's context is 600"):
         llm.generate([[5], [5] * 597], prefix=base, max_new_tokens=4)
 
 
