@@ -199,7 +199,7 @@ typedef struct lazy_pruning {
     int sink, window;         /* numbers of first and last prompt tokens that are always kept */
     const lazy_span *protect; /* spans that are always kept */
     int n_protect;
-    int queries;          /* query rows that score; the paper: 1 */
+    int queries;          /* query rows that score, with a head at most LAZY_LEVEL_BLOCK; the paper: 1 */
     lazy_pooling pooling; /* of their attention */
     int head_layer, head; /* whose attention is levelled and counts LAZY_HEAD_WEIGHT times; -1: none */
     int layers;           /* the score is the largest one in so many last layers; the paper: 1 */

@@ -12,6 +12,7 @@ from lazyllm.support import checked
 PLACES = 11  # runs of `smooth` tokens for which the first stage has room
 NARROWEST, WIDEST = 13, 31  # limits of `smooth`
 MOST_GAIN = 1000
+MOST_QUERIES = 512  # with a head: a block of its levelled attention
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -20,10 +21,10 @@ class Scoring:
 
     The attention of the last `queries` new tokens is pooled: "mean" is the mean over heads and these tokens,
     "rms" the root mean square over heads and the largest over tokens; that of `head`, a pair (layer, head), counts
-    eight times, and does not fall with distance. Then a score is the largest in the last `layers` layers, averaged
-    over `smooth` neighbours (odd); with `words` it becomes the largest of the token's word; and in decode steps it
-    counts `gain` times and is at least `memory` times the remembered score. The score of a token that would have to
-    be revived counts `revival` times. docs/method.md defines each.
+    eight times and is levelled over distance (with at most 512 `queries`). Then a score is the largest in the last
+    `layers` layers, averaged over `smooth` neighbours (odd); with `words` it becomes the largest of the token's
+    word; and in decode steps it counts `gain` times and is at least `memory` times the remembered score. The score
+    of a token that would have to be revived counts `revival` times. docs/method.md defines each.
     """
 
     layers: int = 1
@@ -47,6 +48,8 @@ class Scoring:
             layer, head = self.head
             pair = checked.whole(layer, "head's layer", 0), checked.whole(head, "head's number", 0)
             object.__setattr__(self, "head", pair)
+            if self.queries > MOST_QUERIES:
+                raise ValueError(f"queries must be at most {MOST_QUERIES} with a head, not {self.queries}")
         for name in ("memory", "revival"):
             object.__setattr__(self, name, checked.share(getattr(self, name), name))
         object.__setattr__(self, "gain", checked.number(self.gain, "gain"))

@@ -66,6 +66,7 @@ def test_options_refused() -> None:
         ({"scoring": {"pooling": "median"}}, ValueError, "pooling must be mean or rms, not 'median'"),
         ({"scoring": {"head": 4}}, TypeError, "head must be (layer, head) or None, not 4"),
         ({"scoring": {"head": (4, -1)}}, ValueError, "head's number must be from 0"),
+        ({"scoring": {"head": (4, 1), "queries": 513}}, ValueError, "queries must be at most 512 with a head, not 513"),
         ({"scoring": {"memory": 1.1}}, ValueError, "memory must be from 0 to 1, not 1.1"),
         ({"scoring": {"memory": 0.9, "revival": 2}}, ValueError, "revival must be from 0 to 1, not 2"),
         ({"scoring": {"revival": 0.5}}, ValueError, "revival needs memory"),

@@ -111,7 +111,11 @@ def test_a_pass_that_fails_leaves_the_setting_open(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("number", "kind", "words"),
     [
-        (0.5, ValueError, r"above 1, such as 2.0, not 0.5; without a setting all is dense, and a share of tokens to keep"),
+        (
+            0.5,
+            ValueError,
+            r"above 1, such as 2.0, not 0.5; without a setting all is dense, and a share of tokens to keep",
+        ),
         (1.0, ValueError, "must be above 1, such as 2.0, not 1; without a setting all is dense"),
         (True, TypeError, "a speedup must be a number, not True"),
         (50.0, ValueError, r"speedup of 50 is out of reach: .* give at most \d+\.\d\d at 2048 prompt tokens"),

@@ -777,10 +777,10 @@ static void test_attention(const rig &r, int n, int m, int length, int window = 
 static void test_query_rows(lazy_dtype type, int n_heads, int n_kv_heads, int head_dim)
 {
     const int LEVELS = 2 * LAZY_LEVEL_BLOCK; /* tokens, in more blocks of a levelled head than one */
-    rig r(type, config_of(n_heads, n_kv_heads, head_dim), MAX_ROWS, LEVELS);
-    for (int queries : { 1, 2, 17, 32, 64, 100, 20 }) {
-        if (quick && (queries == 64 || queries == 17)) continue;
-        bool levels = queries <= 2 || (!quick && queries == 100);
+    rig r(type, config_of(n_heads, n_kv_heads, head_dim), LEVELS, LEVELS);
+    for (int queries : { 1, 2, 17, 32, 64, 100, 300, 20 }) {
+        if (quick && (queries == 64 || queries == 17 || queries == 300)) continue;
+        bool levels = queries <= 2 || queries == 20 || queries == 300;
         int n = queries + random_int(0, 20), most = quick ? 170 : MAX_TOKENS,
             m = levels ? random_int(LAZY_LEVEL_BLOCK + 5, LEVELS) : random_int(std::max(n, 130), most),
             length = m + random_int(0, 60);
