@@ -27,8 +27,8 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 def levelled(row: np.ndarray) -> np.ndarray:
     """One head's attention, 0 to tokens that the row does not see, with each block's share that of its tokens."""
-    seen, blocks = row != 0, np.arange(len(row)) // LEVEL_BLOCK
-    blocks[:LEVEL_ALONE] = -1 - np.arange(len(row))[:LEVEL_ALONE]
+    seen, places = row != 0, np.arange(len(row))
+    blocks = np.where(places < LEVEL_ALONE, -1 - places, places // LEVEL_BLOCK)
     level = np.zeros_like(row)
     for block in np.unique(blocks[seen]):
         of_block = seen & (blocks == block)

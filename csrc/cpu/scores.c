@@ -46,7 +46,7 @@ static void normalise_head(void *job, int head, int worker)
         float max = -INFINITY, sum = 0.0f;
         end = head != t->heavy           ? t->seen.end
               : begin < LAZY_LEVEL_ALONE ? begin + 1
-                                         : min_int(t->seen.end, (begin / LAZY_LEVEL_BLOCK + 1) * LAZY_LEVEL_BLOCK);
+                                         : block_end(begin / LAZY_LEVEL_BLOCK, LAZY_LEVEL_BLOCK, t->seen.end);
         t->kernels->rows->online_softmax(probabilities + begin, end - begin, &max, &sum);
         t->kernels->rows->scale_row(probabilities + begin, end - begin, (float)(end - begin) / visible / sum);
     }

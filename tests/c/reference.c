@@ -213,9 +213,8 @@ static void attend_row(lazy_stream *stream, float *p, const lazy_attending *a, i
         for (int i = 0; i < d; i++) dot += (double)q[head * d + i] * key[i];
         p[j] = (float)capped(dot / sqrt(c->query_scalar ? c->query_scalar : d), c->attention_cap);
     }
-    if (!levelled) softmax(p + seen.begin, seen.end - seen.begin, 1);
-    for (int begin = seen.begin, end; levelled && begin < seen.end; begin = end) {
-        end = begin < 4 ? begin + 1 : min_int(seen.end, begin - begin % 512 + 512);
+    for (int begin = seen.begin, end; begin < seen.end; begin = end) {
+        end = !levelled ? seen.end : begin < 4 ? begin + 1 : min_int(seen.end, begin - begin % 512 + 512);
         softmax(p + begin, end - begin, (double)(end - begin) / (seen.end - seen.begin));
     }
 }
