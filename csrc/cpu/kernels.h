@@ -90,7 +90,7 @@ extern const lazy_row_kernels lazy_rows_avx2, lazy_rows_avx512;
 extern const lazy_kernels lazy_kernels_avx2;
 extern const lazy_kernels lazy_kernels_avx512, lazy_kernels_avx512_bf16, lazy_kernels_avx512_amx;
 extern const lazy_products lazy_products_avx2_int8, lazy_products_avx512_int8;
-extern const lazy_products lazy_products_avx2_stored, lazy_products_avx512_stored;
+extern const lazy_products lazy_products_avx2_stored, lazy_products_avx512_stored, lazy_products_avx512_bf16_stored;
 extern const lazy_products lazy_products_avx2_fixed8, lazy_products_avx2_fixed24;
 extern const lazy_products lazy_products_avxvnni_int8, lazy_products_avxvnni_fixed8, lazy_products_avxvnni_fixed24;
 extern const lazy_products lazy_products_avx512_fixed8, lazy_products_avx512_fixed16, lazy_products_avx512_fixed24;
@@ -108,7 +108,7 @@ typedef struct lazy_arithmetic {
     const lazy_kernels *kernels;   /* of rows and attention; in int8 those in bf16, or f32 where there are none */
     const lazy_products *products; /* with weights; in int8 they have no dots */
     /* With few rows of x, of some formats of weights, without panels; or NULL: in fixed point, in int8 of all formats;
-     * and in f32 as weights are stored, where the former do not take them. */
+     * and as weights are stored, where the former do not take them. */
     const lazy_products *fixed, *stored;
 } lazy_arithmetic;
 

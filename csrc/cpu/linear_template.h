@@ -1,63 +1,34 @@
 /* linear_template.h — the source of products in f32 or bf16; lazy_products in kernels.h specifies each function.
  *
- * The including file defines what vectors.h asks for; VARIANT and ISA; TILE_ROWS and TILE_VECTORS, the size of the
- * register tile (its sums, one row of b and a broadcast must fit the registers); DOT_ROWS, 2, 3 or 6 (4 DOT_ROWS sums
- * must fit the registers); MAX_UNPACKED_HALVES and MAX_UNPACKED_OTHERS. With OPERANDS_BF16, products are of bf16, and
- * it defines PAIR_PRODUCTS(sum, a, b); NEIGHBOURS(first, second): (first[0], first[1]), (first[2], first[3]), …; and
- * INTERLEAVED(low, high): (low[0], high[0]), (low[1], high[1]), …. */
-#include "vectors.h"
+ * The including file defines what operands.h and quantized.h ask for; VARIANT and ISA; TILE_ROWS and TILE_VECTORS, the
+ * size of the register tile (its sums, one row of b and a broadcast must fit the registers); DOT_ROWS, 2, 3 or 6 (4
+ * DOT_ROWS sums must fit the registers); MAX_UNPACKED_HALVES and MAX_UNPACKED_OTHERS. */
+#include "operands.h"
+#include "quantized.h"
 
 enum { TILE_COLS = TILE_VECTORS * LANES };
 
-/* ---- operands of products --------------------------------------------------------------- */
+/* ---- weights as operands ---------------------------------------------------------------- */
 
-/* 4 bytes: one f32, or two neighbouring values in bf16, the first in the low half. */
+/* The format of operands, and those that few rows of x read as stored; others become operands first. */
 #ifdef OPERANDS_BF16
-typedef int32_t operand;
-enum { PER_OPERAND = 2 };
-
-INLINE vec multiply_add(vec sum, vec a, vec b) { return PAIR_PRODUCTS(sum, a, b); }
-INLINE vec splat_operand(operand x) { return (vec)(x - (ints){ 0 }); }
-
-/* LANES operands: values i … i + 2 LANES - 1. */
-INLINE vec operands(const void *p, lazy_dtype dtype, int i)
-{
-    if (dtype == LAZY_BF16) return load((const uint16_t *)p + i);
-    return NEIGHBOURS(widen(p, dtype, i), widen(p, dtype, i + LANES));
-}
-
+#define FORM            LAZY_BF16
+#define AS_STORED(work) work(BF16)
 #else
-typedef float operand;
-enum { PER_OPERAND = 1 };
-INLINE vec multiply_add(vec sum, vec a, vec b) { return sum + a * b; }
-INLINE vec splat_operand(operand x) { return splat(x); }
-INLINE vec operands(const void *p, lazy_dtype dtype, int i) { return widen(p, dtype, i); }
+#define FORM            LAZY_F32
+#define AS_STORED(work) work(F32) work(F16) work(BF16)
 #endif
 
-enum { STEP = PER_OPERAND * LANES }; /* values in a vector of operands */
-
-/* Values i … k-1, fewer than STEP, then zeros. */
-INLINE vec operands_part(const void *p, lazy_dtype dtype, int i, int k)
+/* to[:] = the k values of a row of weights as operands */
+static void form_row(void *to, const char *row, lazy_dtype dtype, int k)
 {
-    float part[STEP] = { 0 };
-    for (int j = 0; i + j < k; j++) part[j] = widen_one(p, dtype, i + j);
-    return operands(part, LAZY_F32, 0);
+#ifdef OPERANDS_BF16
+    BY_FLOAT_TYPE(convert_any(to, row, type, k));
+    BY_QUANTIZED_TYPE(form_blocks(to, row, type, k));
+#else
+    JOIN(lazy_rows_, ISA).widen_row(to, row, dtype, k);
+#endif
 }
-
-INLINE void convert_any(void *to, const void *from, lazy_dtype dtype, int k)
-{
-    int i = 0;
-    for (operand *out = to; i < k; i += STEP, out += LANES) {
-        if (i + STEP <= k) {
-            store((float *)out, operands(from, dtype, i));
-            continue;
-        }
-        vec part = operands_part(from, dtype, i, k);
-        memcpy(out, &part, (size_t)ceil_div(k - i, PER_OPERAND) * sizeof *out);
-    }
-}
-
-static void convert(void *to, const float *from, int k) { convert_any(to, from, LAZY_F32, k); }
 
 /* ---- the register tile ------------------------------------------------------------------ */
 
@@ -91,18 +62,18 @@ INLINE void pack_any(operand *panel, const void *const *row, int n, lazy_dtype d
     }
 }
 
-/* Widens the rows' blocks into f32 rows first, so many elements at a time that these stay in the L1 cache. */
+/* The rows become operands first, so many values at a time that these stay in the L1 cache. */
 static void pack_quantized(operand *panel, const void *const *row, int n, lazy_dtype dtype, int k)
 {
-    float wide[TILE_COLS][LAZY_LONGEST_BLOCK];
+    operand formed[TILE_COLS][LAZY_LONGEST_BLOCK / PER_OPERAND];
     const void *from[TILE_COLS];
     for (int kk = 0; kk < k; kk += LAZY_LONGEST_BLOCK) {
         int len = min_int(LAZY_LONGEST_BLOCK, k - kk);
         for (int j = 0; j < n; j++) {
-            JOIN(lazy_rows_, ISA).widen_row(wide[j], (const char *)row[j] + lazy_row_bytes(dtype, kk), dtype, len);
-            from[j] = wide[j];
+            form_row(formed[j], (const char *)row[j] + lazy_row_bytes(dtype, kk), dtype, len);
+            from[j] = formed[j];
         }
-        pack_any(panel + (int64_t)kk / PER_OPERAND * TILE_COLS, from, n, LAZY_F32, len);
+        pack_any(panel + (int64_t)kk / PER_OPERAND * TILE_COLS, from, n, FORM, len);
     }
 }
 
@@ -202,30 +173,6 @@ static void tile(float *c, int64_t c_stride, const void *a, int64_t a_stride, co
 }
 
 /* ---- unpacked --------------------------------------------------------------------------- */
-
-/* Formats read as stored; others become operands first. */
-#ifdef OPERANDS_BF16
-#define FORM            LAZY_BF16
-#define AS_STORED(work) work(BF16)
-#else
-#define FORM            LAZY_F32
-#define AS_STORED(work) work(F32) work(F16) work(BF16)
-#endif
-
-/* to[:] = the k values of a row of weights as operands */
-static void form_row(void *to, const char *row, lazy_dtype dtype, int k)
-{
-#ifdef OPERANDS_BF16
-    float wide[LAZY_LONGEST_BLOCK];
-    for (int kk = 0, n; kk < k; kk += n) {
-        n = min_int(LAZY_LONGEST_BLOCK, k - kk);
-        JOIN(lazy_rows_, ISA).widen_row(wide, row + lazy_row_bytes(dtype, kk), dtype, n);
-        convert((uint16_t *)to + kk, wide, n);
-    }
-#else
-    JOIN(lazy_rows_, ISA).widen_row(to, row, dtype, k);
-#endif
-}
 
 #include "dots.h"
 

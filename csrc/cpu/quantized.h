@@ -4,7 +4,9 @@
  *
  * The including file defines what vectors.h asks for and, where the instruction set has them, BYTES_AT and
  * SIGNED_BYTES_AT: as many integers as a vector has; TWICE(address), 16 bytes in both halves of 8 words;
- * BYTES_OF_BITS(word), 32 bytes of 0 or 1; and LOOK_UP(table, ints), by the low 4 bits of each. */
+ * BYTES_OF_BITS(word), 32 bytes of 0 or 1; and LOOK_UP(table, ints), by the low 4 bits of each. With OPERANDS_BF16 it
+ * defines NEIGHBOURS, as for operands.h. */
+#pragma once
 #pragma GCC diagnostic ignored "-Wpsabi" /* about passing vectors of 32 bytes: all functions that do are inlined */
 
 enum { GROUP_VECTORS = LAZY_GROUP / LANES, WORDS = LAZY_GROUP / 4 };
@@ -173,17 +175,49 @@ INLINE vec widen_group(const uint8_t *q, lazy_dtype dtype, const scales s, int g
     return format->has_offset ? value * scale + s[OFFSETS + g] : value * scale;
 }
 
-INLINE void widen_blocks(float *y, const void *x, lazy_dtype dtype, int n)
+/* Vectors of values that make one of operands, and that one: of group g, from vector v on. */
+#ifdef OPERANDS_BF16
+enum { STEP_VECTORS = 2 };
+INLINE vec group_operands(const uint8_t *q, lazy_dtype dtype, const scales s, int g, int v)
 {
-    const char *block = x;
-    for (; n > 0; n -= lazy_formats[dtype].values, block += lazy_formats[dtype].bytes) {
+    return NEIGHBOURS(widen_group(q, dtype, s, g, v), widen_group(q, dtype, s, g, v + 1));
+}
+#else
+enum { STEP_VECTORS = 1 };
+INLINE vec group_operands(const uint8_t *q, lazy_dtype dtype, const scales s, int g, int v)
+{
+    return widen_group(q, dtype, s, g, v);
+}
+#endif
+
+/* to[:] = the k values of whole blocks as operands */
+INLINE void form_blocks(float *to, const char *block, lazy_dtype dtype, int k)
+{
+    const int groups = lazy_formats[dtype].values / LAZY_GROUP, bytes = lazy_formats[dtype].bytes;
+    for (; k > 0; k -= lazy_formats[dtype].values, block += bytes) {
         scales s;
         read_scales(s, block, dtype);
-        EACH(g, lazy_formats[dtype].values / LAZY_GROUP) {
+        EACH(g, groups) {
             uint8_t room[LAZY_GROUP];
             const uint8_t *q = group_at(room, block, dtype, g);
+            __builtin_prefetch(block + g * bytes / groups + FETCH_AHEAD);
 #pragma GCC unroll 8
-            for (int v = 0; v < GROUP_VECTORS; v++, y += LANES) store(y, widen_group(q, dtype, s, g, v));
+            for (int v = 0; v < GROUP_VECTORS; v += STEP_VECTORS, to += LANES)
+                store(to, group_operands(q, dtype, s, g, v));
         }
     }
 }
+
+/* Makes the call with `dtype`, where its values are in blocks, as a constant: `type`. */
+#define BY_QUANTIZED_TYPE(call)                                                                                        \
+    switch (dtype) {                                                                                                   \
+        CASE(LAZY_Q8_0, type, call)                                                                                    \
+        CASE(LAZY_Q4_0, type, call)                                                                                    \
+        CASE(LAZY_Q4_1, type, call)                                                                                    \
+        CASE(LAZY_Q5_0, type, call)                                                                                    \
+        CASE(LAZY_Q5_1, type, call)                                                                                    \
+        CASE(LAZY_Q4_K, type, call)                                                                                    \
+        CASE(LAZY_Q5_K, type, call)                                                                                    \
+        CASE(LAZY_Q6_K, type, call)                                                                                    \
+    default: break;                                                                                                    \
+    }

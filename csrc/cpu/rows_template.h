@@ -10,15 +10,8 @@
 
 static void widen_row(float *y, const void *x, lazy_dtype dtype, int n)
 {
-#define WIDEN(format)                                                                                                  \
-    case LAZY_##format: widen_blocks(y, x, LAZY_##format, n); break;
     BY_FLOAT_TYPE(widen_any(y, x, type, n));
-    switch (dtype) {
-        WIDEN(Q8_0)
-        LAZY_BELOW_8_BITS(WIDEN)
-    default: break;
-    }
-#undef WIDEN
+    BY_QUANTIZED_TYPE(form_blocks(y, x, type, n));
 }
 
 /* ---- exp -------------------------------------------------------------------------------- */

@@ -1,13 +1,12 @@
-/* stored_template.h — the source of products in f32 of quantized weights, as they are stored, with few rows of x;
- * kernels.h specifies each function.
+/* stored_template.h — the source of products in f32 or bf16 of quantized weights, as they are stored, with few rows of
+ * x; kernels.h specifies each function.
  *
- * The including file defines what vectors.h and quantized.h ask for; VARIANT; and DOT_ROWS (4 DOT_ROWS sums must fit
+ * The including file defines what operands.h and quantized.h ask for; VARIANT; and DOT_ROWS (4 DOT_ROWS sums must fit
  * the registers). */
-#include "vectors.h"
+#include "operands.h"
 #include "quantized.h"
 
-typedef float operand;
-enum { MAX_ROWS = 2 * DOT_ROWS }; /* of x: for more, weights are widened once rather than again */
+enum { MAX_ROWS = 2 * DOT_ROWS }; /* of x: for more, weights become operands once rather than again */
 
 /* All formats where a table widens values of 4 bits; else those that are quick to widen again for some rows of x. */
 #ifdef LOOK_UP
@@ -21,8 +20,6 @@ static void form_row(void *to, const char *row, lazy_dtype dtype, int k) { /* th
 
 #include "dots.h"
 
-static void convert(void *to, const float *from, int k) { memcpy(to, from, (size_t)k * sizeof *from); }
-
 INLINE void dots_of(dot_products t, const int rows, const int cols)
 {
     const lazy_format *format = &lazy_formats[t.dtype];
@@ -30,7 +27,7 @@ INLINE void dots_of(dot_products t, const int rows, const int cols)
     vec sum[DOT_ROWS][4];
     EACH(r, rows)
         EACH(c, cols) sum[r][c] = splat(0.0f);
-    for (const float *x = t.x, *end = x + t.k; x < end; t.w += format->bytes) {
+    for (const operand *x = t.x, *end = x + t.k / PER_OPERAND; x < end; t.w += format->bytes) {
         scales s[4];
         EACH(c, cols) read_scales(s[c], t.w + c * t.spacing, t.dtype);
         EACH(g, groups) {
@@ -42,12 +39,12 @@ INLINE void dots_of(dot_products t, const int rows, const int cols)
                 __builtin_prefetch(block + g * format->bytes / groups + FETCH_AHEAD / 2); /* these bytes take longer */
             }
 #pragma GCC unroll 8
-            for (int v = 0; v < GROUP_VECTORS; v++, x += LANES) {
+            for (int v = 0; v < GROUP_VECTORS; v += STEP_VECTORS, x += LANES) {
                 vec wide[4];
-                EACH(c, cols) wide[c] = widen_group(q[c], t.dtype, s[c], g, v);
+                EACH(c, cols) wide[c] = group_operands(q[c], t.dtype, s[c], g, v);
                 EACH(r, rows) {
                     vec values = load(x + r * t.x_stride);
-                    EACH(c, cols) sum[r][c] += wide[c] * values;
+                    EACH(c, cols) sum[r][c] = multiply_add(sum[r][c], wide[c], values);
                 }
             }
         }
@@ -57,7 +54,7 @@ INLINE void dots_of(dot_products t, const int rows, const int cols)
 
 const lazy_products JOIN(lazy_products_, VARIANT) = {
     .name = STRING(VARIANT),
-    .unit = 1,
+    .unit = PER_OPERAND,
     .row_operands = 1,
     .max_unpacked_halves = MAX_ROWS,
     .max_unpacked_others = MAX_ROWS,

@@ -50,11 +50,12 @@ static bool takes(const lazy_products *few, const lazy_matrix *w, int n)
     return all;
 }
 
-/* The products that keep the integers of w's blocks, as n is small: in fixed point or in f32; NULL: none do. */
+/* The products that keep the integers of w's blocks, as n is small: in fixed point or in f32; NULL: none do, as those
+ * in bf16, whose unit is a pair of values, round them. */
 static const lazy_products *products_of_few(side fast, const lazy_matrix *w, int n)
 {
     const lazy_arithmetic *a = cpu_of(fast.stream)->arithmetic;
-    return takes(a->fixed, w, n) ? a->fixed : takes(a->stored, w, n) ? a->stored : NULL;
+    return takes(a->fixed, w, n) ? a->fixed : takes(a->stored, w, n) && a->stored->unit == 1 ? a->stored : NULL;
 }
 
 /* A copy of w as products take it: in bf16, values of blocks are rounded to bf16, if x does not have few rows; in int8,
