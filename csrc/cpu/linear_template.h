@@ -24,7 +24,7 @@ static void form_row(void *to, const char *row, lazy_dtype dtype, int k)
 {
 #ifdef OPERANDS_BF16
     BY_FLOAT_TYPE(convert_any(to, row, type, k));
-    BY_QUANTIZED_TYPE(form_blocks(to, row, type, k));
+    form_quantized(to, row, dtype, k);
 #else
     JOIN(lazy_rows_, ISA).widen_row(to, row, dtype, k);
 #endif

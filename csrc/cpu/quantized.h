@@ -208,16 +208,15 @@ INLINE void form_blocks(float *to, const char *block, lazy_dtype dtype, int k)
     }
 }
 
-/* Makes the call with `dtype`, where its values are in blocks, as a constant: `type`. */
-#define BY_QUANTIZED_TYPE(call)                                                                                        \
-    switch (dtype) {                                                                                                   \
-        CASE(LAZY_Q8_0, type, call)                                                                                    \
-        CASE(LAZY_Q4_0, type, call)                                                                                    \
-        CASE(LAZY_Q4_1, type, call)                                                                                    \
-        CASE(LAZY_Q5_0, type, call)                                                                                    \
-        CASE(LAZY_Q5_1, type, call)                                                                                    \
-        CASE(LAZY_Q4_K, type, call)                                                                                    \
-        CASE(LAZY_Q5_K, type, call)                                                                                    \
-        CASE(LAZY_Q6_K, type, call)                                                                                    \
-    default: break;                                                                                                    \
+/* The same for any quantized type; nothing for others. */
+INLINE void form_quantized(void *to, const void *blocks, lazy_dtype dtype, int k)
+{
+#define FORM_BLOCKS(format)                                                                                            \
+    case LAZY_##format: form_blocks(to, blocks, LAZY_##format, k); break;
+    switch (dtype) {
+        FORM_BLOCKS(Q8_0)
+        LAZY_BELOW_8_BITS(FORM_BLOCKS)
+    default: break;
     }
+#undef FORM_BLOCKS
+}
