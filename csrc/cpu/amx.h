@@ -39,6 +39,7 @@ static void amx_configure(int rows, int cols, int depth)
         amx_shape(&shapes, 4 + i, below, depth);
         amx_shape(&shapes, 6 + i, depth, beside);
     }
+    __asm__ volatile("" ::"m"(shapes)); /* GCC 12 takes the instruction to read 8 bytes of it */
     _tile_loadconfig(&shapes);
 }
 
@@ -147,4 +148,130 @@ static void amx_value_columns(float *o, float *powers, int width, int cols, cons
                                      (const operand *)values + i, stride, ceil_div(n, PER_OPERAND),
                                      .cols = min_int(d - i, TILE_COLS), .accumulate = true },
                      cols);
+}
+
+/* ---- few rows of x ---------------------------------------------------------------------- */
+
+/* Weights are the left matrix here and rows of x the right one, so that no weight is transposed. At once are multiplied
+ * a strip of 2 LANES weights and a panel of LANES rows of x or, where it is `wide`, LANES weights and 2 LANES rows. */
+INLINE int amx_strip(bool wide) { return wide ? LANES : 2 * LANES; }
+INLINE int amx_width(bool wide) { return wide ? 2 * LANES : LANES; }
+
+/* panel[i, :] = operand i < k of each of n rows of x; zeros for other rows, and up to a multiple of LANES */
+static void amx_panel(operand *panel, const operand *x, int64_t x_stride, int n, int k, bool wide)
+{
+    for (int i = 0; i < k; i += LANES)
+        for (int first = 0; first < amx_width(wide); first += LANES) {
+            vec v[LANES];
+            for (int r = 0; r < LANES; r++) {
+                const float *row = (const float *)x + (first + r) * x_stride + i;
+                v[r] = first + r < n ? load_part(row, k - i, 0.0f) : splat(0.0f);
+            }
+            transpose(v);
+            EACH(r, LANES) store((float *)panel + (i + r) * amx_width(wide) + first, v[r]);
+        }
+}
+
+/* Of LANES rows, into the L2 cache. */
+INLINE void amx_prefetch(const operand *w, int64_t w_row)
+{
+    EACH(i, LANES) __builtin_prefetch(w + i * w_row, 0, 2);
+}
+
+/* Adds `steps` products of a strip and a panel. They have two sums, of even and of odd steps, because a product waits
+ * long for the one before: tiles 0 and 1, and for the lower weights or the right rows of x tiles 2 and 3. With `stored`
+ * prefetches as much of the strip behind. */
+INLINE void amx_add(const operand *w, int64_t w_row, const operand *panel, int steps, const bool wide,
+                    const bool stored)
+{
+    const int64_t w_bytes = 4 * w_row, bytes = 4 * amx_width(wide), behind = amx_strip(wide) * w_row;
+#define STEP_INTO(first, second)                                                                                       \
+    _tile_loadd(4, w, w_bytes);                                                                                        \
+    if (stored) amx_prefetch(w + behind, w_row);                                                                       \
+    _tile_loadd(6, panel, bytes);                                                                                      \
+    _tile_dpbf16ps(first, 4, 6);                                                                                       \
+    if (wide) {                                                                                                        \
+        _tile_loadd(7, panel + LANES, bytes);                                                                          \
+        _tile_dpbf16ps(second, 4, 7);                                                                                  \
+    } else {                                                                                                           \
+        _tile_loadd(5, w + LANES * w_row, w_bytes);                                                                    \
+        if (stored) amx_prefetch(w + behind + LANES * w_row, w_row);                                                   \
+        _tile_dpbf16ps(second, 5, 6);                                                                                  \
+    }                                                                                                                  \
+    w += AMX_DEPTH;                                                                                                    \
+    panel += AMX_DEPTH * amx_width(wide)
+    for (; steps > 1; steps -= 2) {
+        STEP_INTO(0, 2);
+        STEP_INTO(1, 3);
+    }
+    if (steps) {
+        STEP_INTO(0, 2);
+    }
+#undef STEP_INTO
+}
+
+/* y[r, j] (+)= the sums of rows r < n of x and weights j < cols of a strip */
+static void amx_write(float *y, int64_t y_stride, int n, int cols, bool accumulate, bool wide)
+{
+    float sums[4][LANES][LANES];
+    _tile_stored(0, sums[0], sizeof sums[0][0]);
+    _tile_stored(1, sums[1], sizeof sums[0][0]);
+    _tile_stored(2, sums[2], sizeof sums[0][0]);
+    _tile_stored(3, sums[3], sizeof sums[0][0]);
+    for (int half = 0; half < 2; half++) {
+        vec v[LANES];
+        EACH(i, LANES) v[i] = load(sums[2 * half][i]) + load(sums[2 * half + 1][i]);
+        transpose(v);
+        const int row = wide ? half * LANES : 0, col = wide ? 0 : half * LANES;
+        for (int r = 0; r < min_int(LANES, n - row) && col < cols; r++) {
+            float *to = y + (row + r) * y_stride + col;
+            store_part(to, accumulate ? load_part(to, cols - col, 0.0f) + v[r] : v[r], cols - col);
+        }
+    }
+}
+
+/* dots for as many rows of x as a panel has, or fewer */
+INLINE void amx_few(float *y, int64_t y_stride, const operand *x, int64_t x_stride, int n, const char *w,
+                    lazy_dtype dtype, int n_cols, int k, bool accumulate, operand *panel, const bool wide)
+{
+    enum { PART = 4096, FORMED = LAZY_LONGEST_BLOCK, STEP_VALUES = AMX_DEPTH * PER_OPERAND }; /* of a row */
+    const int64_t row_bytes = (int64_t)lazy_row_bytes(dtype, k);
+    operand formed[2 * LANES][FORMED / PER_OPERAND];
+    for (int part = 0; part < k; part += PART) {
+        const int len = min_int(PART, k - part);
+        const char *from = w + lazy_row_bytes(dtype, part);
+        amx_panel(panel, x + part / PER_OPERAND, x_stride, n, ceil_div(len, PER_OPERAND), wide);
+        for (int j = 0; j < n_cols; j += amx_strip(wide), from += amx_strip(wide) * row_bytes) {
+            const int cols = min_int(amx_strip(wide), n_cols - j);
+            _tile_zero(0);
+            _tile_zero(1);
+            _tile_zero(2);
+            _tile_zero(3);
+            const bool stored = dtype == LAZY_BF16 && len % STEP_VALUES == 0 && cols == amx_strip(wide);
+            if (stored) amx_add((const operand *)from, row_bytes / 4, panel, len / STEP_VALUES, wide, true);
+            for (int kk = 0, here; kk < len && !stored; kk += here) {
+                here = min_int(FORMED, len - kk);
+                if (here < FORMED) memset(formed, 0, sizeof formed);
+                for (int i = 0; i < cols; i++)
+                    form_row(formed[i], from + i * row_bytes + lazy_row_bytes(dtype, kk), dtype, here,
+                             amx_strip(wide) * row_bytes);
+                amx_add(formed[0], FORMED / PER_OPERAND, panel + kk / PER_OPERAND * amx_width(wide),
+                        ceil_div(here, STEP_VALUES), wide, false);
+            }
+            amx_write(y + j, y_stride, n, cols, accumulate || part, wide);
+        }
+    }
+}
+
+static void amx_dots(float *y, int64_t y_stride, const void *x, int64_t x_stride, int n_rows, const void *w,
+                     lazy_dtype dtype, int n_cols, int k, bool accumulate, void *room)
+{
+    amx_configure(2 * LANES, 2 * LANES, AMX_DEPTH);
+    const operand *row = x;
+    for (int n; n_rows > 0; n_rows -= n, row += n * x_stride, y += n * y_stride) {
+        n = min_int(n_rows, 2 * LANES);
+        if (n > LANES) amx_few(y, y_stride, row, x_stride, n, w, dtype, n_cols, k, accumulate, room, true);
+        else amx_few(y, y_stride, row, x_stride, n, w, dtype, n_cols, k, accumulate, room, false);
+    }
+    _tile_release();
 }

@@ -82,7 +82,7 @@ static void value_columns(float *o, float *powers, int width, int cols, const vo
     }
 }
 
-#define DEFINE_KERNELS(variant, rows_of_tile, halves, others, key_unit_, tile_, key_columns_, value_columns_)          \
+#define DEFINE_KERNELS(variant, rows_of_tile, halves, others, key_unit_, tile_, dots_, key_columns_, value_columns_)   \
     const lazy_kernels JOIN(lazy_kernels_, variant) = {                                                                \
         .products = {                                                                                                  \
             .name = STRING(variant),                                                                                   \
@@ -96,7 +96,7 @@ static void value_columns(float *o, float *powers, int width, int cols, const vo
             .convert = convert,                                                                                        \
             .pack = pack,                                                                                              \
             .tile = tile_,                                                                                             \
-            .dots = dots,                                                                                              \
+            .dots = dots_,                                                                                             \
         },                                                                                                             \
         .rows = &JOIN(lazy_rows_, ISA),                                                                                \
         .lanes = LANES,                                                                                                \
@@ -106,5 +106,5 @@ static void value_columns(float *o, float *powers, int width, int cols, const vo
         .key_columns = key_columns_,                                                                                   \
         .value_columns = value_columns_,                                                                               \
     }
-DEFINE_KERNELS(VARIANT, TILE_ROWS, MAX_UNPACKED_HALVES, MAX_UNPACKED_OTHERS, PER_OPERAND, tile, key_columns,
+DEFINE_KERNELS(VARIANT, TILE_ROWS, MAX_UNPACKED_HALVES, MAX_UNPACKED_OTHERS, PER_OPERAND, tile, dots, key_columns,
                value_columns);

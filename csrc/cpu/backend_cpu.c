@@ -70,7 +70,7 @@ static const struct {
 #if defined(__x86_64__)
     KERNELS(VNNI | AMX, "amx", INT8, avx512_amx, products_avx512_int8, PRODUCTS(avx512_fixed8), NULL),
     KERNELS(VNNI | AMX, "amx", BF16, avx512_amx, kernels_avx512_amx.products, PRODUCTS(avx512_fixed16),
-            PRODUCTS(avx512_bf16_stored)),
+            PRODUCTS(avx512_bf16_halves)),
     KERNELS(VNNI | AMX, "amx", F32, avx512, kernels_avx512.products, PRODUCTS(avx512_fixed24), PRODUCTS(avx512_stored)),
     KERNELS(VNNI | BF16, "avx512", INT8, avx512_bf16, products_avx512_int8, PRODUCTS(avx512_fixed8), NULL),
     KERNELS(VNNI, "avx512", INT8, avx512, products_avx512_int8, PRODUCTS(avx512_fixed8), NULL),

@@ -157,7 +157,7 @@ INLINE void scales_of_halves(vec s[SCALE_VECTORS], const float *x)
 #define AS_STORED(work)        Q8_0_AS_STORED(work) Q4_0_AS_STORED(work) OTHERS_AS_STORED(work)
 #define FORM                   LAZY_Q8_0
 
-static void form_row(void *to, const char *row, lazy_dtype dtype, int k)
+static void form_row(void *to, const char *row, lazy_dtype dtype, int k, int64_t ahead)
 {
     if (DIGITS == 1) round_row(to, row, dtype, k);
 }

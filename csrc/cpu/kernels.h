@@ -91,6 +91,7 @@ extern const lazy_kernels lazy_kernels_avx2;
 extern const lazy_kernels lazy_kernels_avx512, lazy_kernels_avx512_bf16, lazy_kernels_avx512_amx;
 extern const lazy_products lazy_products_avx2_int8, lazy_products_avx512_int8;
 extern const lazy_products lazy_products_avx2_stored, lazy_products_avx512_stored, lazy_products_avx512_bf16_stored;
+extern const lazy_products lazy_products_avx512_bf16_halves;
 extern const lazy_products lazy_products_avx2_fixed8, lazy_products_avx2_fixed24;
 extern const lazy_products lazy_products_avxvnni_int8, lazy_products_avxvnni_fixed8, lazy_products_avxvnni_fixed24;
 extern const lazy_products lazy_products_avx512_fixed8, lazy_products_avx512_fixed16, lazy_products_avx512_fixed24;

@@ -10,10 +10,23 @@
 #include "linear_template.h"
 #include "attention_template.h"
 
+/* Few rows of x beside AMX, whose tiles read weights in bf16 more slowly. */
+const lazy_products lazy_products_avx512_bf16_halves = {
+    .name = "avx512_bf16_halves",
+    .unit = PER_OPERAND,
+    .row_operands = 1,
+    .max_unpacked_halves = DOT_ROWS,
+    .max_unpacked_others = DOT_ROWS,
+    .convert = convert,
+    .dots = dots,
+    .formats = { [LAZY_BF16] = true },
+};
+
 END_TARGET
 
 TARGET("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512bf16,amx-tile,amx-bf16")
 #include "amx.h"
-DEFINE_KERNELS(avx512_amx, AMX_SIDE, 6, 6, AMX_DEPTH *PER_OPERAND, amx_tile, amx_key_columns, amx_value_columns);
+DEFINE_KERNELS(avx512_amx, AMX_SIDE, AMX_SIDE, AMX_SIDE, AMX_DEPTH *PER_OPERAND, amx_tile, amx_dots, amx_key_columns,
+               amx_value_columns);
 END_TARGET
 #endif

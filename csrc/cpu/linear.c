@@ -357,7 +357,7 @@ static void multiply_for_expert(void *job, int task, int worker)
  * for each of n experts. */
 static bool packs_experts(const product *p, int n)
 {
-    enum { MANY_ROWS = 160, FEW_ROWS = 32 };
+    enum { MANY_ROWS = 160, FEW_ROWS = 64 };
     int unpacked = p->kernels->max_unpacked_halves, of_expert = p->n * p->stream->config->experts_per_token / n;
     return !p->kernels->dots || !fits_unpacked(p) ||
            (unpacked < FEW_ROWS && (p->stream->many_rows || p->n > MANY_ROWS || 2 * of_expert > 3 * unpacked));

@@ -20,11 +20,11 @@ enum { TILE_COLS = TILE_VECTORS * LANES };
 #endif
 
 /* to[:] = the k values of a row of weights as operands */
-static void form_row(void *to, const char *row, lazy_dtype dtype, int k)
+static void form_row(void *to, const char *row, lazy_dtype dtype, int k, int64_t ahead)
 {
 #ifdef OPERANDS_BF16
     BY_FLOAT_TYPE(convert_any(to, row, type, k));
-    form_quantized(to, row, dtype, k);
+    form_quantized(to, row, dtype, k, ahead);
 #else
     JOIN(lazy_rows_, ISA).widen_row(to, row, dtype, k);
 #endif
@@ -67,10 +67,12 @@ static void pack_quantized(operand *panel, const void *const *row, int n, lazy_d
 {
     operand formed[TILE_COLS][LAZY_LONGEST_BLOCK / PER_OPERAND];
     const void *from[TILE_COLS];
+    const int64_t next = n > 1 ? TILE_COLS * ((const char *)row[1] - (const char *)row[0]) : 0;
     for (int kk = 0; kk < k; kk += LAZY_LONGEST_BLOCK) {
         int len = min_int(LAZY_LONGEST_BLOCK, k - kk);
         for (int j = 0; j < n; j++) {
-            form_row(formed[j], (const char *)row[j] + lazy_row_bytes(dtype, kk), dtype, len);
+            const char *piece = (const char *)row[j] + lazy_row_bytes(dtype, kk);
+            form_row(formed[j], piece, dtype, len, next);
             from[j] = formed[j];
         }
         pack_any(panel + (int64_t)kk / PER_OPERAND * TILE_COLS, from, n, FORM, len);

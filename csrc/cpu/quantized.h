@@ -190,8 +190,8 @@ INLINE vec group_operands(const uint8_t *q, lazy_dtype dtype, const scales s, in
 }
 #endif
 
-/* to[:] = the k values of whole blocks as operands */
-INLINE void form_blocks(float *to, const char *block, lazy_dtype dtype, int k)
+/* to[:] = the k values of whole blocks as operands. Prefetches as many bytes from `ahead` bytes further on. */
+INLINE void form_blocks(float *to, const char *block, lazy_dtype dtype, int k, int64_t ahead)
 {
     const int groups = lazy_formats[dtype].values / LAZY_GROUP, bytes = lazy_formats[dtype].bytes;
     for (; k > 0; k -= lazy_formats[dtype].values, block += bytes) {
@@ -200,7 +200,7 @@ INLINE void form_blocks(float *to, const char *block, lazy_dtype dtype, int k)
         EACH(g, groups) {
             uint8_t room[LAZY_GROUP];
             const uint8_t *q = group_at(room, block, dtype, g);
-            __builtin_prefetch(block + g * bytes / groups + FETCH_AHEAD);
+            __builtin_prefetch(block + g * bytes / groups + ahead);
 #pragma GCC unroll 8
             for (int v = 0; v < GROUP_VECTORS; v += STEP_VECTORS, to += LANES)
                 store(to, group_operands(q, dtype, s, g, v));
@@ -209,10 +209,10 @@ INLINE void form_blocks(float *to, const char *block, lazy_dtype dtype, int k)
 }
 
 /* The same for any quantized type; nothing for others. */
-INLINE void form_quantized(void *to, const void *blocks, lazy_dtype dtype, int k)
+INLINE void form_quantized(void *to, const void *blocks, lazy_dtype dtype, int k, int64_t ahead)
 {
 #define FORM_BLOCKS(format)                                                                                            \
-    case LAZY_##format: form_blocks(to, blocks, LAZY_##format, k); break;
+    case LAZY_##format: form_blocks(to, blocks, LAZY_##format, k, ahead); break;
     switch (dtype) {
         FORM_BLOCKS(Q8_0)
         LAZY_BELOW_8_BITS(FORM_BLOCKS)

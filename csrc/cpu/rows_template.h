@@ -11,7 +11,7 @@
 static void widen_row(float *y, const void *x, lazy_dtype dtype, int n)
 {
     BY_FLOAT_TYPE(widen_any(y, x, type, n));
-    form_quantized(y, x, dtype, n);
+    form_quantized(y, x, dtype, n, FETCH_AHEAD);
 }
 
 /* ---- exp -------------------------------------------------------------------------------- */

@@ -16,7 +16,7 @@ enum { MAX_ROWS = 2 * DOT_ROWS }; /* of x: for more, weights become operands onc
 #endif
 #define FORM LAZY_F32
 
-static void form_row(void *to, const char *row, lazy_dtype dtype, int k) { /* there are no others */ }
+static void form_row(void *to, const char *row, lazy_dtype dtype, int k, int64_t ahead) { /* there are no others */ }
 
 #include "dots.h"
 
