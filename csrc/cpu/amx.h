@@ -1,4 +1,4 @@
-/* amx.h — products of bf16 in AMX's tiles, in place of the register tiles of linear_template.h and
+/* amx.h — products of bf16 in AMX's tiles, in place of the register tiles and dots of linear_template.h and
  * attention_template.h. Eight tiles: the sums of two by two, two of rows of a, two of columns of b. */
 
 enum { AMX_DEPTH = 16, AMX_SIDE = 2 * LANES }; /* operands that a tile is deep; rows and columns of two tiles */
@@ -247,7 +247,7 @@ INLINE void amx_few(float *y, int64_t y_stride, const operand *x, int64_t x_stri
             _tile_zero(1);
             _tile_zero(2);
             _tile_zero(3);
-            const bool stored = dtype == LAZY_BF16 && len % STEP_VALUES == 0 && cols == amx_strip(wide);
+            const bool stored = dtype == LAZY_BF16 && k % STEP_VALUES == 0 && cols == amx_strip(wide);
             if (stored) amx_add((const operand *)from, row_bytes / 4, panel, len / STEP_VALUES, wide, true);
             for (int kk = 0, here; kk < len && !stored; kk += here) {
                 here = min_int(FORMED, len - kk);

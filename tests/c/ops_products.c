@@ -236,6 +236,10 @@ static void test_plain_products(sides s)
                     i % 2, i % 3 == 0, i % 4 == 0);
     test_matmul(s, 3, 2, 40, 5000, LAZY_BF16, false, false, false);
     test_matmul(s, 33, 1, 40, 5000, LAZY_BF16, false, true, true);
+    /* tiles of weights as they are stored, or not because rows are no whole number of operands */
+    test_matmul(s, 9, 2, 40, 5001, LAZY_BF16, false, false, true);
+    test_matmul(s, 13, 1, 70, 4128, LAZY_BF16, false, true, false);
+    test_matmul(s, 20, 2, 70, 4128, LAZY_BF16, true, false, true);
     /* enough rows to pack the weights: in one stretch and several, rows that are copied first, blocks by rows and by
      * columns */
     for (int i = 0; i < 20; i += each)
