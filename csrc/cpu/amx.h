@@ -153,9 +153,9 @@ static void amx_value_columns(float *o, float *powers, int width, int cols, cons
 /* ---- few rows of x ---------------------------------------------------------------------- */
 
 /* Weights are the left matrix here and rows of x the right one, so that no weight is transposed. At once are multiplied
- * a strip of 2 LANES weights and a panel of LANES rows of x or, where it is `wide`, LANES weights and 2 LANES rows. */
-INLINE int amx_strip(bool wide) { return wide ? LANES : 2 * LANES; }
-INLINE int amx_width(bool wide) { return wide ? 2 * LANES : LANES; }
+ * a strip of AMX_SIDE weights and a panel of LANES rows of x, or where it is `wide` LANES weights and AMX_SIDE rows. */
+INLINE int amx_strip(bool wide) { return wide ? LANES : AMX_SIDE; }
+INLINE int amx_width(bool wide) { return wide ? AMX_SIDE : LANES; }
 
 /* panel[i, :] = operand i < k of each of n rows of x; zeros for other rows, and up to a multiple of LANES */
 static void amx_panel(operand *panel, const operand *x, int64_t x_stride, int n, int k, bool wide)
@@ -230,34 +230,45 @@ static void amx_write(float *y, int64_t y_stride, int n, int cols, bool accumula
     }
 }
 
+enum { AMX_STEP = AMX_DEPTH * PER_OPERAND }; /* values of a row that are multiplied in one step */
+
+/* The sums of a strip of weights, or of its first `cols` ones, and a panel of k values: in tiles 0 to 3. */
+INLINE void amx_multiply_strip(const char *w, int64_t row_bytes, lazy_dtype dtype, int cols, const operand *panel,
+                               int k, const bool wide)
+{
+    enum { FORMED = LAZY_LONGEST_BLOCK }; /* values of a row that become operands at a time */
+    operand formed[AMX_SIDE][FORMED / PER_OPERAND];
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    if (dtype == LAZY_BF16 && row_bytes % (2 * AMX_STEP) == 0 && cols == amx_strip(wide)) {
+        amx_add((const operand *)w, row_bytes / 4, panel, k / AMX_STEP, wide, true);
+        return;
+    }
+    for (int kk = 0, here; kk < k; kk += here, panel += FORMED / PER_OPERAND * amx_width(wide)) {
+        here = min_int(FORMED, k - kk);
+        if (here < FORMED) memset(formed, 0, sizeof formed);
+        for (int i = 0; i < cols; i++)
+            form_and_prefetch(formed[i], w + i * row_bytes + lazy_row_bytes(dtype, kk), dtype, here,
+                              amx_strip(wide) * row_bytes);
+        amx_add(formed[0], FORMED / PER_OPERAND, panel, ceil_div(here, AMX_STEP), wide, false);
+    }
+}
+
 /* dots for as many rows of x as a panel has, or fewer */
 INLINE void amx_few(float *y, int64_t y_stride, const operand *x, int64_t x_stride, int n, const char *w,
                     lazy_dtype dtype, int n_cols, int k, bool accumulate, operand *panel, const bool wide)
 {
-    enum { PART = 4096, FORMED = LAZY_LONGEST_BLOCK, STEP_VALUES = AMX_DEPTH * PER_OPERAND }; /* of a row */
+    enum { PART = 4096 }; /* values of a row in the panel */
     const int64_t row_bytes = (int64_t)lazy_row_bytes(dtype, k);
-    operand formed[2 * LANES][FORMED / PER_OPERAND];
     for (int part = 0; part < k; part += PART) {
         const int len = min_int(PART, k - part);
         const char *from = w + lazy_row_bytes(dtype, part);
         amx_panel(panel, x + part / PER_OPERAND, x_stride, n, ceil_div(len, PER_OPERAND), wide);
         for (int j = 0; j < n_cols; j += amx_strip(wide), from += amx_strip(wide) * row_bytes) {
             const int cols = min_int(amx_strip(wide), n_cols - j);
-            _tile_zero(0);
-            _tile_zero(1);
-            _tile_zero(2);
-            _tile_zero(3);
-            const bool stored = dtype == LAZY_BF16 && k % STEP_VALUES == 0 && cols == amx_strip(wide);
-            if (stored) amx_add((const operand *)from, row_bytes / 4, panel, len / STEP_VALUES, wide, true);
-            for (int kk = 0, here; kk < len && !stored; kk += here) {
-                here = min_int(FORMED, len - kk);
-                if (here < FORMED) memset(formed, 0, sizeof formed);
-                for (int i = 0; i < cols; i++)
-                    form_row(formed[i], from + i * row_bytes + lazy_row_bytes(dtype, kk), dtype, here,
-                             amx_strip(wide) * row_bytes);
-                amx_add(formed[0], FORMED / PER_OPERAND, panel + kk / PER_OPERAND * amx_width(wide),
-                        ceil_div(here, STEP_VALUES), wide, false);
-            }
+            amx_multiply_strip(from, row_bytes, dtype, cols, panel, len, wide);
             amx_write(y + j, y_stride, n, cols, accumulate || part, wide);
         }
     }
@@ -266,10 +277,10 @@ INLINE void amx_few(float *y, int64_t y_stride, const operand *x, int64_t x_stri
 static void amx_dots(float *y, int64_t y_stride, const void *x, int64_t x_stride, int n_rows, const void *w,
                      lazy_dtype dtype, int n_cols, int k, bool accumulate, void *room)
 {
-    amx_configure(2 * LANES, 2 * LANES, AMX_DEPTH);
+    amx_configure(AMX_SIDE, AMX_SIDE, AMX_DEPTH);
     const operand *row = x;
     for (int n; n_rows > 0; n_rows -= n, row += n * x_stride, y += n * y_stride) {
-        n = min_int(n_rows, 2 * LANES);
+        n = min_int(n_rows, AMX_SIDE);
         if (n > LANES) amx_few(y, y_stride, row, x_stride, n, w, dtype, n_cols, k, accumulate, room, true);
         else amx_few(y, y_stride, row, x_stride, n, w, dtype, n_cols, k, accumulate, room, false);
     }

@@ -2,7 +2,7 @@
  * stored, or are brought into a form of the including file first, once for all rows of x.
  *
  * The including file defines `operand` and DOT_ROWS; AS_STORED(work), the formats that dots_of takes; FORM, the format
- * that others are brought into, and form_row(to, row, format, k, ahead), which does so; and after this file dots_of. */
+ * that others are brought into, and form_row(to, row, format, k), which does so; and after this file dots_of. */
 
 /* y[r * y_stride + c * y_spacing] (+)= x[r * x_stride + (0 … k-1)] . row c of w; its rows lie `spacing` bytes apart. */
 typedef struct dot_products {
@@ -71,8 +71,7 @@ static void dots(float *y, int64_t y_stride, const void *x, int64_t x_stride, in
             t.w = room;
             t.spacing = here * bytes;
             for (int i = 0; i < 4 * here; i++)
-                form_row((char *)room + i * bytes, from + (i / here * stream + i % here) * stored_bytes, dtype, k,
-                         FETCH_AHEAD);
+                form_row((char *)room + i * bytes, from + (i / here * stream + i % here) * stored_bytes, dtype, k);
         }
         for (int left = n_rows, groups = ceil_div(n_rows, DOT_ROWS), rows; left > 0; left -= rows) {
             rows = ceil_div(left, groups--);
@@ -83,8 +82,23 @@ static void dots(float *y, int64_t y_stride, const void *x, int64_t x_stride, in
     }
     for (int j = 4 * stream; j < n_cols; j++) {
         const char *from = (const char *)w + j * stored_bytes;
-        if (!stored) form_row(room, from, dtype, k, FETCH_AHEAD);
+        if (!stored) form_row(room, from, dtype, k);
         dot_products t = { y + j, y_stride, 0, x, x_stride, stored ? from : room, 0, form, k, accumulate, bytes };
         for (int r = 0; r < n_rows; r++, t.x += x_stride, t.y += y_stride) one_column[form](t, 1);
     }
 }
+
+#define TAKEN(format) [LAZY_##format] = true,
+
+/* The table of products with up to `most` rows of x; behind it the formats that they take. */
+#define DEFINE_FEW_ROWS(variant, unit_, row_operands_, most, ...)                                                      \
+    const lazy_products JOIN(lazy_products_, variant) = {                                                              \
+        .name = STRING(variant),                                                                                       \
+        .unit = unit_,                                                                                                 \
+        .row_operands = row_operands_,                                                                                 \
+        .max_unpacked_halves = most,                                                                                   \
+        .max_unpacked_others = most,                                                                                   \
+        .convert = convert,                                                                                            \
+        .dots = dots,                                                                                                  \
+        .formats = { __VA_ARGS__ },                                                                                    \
+    }

@@ -157,7 +157,7 @@ INLINE void scales_of_halves(vec s[SCALE_VECTORS], const float *x)
 #define AS_STORED(work)        Q8_0_AS_STORED(work) Q4_0_AS_STORED(work) OTHERS_AS_STORED(work)
 #define FORM                   LAZY_Q8_0
 
-static void form_row(void *to, const char *row, lazy_dtype dtype, int k, int64_t ahead)
+static void form_row(void *to, const char *row, lazy_dtype dtype, int k)
 {
     if (DIGITS == 1) round_row(to, row, dtype, k);
 }
@@ -251,14 +251,5 @@ INLINE void dots_of(dot_products t, const int rows, const int cols)
         }
 }
 
-const lazy_products JOIN(lazy_products_, VARIANT) = {
-    .name = STRING(VARIANT),
-    .unit = LAZY_LONGEST_BLOCK,
-    .row_operands = STRETCH_OPERANDS,
-    .max_unpacked_halves = MAX_ROWS,
-    .max_unpacked_others = MAX_ROWS,
-    .convert = convert,
-    .dots = dots,
-#define TAKEN(format) [LAZY_##format] = true,
-    .formats = { AS_STORED(TAKEN)[LAZY_F32] = DIGITS == 1, [LAZY_F16] = DIGITS == 1, [LAZY_BF16] = DIGITS == 1 },
-};
+DEFINE_FEW_ROWS(VARIANT, LAZY_LONGEST_BLOCK, STRETCH_OPERANDS, MAX_ROWS,
+                AS_STORED(TAKEN)[LAZY_F32] = DIGITS == 1, [LAZY_F16] = DIGITS == 1, [LAZY_BF16] = DIGITS == 1);

@@ -11,16 +11,7 @@
 #include "attention_template.h"
 
 /* Few rows of x beside AMX, whose tiles read weights in bf16 more slowly. */
-const lazy_products lazy_products_avx512_bf16_halves = {
-    .name = "avx512_bf16_halves",
-    .unit = PER_OPERAND,
-    .row_operands = 1,
-    .max_unpacked_halves = DOT_ROWS,
-    .max_unpacked_others = DOT_ROWS,
-    .convert = convert,
-    .dots = dots,
-    .formats = { [LAZY_BF16] = true },
-};
+DEFINE_FEW_ROWS(avx512_bf16_halves, PER_OPERAND, 1, DOT_ROWS, TAKEN(BF16));
 
 END_TARGET
 

@@ -19,8 +19,8 @@ enum { TILE_COLS = TILE_VECTORS * LANES };
 #define AS_STORED(work) work(F32) work(F16) work(BF16)
 #endif
 
-/* to[:] = the k values of a row of weights as operands */
-static void form_row(void *to, const char *row, lazy_dtype dtype, int k, int64_t ahead)
+/* to[:] = the k values of a row of weights as operands; in bf16 prefetches blocks from `ahead` bytes further on. */
+static void form_and_prefetch(void *to, const char *row, lazy_dtype dtype, int k, int64_t ahead)
 {
 #ifdef OPERANDS_BF16
     BY_FLOAT_TYPE(convert_any(to, row, type, k));
@@ -28,6 +28,11 @@ static void form_row(void *to, const char *row, lazy_dtype dtype, int k, int64_t
 #else
     JOIN(lazy_rows_, ISA).widen_row(to, row, dtype, k);
 #endif
+}
+
+static void form_row(void *to, const char *row, lazy_dtype dtype, int k)
+{
+    form_and_prefetch(to, row, dtype, k, FETCH_AHEAD);
 }
 
 /* ---- the register tile ------------------------------------------------------------------ */
@@ -71,8 +76,7 @@ static void pack_quantized(operand *panel, const void *const *row, int n, lazy_d
     for (int kk = 0; kk < k; kk += LAZY_LONGEST_BLOCK) {
         int len = min_int(LAZY_LONGEST_BLOCK, k - kk);
         for (int j = 0; j < n; j++) {
-            const char *piece = (const char *)row[j] + lazy_row_bytes(dtype, kk);
-            form_row(formed[j], piece, dtype, len, next);
+            form_and_prefetch(formed[j], (const char *)row[j] + lazy_row_bytes(dtype, kk), dtype, len, next);
             from[j] = formed[j];
         }
         pack_any(panel + (int64_t)kk / PER_OPERAND * TILE_COLS, from, n, FORM, len);

@@ -16,7 +16,7 @@ enum { MAX_ROWS = 2 * DOT_ROWS }; /* of x: for more, weights become operands onc
 #endif
 #define FORM LAZY_F32
 
-static void form_row(void *to, const char *row, lazy_dtype dtype, int k, int64_t ahead) { /* there are no others */ }
+static void form_row(void *to, const char *row, lazy_dtype dtype, int k) { /* there are no others */ }
 
 #include "dots.h"
 
@@ -52,14 +52,4 @@ INLINE void dots_of(dot_products t, const int rows, const int cols)
     EACH(r, rows) write_dots(t.y + r * t.y_stride, &t, sum[r], cols);
 }
 
-const lazy_products JOIN(lazy_products_, VARIANT) = {
-    .name = STRING(VARIANT),
-    .unit = PER_OPERAND,
-    .row_operands = 1,
-    .max_unpacked_halves = MAX_ROWS,
-    .max_unpacked_others = MAX_ROWS,
-    .convert = convert,
-    .dots = dots,
-#define TAKEN(format) [LAZY_##format] = true,
-    .formats = { AS_STORED(TAKEN) },
-};
+DEFINE_FEW_ROWS(VARIANT, PER_OPERAND, 1, MAX_ROWS, AS_STORED(TAKEN));
