@@ -49,11 +49,13 @@ static void amx_configure(int rows, int cols, int depth)
     if (two_rows) work(2, p->c + LANES * p->c_stride);                                                                 \
     if (two_rows && two_cols) work(3, p->c + LANES * p->c_stride + LANES)
 
-/* `steps` tiles from operand `first` on. */
+/* `steps` tiles from operand `first` on. A tile that is stored more than some 2000 cycles after the last one was takes
+ * 1000 cycles, so one is stored now and then that nobody reads. */
 INLINE void amx_steps(const amx_product *p, int first, int steps, const bool two_rows, const bool two_cols)
 {
     const int64_t c_bytes = 4 * p->c_stride, a_bytes = 4 * p->a_row, b_bytes = 4 * p->b_stride;
     const operand *a = p->a + first / AMX_DEPTH * p->a_step, *b = p->b + first * p->b_stride;
+    float unread[LANES][LANES];
 #define CLEAR(tile, at) _tile_zero(tile)
 #define LOAD(tile, at)  _tile_loadd(tile, at, c_bytes)
 #define STORE(tile, at) _tile_stored(tile, at, c_bytes)
@@ -63,6 +65,7 @@ INLINE void amx_steps(const amx_product *p, int first, int steps, const bool two
         AMX_SUMS(CLEAR);
     }
     for (; steps > 0; steps--, a += p->a_step, b += AMX_DEPTH * p->b_stride) {
+        if (steps % 8 == 0) _tile_stored(0, unread, sizeof unread[0]);
         _tile_loadd(4, a, a_bytes);
         _tile_loadd(6, b, b_bytes);
         _tile_dpbf16ps(0, 4, 6);

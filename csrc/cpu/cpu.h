@@ -66,7 +66,7 @@ static inline const lazy_products *products_of(const lazy_stream *stream)
 }
 
 /* Rows of k values are converted for products unless they are operands already. Rows a multiple of 4 KiB apart map to
- * the same few sets of the L1 cache; these are copied, with operand_stride operands from one to the next. */
+ * the same few sets of the L1 cache; these are copied. Copies are an odd number of cache lines apart. */
 static inline bool is_converted(const lazy_stream *stream, int k)
 {
     return products_of(stream)->unit > 1 || k % 1024 == 0;
@@ -75,7 +75,7 @@ static inline bool is_converted(const lazy_stream *stream, int k)
 static inline int64_t operand_stride(const lazy_products *products, int k)
 {
     int64_t length = (int64_t)lazy_row_operands(products, k);
-    return length % 1024 ? length : length + 16;
+    return ((length + 15) / 16 | 1) * 16;
 }
 
 static inline float *scratch_of(const lazy_stream *stream, int worker)

@@ -16,7 +16,7 @@
 typedef struct lazy_products {
     const char *name; /* of a backend that computes with them */
     int unit, row_operands, panel_operands;
-    int tile_rows, tile_cols; /* size of the register tile */
+    int tile_rows, tile_cols; /* that tile multiplies at once */
     /* Most rows of x for which dots is faster than pack and tile: with weights of 16 bits, and with slower ones. */
     int max_unpacked_halves, max_unpacked_others;
 
@@ -24,7 +24,8 @@ typedef struct lazy_products {
     void (*convert)(void *to, const float *from, int k);
     /* panel[:, j] = the k values, whole blocks as in all rows of weights, of row[j] as operands; 0 for columns n … */
     void (*pack)(void *panel, const void *const *row, int n, lazy_dtype dtype, int k);
-    /* c[r, j] (+)= a[r, :] . panel[:, j], k values packed from dtype; at most a whole tile. a_stride: operands */
+    /* c[r, j] (+)= a[r, :] . panel[:, j], k values packed from dtype; at most tile_rows rows and tile_cols columns.
+     * a_stride: operands */
     void (*tile)(float *c, int64_t c_stride, const void *a, int64_t a_stride, const void *panel, lazy_dtype dtype,
                  int k, int rows, int cols, bool accumulate);
     /* y[r, j] (+)= x[r, :] . w[j, :k], x in operands and x_stride too; reads w once for every few rows of x. room: 4

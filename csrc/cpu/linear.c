@@ -152,20 +152,22 @@ static panel panel_at(const product *p, const block *b, int out)
     return (panel){ part, column - first, min_int(p->kernels->tile_cols, end - out), out };
 }
 
-/* Packs elements k … k+len-1 of the block's columns, and multiplies by them. */
-static void multiply_k_block(const product *p, const block *b, float *panels, int k, int len)
+/* Packs elements k … k+len-1 of the block's columns. */
+static void pack_k_block(const product *p, const block *b, float *to, int k, int len)
 {
-    int width = b->halves * b->n_cols;
-    float *to = panels;
     const void *row[MAX_TILE_COLS];
-    for (panel columns = { 0 }; columns.out < width; columns.out += columns.n, to += p->panel_size) {
+    for (panel columns = { 0 }; columns.out < b->halves * b->n_cols; columns.out += columns.n, to += p->panel_size) {
         columns = panel_at(p, b, columns.out);
         const lazy_part *part = columns.part;
         for (int j = 0; j < columns.n; j++)
             row[j] = weight_row(part, columns.row + j, p->w->cols) + lazy_row_bytes(part->dtype, k);
         p->kernels->pack(to, row, columns.n, part->dtype, len);
     }
-    int strips = ceil_div(b->n_rows, p->kernels->tile_rows);
+}
+
+static void multiply_k_block(const product *p, const block *b, const float *panels, int k, int len)
+{
+    int width = b->halves * b->n_cols, strips = ceil_div(b->n_rows, p->kernels->tile_rows);
     for (int r = 0, rows; r < b->n_rows; r += rows, strips--) {
         rows = ceil_div(b->n_rows - r, strips);
         const float *strip = p->operands + (b->row + r) * p->stride + lazy_row_operands(p->kernels, k), *from = panels;
@@ -177,21 +179,16 @@ static void multiply_k_block(const product *p, const block *b, float *panels, in
     }
 }
 
-static void multiply_packed(void *job, int task, int worker)
+/* `packed`: the panels hold these columns, if they hold whole columns. */
+static void multiply_block(const product *p, block b, float *panels, bool packed)
 {
-    const product *p = job;
-    float *panels = scratch_of(p->stream, worker);
-    int row = task / p->col_blocks, col = task % p->col_blocks, tile_rows = p->kernels->tile_rows,
-        tile_cols = p->kernels->tile_cols;
-    block b = { .row = block_start(row, p->row_blocks, p->n, tile_rows),
-                .col = block_start(col, p->col_blocks, p->columns, tile_cols),
-                .halves = p->gated ? 2 : 1 };
-    b.n_rows = block_start(row + 1, p->row_blocks, p->n, tile_rows) - b.row;
-    b.n_cols = block_start(col + 1, p->col_blocks, p->columns, tile_cols) - b.col;
     b.out = p->gated ? panels + PANELS_SIZE : p->y + (int64_t)b.row * p->columns + b.col;
     b.out_stride = p->gated ? 2 * b.n_cols : p->columns;
-    for (int k = 0; k < p->w->cols; k += p->k_block)
-        multiply_k_block(p, &b, panels, k, min_int(p->k_block, p->w->cols - k));
+    for (int k = 0; k < p->w->cols; k += p->k_block) {
+        int len = min_int(p->k_block, p->w->cols - k);
+        if (!packed || len < p->w->cols) pack_k_block(p, &b, panels, k, len);
+        multiply_k_block(p, &b, panels, k, len);
+    }
     if (!p->gated) {
         add_bias(p, b.row, b.n_rows, b.col, b.n_cols);
         return;
@@ -199,6 +196,24 @@ static void multiply_packed(void *job, int task, int worker)
     for (int r = 0; r < b.n_rows; r++) {
         const float *gate = b.out + r * b.out_stride;
         gate_row(p, p->y + (int64_t)(b.row + r) * p->columns + b.col, gate, gate + b.n_cols, b.n_cols);
+    }
+}
+
+static void multiply_packed(void *job, int task, int worker)
+{
+    const product *p = job;
+    int row = task / p->col_blocks, col = task % p->col_blocks, tile_rows = p->kernels->tile_rows,
+        tile_cols = p->kernels->tile_cols, begin = block_start(row, p->row_blocks, p->n, tile_rows),
+        end = block_start(row + 1, p->row_blocks, p->n, tile_rows);
+    block b = { .row = begin,
+                .col = block_start(col, p->col_blocks, p->columns, tile_cols),
+                .halves = p->gated ? 2 : 1 };
+    b.n_cols = block_start(col + 1, p->col_blocks, p->columns, tile_cols) - b.col;
+    /* Gate and up of a strip of rows stay in the L1 cache; those of a block add up in scratch from panel to panel. */
+    int most = !p->gated ? end - begin : p->k_block < p->w->cols ? BLOCK_SIZE / (2 * b.n_cols) : tile_rows;
+    for (; b.row < end; b.row += b.n_rows) {
+        b.n_rows = even_part(end - b.row, most);
+        multiply_block(p, b, scratch_of(p->stream, worker), b.row > begin);
     }
 }
 
@@ -233,7 +248,7 @@ static int best_row_blocks(const product *p, int threads)
 /* Enough tasks that no thread waits long for the last one, each with enough rows to be worth packing its panels. */
 static void divide_packed(product *p)
 {
-    enum { TASKS_PER_THREAD = 6, FEW_TURNS = 4, MIN_ROWS = 224 };
+    enum { TASKS_PER_THREAD = 6, FEW_TURNS = 4, MIN_ROWS = 224, LEAST_PANELS = 3 };
     const lazy_products *kernels = p->kernels;
     int threads = p->stream->backend->threads, wanted = TASKS_PER_THREAD * threads,
         max_row_blocks = max_int(1, p->n / MIN_ROWS);
@@ -250,14 +265,14 @@ static void divide_packed(product *p)
     int max_panels = (PANELS_SIZE / p->panel_size - cut) / (p->gated ? 2 : 1);
     if (p->gated) /* gate and up of at least two strips must fit into the block */
         max_panels = min_int(max_panels, BLOCK_SIZE / (4 * kernels->tile_rows * kernels->tile_cols));
-    p->col_blocks = min_int(panels, max_int(ceil_div(panels, max_panels), ceil_div(wanted, max_row_blocks)));
+    /* Columns are divided before rows: each block of rows packs its panels anew. */
+    int by_columns = min_int(panels / LEAST_PANELS, wanted);
+    p->col_blocks = max_int(ceil_div(panels, max_panels), max_int(by_columns, ceil_div(wanted, max_row_blocks)));
+    if (p->col_blocks > FEW_TURNS * threads) p->col_blocks = ceil_div(p->col_blocks, threads) * threads;
+    p->col_blocks = min_int(panels, p->col_blocks);
     p->row_blocks = min_int(max_row_blocks, ceil_div(wanted, p->col_blocks));
     while (p->row_blocks < max_row_blocks && p->col_blocks * p->row_blocks % threads) p->row_blocks++;
     if (p->col_blocks * p->row_blocks < FEW_TURNS * threads) p->row_blocks = best_row_blocks(p, threads);
-    if (p->gated) {
-        int max_rows = BLOCK_SIZE / (2 * ceil_div(panels, p->col_blocks) * kernels->tile_cols) - kernels->tile_rows;
-        p->row_blocks = max_int(p->row_blocks, ceil_div(p->n, max_rows));
-    }
 }
 
 /* Four rows of weights, and gate and up, must fit into the scratch. */

@@ -311,6 +311,16 @@ static void test_short_gates(const char *variant)
     close_sides(s);
 }
 
+/* Columns longer than a panel, and more rows than have room for gate and up of a task: panels are packed for each part
+ * of the rows. */
+static void test_long_gates(const char *variant)
+{
+    lazy_config config = { .n_heads = 1, .n_kv_heads = 1, .head_dim = 2, .ffn = 864 };
+    sides s = open_sides(variant, &config, 1);
+    test_gated(s, 400, 1030);
+    close_sides(s);
+}
+
 enum { EXPERTS = 6 };
 
 typedef struct expert_weights {
@@ -443,5 +453,6 @@ void test_products(const char *variant, const lazy_config *shapes, size_t n_shap
     for (size_t i = 0; i < n_shapes; i++) test_gated_products(variant, &shapes[i]);
     test_any_threads(variant);
     test_short_gates(variant);
+    if (computing == LAZY_COMPUTE_F32) test_long_gates(variant);
     test_experts(variant);
 }
