@@ -82,7 +82,8 @@ static void value_columns(float *o, float *powers, int width, int cols, const vo
     }
 }
 
-#define DEFINE_KERNELS(variant, rows_of_tile, halves, others, key_unit_, tile_, dots_, key_columns_, value_columns_)   \
+#define DEFINE_KERNELS(variant, rows_of_tile, packing_, halves, others, key_unit_, tile_, dots_, key_columns_,         \
+                       value_columns_)                                                                                 \
     const lazy_kernels JOIN(lazy_kernels_, variant) = {                                                                \
         .products = {                                                                                                  \
             .name = STRING(variant),                                                                                   \
@@ -91,6 +92,7 @@ static void value_columns(float *o, float *powers, int width, int cols, const vo
             .panel_operands = 1,                                                                                       \
             .tile_rows = rows_of_tile,                                                                                 \
             .tile_cols = TILE_COLS,                                                                                    \
+            .packing = packing_,                                                                                       \
             .max_unpacked_halves = halves,                                                                             \
             .max_unpacked_others = others,                                                                             \
             .convert = convert,                                                                                        \
@@ -106,5 +108,5 @@ static void value_columns(float *o, float *powers, int width, int cols, const vo
         .key_columns = key_columns_,                                                                                   \
         .value_columns = value_columns_,                                                                               \
     }
-DEFINE_KERNELS(VARIANT, TILE_ROWS, MAX_UNPACKED_HALVES, MAX_UNPACKED_OTHERS, PER_OPERAND, tile, dots, key_columns,
-               value_columns);
+DEFINE_KERNELS(VARIANT, TILE_ROWS, 24 * PER_OPERAND, MAX_UNPACKED_HALVES, MAX_UNPACKED_OTHERS, PER_OPERAND, tile, dots,
+               key_columns, value_columns);

@@ -219,6 +219,7 @@ const lazy_products JOIN(lazy_products_, VARIANT) = {
     .panel_operands = PANEL_ROWS,
     .tile_rows = TILE_ROWS,
     .tile_cols = TILE_COLS,
+    .packing = 48,
     .convert = convert,
     .pack = pack,
     .tile = tile,

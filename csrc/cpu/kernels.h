@@ -17,6 +17,7 @@ typedef struct lazy_products {
     const char *name; /* of a backend that computes with them */
     int unit, row_operands, panel_operands;
     int tile_rows, tile_cols; /* that tile multiplies at once */
+    int packing;              /* rows that are multiplied by a panel in the time in which it is packed, nearly */
     /* Most rows of x for which dots is faster than pack and tile: with weights of 16 bits, and with slower ones. */
     int max_unpacked_halves, max_unpacked_others;
 

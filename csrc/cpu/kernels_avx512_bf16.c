@@ -17,7 +17,7 @@ END_TARGET
 
 TARGET("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512bf16,amx-tile,amx-bf16")
 #include "amx.h"
-DEFINE_KERNELS(avx512_amx, 4 * AMX_SIDE, AMX_SIDE, AMX_SIDE, AMX_DEPTH *PER_OPERAND, amx_tile, amx_dots,
+DEFINE_KERNELS(avx512_amx, 4 * AMX_SIDE, 200, AMX_SIDE, AMX_SIDE, AMX_DEPTH *PER_OPERAND, amx_tile, amx_dots,
                amx_key_columns, amx_value_columns);
 END_TARGET
 #endif

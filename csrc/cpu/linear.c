@@ -228,30 +228,31 @@ static void divide_unpacked(product *p)
     fit_gates(p);
 }
 
-/* For so many threads that tasks of MIN_ROWS rows may leave some idle: the number of blocks of rows that takes the
- * least time, counted in rows, if a task takes as long for its panels as for PACKING rows. */
-static int best_row_blocks(const product *p, int threads)
+/* The blocks of columns and rows that take the least time if a panel is packed in the time in which `packing` rows are
+ * multiplied by it, and READ_ROWS rows of x are read in, and if threads wait for half of the last task. */
+static void divide_evenly(product *p, int panels, int most_panels)
 {
-    enum { LEAST_ROWS = 28, PACKING = 24 };
-    int best = p->row_blocks, least = INT32_MAX;
-    int most = min_int(p->n / LEAST_ROWS, ceil_div(p->n, p->kernels->tile_rows));
-    for (int blocks = p->row_blocks; blocks <= max_int(p->row_blocks, most); blocks++) {
-        int time = ceil_div(p->col_blocks * blocks, threads) * (ceil_div(p->n, blocks) + PACKING);
-        if (time < least) {
+    enum { LEAST_ROWS = 28, READ_ROWS = 180 };
+    const lazy_products *kernels = p->kernels;
+    int threads = p->stream->backend->threads,
+        most = max_int(1, min_int(p->n / LEAST_ROWS, ceil_div(p->n, kernels->tile_rows)));
+    int64_t least = INT64_MAX;
+    for (int width = min_int(panels, most_panels); width > 0; width--)
+        for (int rows = 1; rows <= most; rows++) {
+            int cols = ceil_div(panels, width);
+            int64_t height = ceil_div(p->n, rows),
+                    task = READ_ROWS * width * (height + kernels->packing) + kernels->packing * height,
+                    time = (2 * ceil_div(cols * rows, threads) + 1) * task;
+            if (time >= least) continue;
             least = time;
-            best = blocks;
+            p->col_blocks = cols;
+            p->row_blocks = rows;
         }
-    }
-    return best;
 }
 
-/* Enough tasks that no thread waits long for the last one, each with enough rows to be worth packing its panels. */
 static void divide_packed(product *p)
 {
-    enum { TASKS_PER_THREAD = 6, FEW_TURNS = 4, MIN_ROWS = 224, LEAST_PANELS = 3 };
     const lazy_products *kernels = p->kernels;
-    int threads = p->stream->backend->threads, wanted = TASKS_PER_THREAD * threads,
-        max_row_blocks = max_int(1, p->n / MIN_ROWS);
     int unit = kernels->unit, cut = 0;
     for (int i = 0, first = 0; i < p->w->n_parts; first += p->w->part[i++].rows) {
         if (lazy_is_quantized(p->w->part[i].dtype)) unit = LAZY_LONGEST_BLOCK; /* ends of panels are ends of blocks */
@@ -265,14 +266,7 @@ static void divide_packed(product *p)
     int max_panels = (PANELS_SIZE / p->panel_size - cut) / (p->gated ? 2 : 1);
     if (p->gated) /* gate and up of at least two strips must fit into the block */
         max_panels = min_int(max_panels, BLOCK_SIZE / (4 * kernels->tile_rows * kernels->tile_cols));
-    /* Columns are divided before rows: each block of rows packs its panels anew. */
-    int by_columns = min_int(panels / LEAST_PANELS, wanted);
-    p->col_blocks = max_int(ceil_div(panels, max_panels), max_int(by_columns, ceil_div(wanted, max_row_blocks)));
-    if (p->col_blocks > FEW_TURNS * threads) p->col_blocks = ceil_div(p->col_blocks, threads) * threads;
-    p->col_blocks = min_int(panels, p->col_blocks);
-    p->row_blocks = min_int(max_row_blocks, ceil_div(wanted, p->col_blocks));
-    while (p->row_blocks < max_row_blocks && p->col_blocks * p->row_blocks % threads) p->row_blocks++;
-    if (p->col_blocks * p->row_blocks < FEW_TURNS * threads) p->row_blocks = best_row_blocks(p, threads);
+    divide_evenly(p, panels, max_panels);
 }
 
 /* Four rows of weights, and gate and up, must fit into the scratch. */

@@ -315,9 +315,9 @@ static void test_short_gates(const char *variant)
  * of the rows. */
 static void test_long_gates(const char *variant)
 {
-    lazy_config config = { .n_heads = 1, .n_kv_heads = 1, .head_dim = 2, .ffn = 864 };
+    lazy_config config = { .n_heads = 1, .n_kv_heads = 1, .head_dim = 2, .ffn = 672 };
     sides s = open_sides(variant, &config, 1);
-    test_gated(s, 400, 1030);
+    test_gated(s, 520, 1030);
     close_sides(s);
 }
 
