@@ -62,16 +62,16 @@ static const struct {
     unsigned needs;
     lazy_arithmetic arithmetic;
 } all[] = {
-#define KERNELS(needs, isa, compute, kernels, products, fixed, stored)                                                 \
+#define KERNELS(needs, isa, compute, kernels, products, fewest, few)                                                   \
     {                                                                                                                  \
-        needs, { isa, LAZY_COMPUTE_##compute, &lazy_kernels_##kernels, &lazy_##products, fixed, stored }               \
+        needs, { isa, LAZY_COMPUTE_##compute, &lazy_kernels_##kernels, &lazy_##products, fewest, few }                 \
     }
 #define PRODUCTS(name) &lazy_products_##name
 #if defined(__x86_64__)
     KERNELS(VNNI | AMX, "amx", INT8, avx512_amx, products_avx512_int8, PRODUCTS(avx512_fixed8), NULL),
-    KERNELS(VNNI | AMX, "amx", BF16, avx512_amx, kernels_avx512_amx.products, PRODUCTS(avx512_fixed16),
+    KERNELS(AMX, "amx", BF16, avx512_amx, kernels_avx512_amx.products, PRODUCTS(avx512_stored_5),
             PRODUCTS(avx512_bf16_halves)),
-    KERNELS(VNNI | AMX, "amx", F32, avx512, kernels_avx512.products, PRODUCTS(avx512_fixed24), PRODUCTS(avx512_stored)),
+    KERNELS(AMX, "amx", F32, avx512, kernels_avx512.products, NULL, PRODUCTS(avx512_stored)),
     KERNELS(VNNI | BF16, "avx512", INT8, avx512_bf16, products_avx512_int8, PRODUCTS(avx512_fixed8), NULL),
     KERNELS(VNNI, "avx512", INT8, avx512, products_avx512_int8, PRODUCTS(avx512_fixed8), NULL),
     KERNELS(VNNI | BF16, "avx512", BF16, avx512_bf16, kernels_avx512_bf16.products, PRODUCTS(avx512_fixed16),

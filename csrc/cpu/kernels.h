@@ -93,7 +93,7 @@ extern const lazy_kernels lazy_kernels_avx2;
 extern const lazy_kernels lazy_kernels_avx512, lazy_kernels_avx512_bf16, lazy_kernels_avx512_amx;
 extern const lazy_products lazy_products_avx2_int8, lazy_products_avx512_int8;
 extern const lazy_products lazy_products_avx2_stored, lazy_products_avx512_stored, lazy_products_avx512_bf16_stored;
-extern const lazy_products lazy_products_avx512_bf16_halves;
+extern const lazy_products lazy_products_avx512_bf16_halves, lazy_products_avx512_stored_5;
 extern const lazy_products lazy_products_avx2_fixed8, lazy_products_avx2_fixed24;
 extern const lazy_products lazy_products_avxvnni_int8, lazy_products_avxvnni_fixed8, lazy_products_avxvnni_fixed24;
 extern const lazy_products lazy_products_avx512_fixed8, lazy_products_avx512_fixed16, lazy_products_avx512_fixed24;
@@ -110,9 +110,9 @@ typedef struct lazy_arithmetic {
     lazy_compute compute;
     const lazy_kernels *kernels;   /* of rows and attention; in int8 those in bf16, or f32 where there are none */
     const lazy_products *products; /* with weights; in int8 they have no dots */
-    /* With few rows of x, of some formats of weights, without panels; or NULL: in fixed point, in int8 of all formats;
-     * and as weights are stored, where the former do not take them. */
-    const lazy_products *fixed, *stored;
+    /* With few rows of x, of some formats of weights, without panels, or NULL; `few` serves what `fewest` does not. In
+     * fixed point, in int8 of all formats; or as weights are stored. */
+    const lazy_products *fewest, *few;
 } lazy_arithmetic;
 
 /* The arithmetic with the instruction set `isa`, or with the best one if isa is NULL; NULL if this machine has none. */

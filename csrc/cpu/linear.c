@@ -291,7 +291,7 @@ static bool takes(const lazy_products *few, const product *p)
 static const lazy_products *best_products(const product *p)
 {
     const lazy_arithmetic *a = cpu_of(p->stream)->arithmetic;
-    return takes(a->fixed, p) ? a->fixed : takes(a->stored, p) ? a->stored : a->products;
+    return takes(a->fewest, p) ? a->fewest : takes(a->few, p) ? a->few : a->products;
 }
 
 /* At most ROW_CHUNK rows. Few rows are summed in another order than many. */

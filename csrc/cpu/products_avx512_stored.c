@@ -7,5 +7,8 @@ TARGET("avx2,fma,f16c,avx512f,avx512bw,avx512vl")
 #define DOT_ROWS 6
 #include "stored_template.h"
 
+/* For more rows tiles of AMX are faster. */
+DEFINE_FEW_ROWS(avx512_stored_5, PER_OPERAND, 1, 5, AS_STORED(TAKEN));
+
 END_TARGET
 #endif

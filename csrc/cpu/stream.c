@@ -20,7 +20,7 @@ static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 static size_t operands_for(const lazy_stream *stream, int k, int n_rows, int copies, bool converted)
 {
     const lazy_arithmetic *arithmetic = cpu_of(stream)->arithmetic;
-    const lazy_products *few[] = { arithmetic->fixed, arithmetic->stored };
+    const lazy_products *few[] = { arithmetic->fewest, arithmetic->few };
     size_t most = converted ? (size_t)min_int(n_rows, ROW_CHUNK) * (size_t)operand_stride(products_of(stream), k) : 0;
     for (size_t i = 0; i < sizeof few / sizeof *few; i++)
         if (few[i])

@@ -55,7 +55,7 @@ static bool takes(const lazy_products *few, const lazy_matrix *w, int n)
 static const lazy_products *products_of_few(side fast, const lazy_matrix *w, int n)
 {
     const lazy_arithmetic *a = cpu_of(fast.stream)->arithmetic;
-    return takes(a->fixed, w, n) ? a->fixed : takes(a->stored, w, n) && a->stored->unit == 1 ? a->stored : NULL;
+    return takes(a->fewest, w, n) ? a->fewest : takes(a->few, w, n) && a->few->unit == 1 ? a->few : NULL;
 }
 
 /* A copy of w as products take it: in bf16, values of blocks are rounded to bf16, if x does not have few rows; in int8,
@@ -193,7 +193,7 @@ static float *dots_of(const lazy_products *products, const float *x, int n, cons
 static void test_fixed_products(const char *variant)
 {
     enum { ROWS = 9, MOST = 8 };
-    const lazy_products *products = lazy_arithmetic_find(variant, computing)->fixed;
+    const lazy_products *products = lazy_arithmetic_find(variant, computing)->fewest;
     for (int dtype = LAZY_Q8_0; products && dtype < LAZY_N_DTYPES; dtype++)
         for (int i = 0; i < 60 && products->formats[dtype]; i += each) {
             int n = i % products->max_unpacked_others + 1, cols = lazy_formats[dtype].values * random_int(1, 20);
