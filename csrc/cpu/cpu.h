@@ -74,8 +74,7 @@ static inline bool is_converted(const lazy_stream *stream, int k)
 
 static inline int64_t operand_stride(const lazy_products *products, int k)
 {
-    int64_t length = (int64_t)lazy_row_operands(products, k);
-    return ((length + 15) / 16 | 1) * 16;
+    return (ceil_div((int)lazy_row_operands(products, k), 16) | 1) * 16;
 }
 
 static inline float *scratch_of(const lazy_stream *stream, int worker)

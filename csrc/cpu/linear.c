@@ -179,14 +179,14 @@ static void multiply_k_block(const product *p, const block *b, const float *pane
     }
 }
 
-/* `packed`: the panels hold these columns, if they hold whole columns. */
-static void multiply_block(const product *p, block b, float *panels, bool packed)
+/* Unless it `packs`, the panels hold the block's columns. */
+static void multiply_block(const product *p, block b, float *panels, bool packs)
 {
     b.out = p->gated ? panels + PANELS_SIZE : p->y + (int64_t)b.row * p->columns + b.col;
     b.out_stride = p->gated ? 2 * b.n_cols : p->columns;
     for (int k = 0; k < p->w->cols; k += p->k_block) {
         int len = min_int(p->k_block, p->w->cols - k);
-        if (!packed || len < p->w->cols) pack_k_block(p, &b, panels, k, len);
+        if (packs) pack_k_block(p, &b, panels, k, len);
         multiply_k_block(p, &b, panels, k, len);
     }
     if (!p->gated) {
@@ -209,11 +209,12 @@ static void multiply_packed(void *job, int task, int worker)
                 .col = block_start(col, p->col_blocks, p->columns, tile_cols),
                 .halves = p->gated ? 2 : 1 };
     b.n_cols = block_start(col + 1, p->col_blocks, p->columns, tile_cols) - b.col;
-    /* Gate and up of a strip of rows stay in the L1 cache; those of a block add up in scratch from panel to panel. */
-    int most = !p->gated ? end - begin : p->k_block < p->w->cols ? BLOCK_SIZE / (2 * b.n_cols) : tile_rows;
+    const bool whole = p->k_block >= p->w->cols; /* panels hold whole columns, and serve all rows */
+    /* Gate and up of a strip are used while they are in cache, unless they add up in scratch from panel to panel. */
+    int most = !p->gated ? end - begin : whole ? tile_rows : BLOCK_SIZE / (2 * b.n_cols);
     for (; b.row < end; b.row += b.n_rows) {
         b.n_rows = even_part(end - b.row, most);
-        multiply_block(p, b, scratch_of(p->stream, worker), b.row > begin);
+        multiply_block(p, b, scratch_of(p->stream, worker), !whole || b.row == begin);
     }
 }
 
@@ -237,9 +238,9 @@ static void divide_evenly(product *p, int panels, int most_panels)
     int threads = p->stream->backend->threads,
         most = max_int(1, min_int(p->n / LEAST_ROWS, ceil_div(p->n, kernels->tile_rows)));
     int64_t least = INT64_MAX;
-    for (int width = min_int(panels, most_panels); width > 0; width--)
+    for (int width = min_int(panels, most_panels); width > 0; width--) {
+        const int cols = ceil_div(panels, width);
         for (int rows = 1; rows <= most; rows++) {
-            int cols = ceil_div(panels, width);
             int64_t height = ceil_div(p->n, rows),
                     task = READ_ROWS * width * (height + kernels->packing) + kernels->packing * height,
                     time = (2 * ceil_div(cols * rows, threads) + 1) * task;
@@ -248,6 +249,7 @@ static void divide_evenly(product *p, int panels, int most_panels)
             p->col_blocks = cols;
             p->row_blocks = rows;
         }
+    }
 }
 
 static void divide_packed(product *p)

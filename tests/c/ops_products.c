@@ -189,7 +189,7 @@ static float *dots_of(const lazy_products *products, const float *x, int n, cons
 }
 
 /* Rounding to fixed point changes each value of x by at most a share of the largest one of its group, whatever the
- * groups' sizes are: zeros, subnormals and the largest numbers among them. */
+ * groups' sizes are: zeros, subnormals and the largest numbers among them. Units of 1 are f32. */
 static void test_fixed_products(const char *variant)
 {
     enum { ROWS = 9, MOST = 8 };
@@ -197,7 +197,7 @@ static void test_fixed_products(const char *variant)
     for (int dtype = LAZY_Q8_0; products && dtype < LAZY_N_DTYPES; dtype++)
         for (int i = 0; i < 60 && products->formats[dtype]; i += each) {
             int n = i % products->max_unpacked_others + 1, cols = lazy_formats[dtype].values * random_int(1, 20);
-            double share = (const double[]){ 0x1p-23, 0x1p-15, 1.0 / 254 }[computing];
+            double share = products->unit == 1 ? 0x1p-23 : (const double[]){ 0x1p-23, 0x1p-15, 1.0 / 254 }[computing];
             lazy_matrix w = random_matrix(1, ROWS, cols, (lazy_dtype)dtype, false, false);
             float *x = random_floats((size_t)(n * cols)), *wide = room((size_t)(ROWS * cols) * sizeof *wide), sizes[5];
             for (int k = 0; k < 5; k++) sizes[k] = ldexpf(1.0f, random_int(-149, 100));
