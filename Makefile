@@ -121,7 +121,7 @@ COMMA       := ,
 # truncation of error texts. -g1 is enough for the line numbers of a report; -g takes gcc half as long again.
 SANITIZER_LEVEL := -O1 -fno-omit-frame-pointer -fno-tree-loop-optimize -Wno-format-truncation
 FLAGS      := -O3
-FLAGS_asan := $(SANITIZER_LEVEL) -fsanitize=address$(COMMA)undefined -fno-sanitize-recover=undefined
+FLAGS_asan := -DLAZY_SPARE_BYTES=0 $(SANITIZER_LEVEL) -fsanitize=address$(COMMA)undefined -fno-sanitize-recover=undefined
 FLAGS_tsan := $(SANITIZER_LEVEL) -fsanitize=thread
 
 define c_tests
@@ -197,7 +197,7 @@ FUZZ_SECONDS ?= 120
 DAMAGED      := config hostile
 FUZZERS      := binder session
 CLANG        ?= clang
-FLAGS_fuzz   := -O0 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined
+FLAGS_fuzz   := -DLAZY_SPARE_BYTES=0 -O0 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined
 build/core_fuzz/%.o: CC := $(CLANG)
 # Every access of the kernels is checked, by calls and without UBSan: else clang takes half a minute for a file of them.
 build/core_fuzz/cpu/kernels_%.o build/core_fuzz/cpu/products_%.o: FLAGS_fuzz := -O0 -fsanitize=address -mllvm -asan-instrumentation-with-call-threshold=0

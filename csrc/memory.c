@@ -7,8 +7,7 @@
 
 #include "error.h"
 
-/* Large blocks ask for huge pages: rows of a cache lie pages apart, and a TLB miss can cost more than reading one. */
-enum { ALIGNMENT = 64, HUGE_PAGE = 2 * 1024 * 1024 };
+enum { ALIGNMENT = 64, HUGE_PAGE = 2 * 1024 * 1024, LARGE = 2 * HUGE_PAGE };
 
 int lazy_alloc_bytes(void **out, size_t count, size_t size, const void *from, const char *what, lazy_error *err)
 {
@@ -17,12 +16,12 @@ int lazy_alloc_bytes(void **out, size_t count, size_t size, const void *from, co
     if (__builtin_mul_overflow(count, size, &bytes) || bytes > SIZE_MAX - ALIGNMENT)
         return lazy_fail(err, LAZY_MEMORY, "%s: %zu items of %zu bytes are more than can be addressed", what, count,
                          size);
-    size_t alignment = bytes < 2 * HUGE_PAGE ? ALIGNMENT : HUGE_PAGE, copied = bytes;
+    size_t alignment = bytes < LARGE ? ALIGNMENT : HUGE_PAGE, copied = bytes;
     bytes = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     if (bytes == 0) bytes = ALIGNMENT;
     if (posix_memalign(out, alignment, bytes)) *out = NULL;
     if (!*out) return lazy_fail(err, LAZY_MEMORY, "%s: could not get %zu bytes", what, bytes);
-    if (alignment == HUGE_PAGE) madvise(*out, bytes, MADV_HUGEPAGE); /* may fail: small pages do as well */
+    lazy_use_huge_pages(*out, bytes);
     if (from && copied) memcpy(*out, from, copied);
     return LAZY_OK;
 }
@@ -36,9 +35,14 @@ int lazy_alloc_zeroed_bytes(void **out, size_t count, size_t size, const char *w
 
 void lazy_free(void *memory) { free(memory); }
 
+void lazy_use_huge_pages(void *memory, size_t bytes)
+{
+    if (bytes >= LARGE) madvise(memory, bytes, MADV_HUGEPAGE); /* may fail: small pages do as well */
+}
+
 void lazy_use_small_pages(void *memory, size_t bytes)
 {
-    if (bytes < 2 * HUGE_PAGE) return; /* which did not ask for huge ones */
+    if (bytes < LARGE) return; /* which did not ask for huge ones */
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = ((uintptr_t)memory + page - 1) / page * page;
     uintptr_t end = ((uintptr_t)memory + bytes) / page * page;
     madvise((void *)begin, end - begin, MADV_NOHUGEPAGE); /* fails only where there are no huge pages */

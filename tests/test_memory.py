@@ -1,5 +1,6 @@
 """The estimate of memory by which a session refuses to start, and the memory that there is."""
 
+import resource
 import warnings
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,21 @@ def test_pruned_tokens_take_no_room_in_the_cache(tmp_path: Path) -> None:
     with Process(Sparse, tmp_path / "deep", environment={}) as probe:
         grown = probe.call("growths", [i % 100 for i in range(TOKENS)], Pruning({0: 0.01}))
     assert max(grown) < 24 * (2 * 4 * 64 * 4 * TOKENS) / 2
+
+
+class Faults(Probe):
+    def pages(self, ids: list[int]) -> int:
+        """Pages of memory that the process gets from the system for a new session."""
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        self._llm.session().forward(ids)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@pytest.mark.skipif(SANITIZED, reason="memory is not used again there, so that a use after its end is found")
+def test_a_session_uses_the_memory_of_the_one_before(small: Path) -> None:
+    with Process(Faults, small, environment={}) as probe:
+        first, second = (probe.call("pages", [*range(VOCAB)]) for _ in range(2))
+    assert second < first / 10
 
 
 def test_the_largest_context(small: Path) -> None:

@@ -120,10 +120,11 @@ const char *const *lazy_cpu_variants(void)
 
 int lazy_cpu_alloc(lazy_backend *backend, void **out, size_t bytes, const char *what, lazy_error *err)
 {
-    return lazy_alloc_bytes(out, bytes, 1, NULL, what, err);
+    *out = lazy_spare_take(&((lazy_cpu *)backend)->spare, bytes);
+    return *out ? LAZY_OK : lazy_alloc_bytes(out, bytes, 1, NULL, what, err);
 }
 
-void lazy_cpu_free(lazy_backend *backend, void *memory) { lazy_free(memory); }
+void lazy_cpu_free(lazy_backend *backend, void *memory) { lazy_spare_keep(&((lazy_cpu *)backend)->spare, memory); }
 
 void lazy_cpu_expect_sparse(lazy_backend *backend, void *memory, size_t bytes) { lazy_use_small_pages(memory, bytes); }
 
@@ -131,6 +132,7 @@ void lazy_cpu_close(lazy_backend *backend)
 {
     lazy_cpu *cpu = (lazy_cpu *)backend;
     lazy_pool_close(cpu->pool);
+    lazy_spare_close(&cpu->spare);
     lazy_free(cpu->scratch);
     lazy_free(cpu);
 }

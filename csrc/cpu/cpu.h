@@ -5,6 +5,7 @@
 #include "../numeric.h"
 #include "kernels.h"
 #include "pool.h"
+#include "spare.h"
 
 enum {
     WORKER_SCRATCH = 256 * 1024, /* floats of each thread's scratch: as large as a core's L2 cache */
@@ -21,6 +22,7 @@ typedef struct lazy_cpu {
     const lazy_products *in_f32;
     lazy_pool *pool;
     float *scratch; /* (threads - 1, WORKER_SCRATCH) of the pool's workers */
+    lazy_spare spare;
 } lazy_cpu;
 
 /* A row sees in_play[begin … end-1]. */

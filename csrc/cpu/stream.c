@@ -64,7 +64,7 @@ static void free_buffers(lazy_cpu_stream *s)
 {
     buffer list[N_BUFFERS];
     list_buffers(s, 0, 0, list);
-    for (int i = 0; i < N_BUFFERS; i++) lazy_free(*list[i].slot);
+    for (int i = 0; i < N_BUFFERS; i++) lazy_cpu_free(s->base.backend, *list[i].slot);
 }
 
 uint64_t lazy_cpu_scratch_bytes(const lazy_stream *stream, int n_rows, int n_tokens)
@@ -87,7 +87,7 @@ int lazy_cpu_reserve(lazy_stream *stream, int n_rows, int n_tokens, lazy_error *
     list_buffers(&fresh, n_rows, n_tokens, list);
     int code = LAZY_OK;
     for (int i = 0; i < N_BUFFERS && !code; i++)
-        code = lazy_alloc_bytes(list[i].slot, list[i].bytes, 1, NULL, "the CPU's scratch", err);
+        code = lazy_cpu_alloc(s->base.backend, list[i].slot, list[i].bytes, "the CPU's scratch", err);
     free_buffers(code ? &fresh : s);
     if (!code) *s = fresh;
     return code;
@@ -101,7 +101,7 @@ void lazy_cpu_stream_close(lazy_stream *stream)
     lazy_cpu_stream *s = (lazy_cpu_stream *)stream;
     lazy_pool_client_close(s->client);
     free_buffers(s);
-    lazy_free(s->scratch);
+    lazy_cpu_free(stream->backend, s->scratch);
     lazy_free(s);
 }
 
@@ -112,7 +112,8 @@ int lazy_cpu_stream_open(lazy_backend *backend, const lazy_config *config, lazy_
     if (code) return code;
     stream->base = (lazy_stream){ .backend = backend, .config = config };
     code = lazy_pool_client_open(&stream->client, ((lazy_cpu *)backend)->pool, err);
-    if (!code) code = lazy_alloc(&stream->scratch, WORKER_SCRATCH, "a stream", err);
+    if (!code)
+        code = lazy_cpu_alloc(backend, (void **)&stream->scratch, WORKER_SCRATCH * sizeof(float), "a stream", err);
     if (code) lazy_cpu_stream_close(&stream->base);
     else *out = &stream->base;
     return code;
