@@ -109,6 +109,13 @@ typedef struct lazy_memory {
     float revival;        /*   and the factor on their scores */
 } lazy_memory;
 
+/* What a pass takes from one device to the next. */
+typedef struct lazy_parcel {
+    void *to;
+    const void *from;
+    size_t bytes;
+} lazy_parcel;
+
 typedef struct lazy_ops {
     /* ---- memory ---- */
     int (*alloc)(lazy_backend *, void **out, size_t bytes, const char *what, lazy_error *);
@@ -145,6 +152,9 @@ typedef struct lazy_ops {
     int (*upload)(lazy_stream *, void *to, const void *from /* (host) */, size_t bytes, lazy_error *);
     int (*download)(lazy_stream *, void *to /* (host) */, const void *from, size_t bytes, lazy_error *); /* Waits */
     int (*copy)(lazy_stream *, void *to, const void *from, size_t bytes, lazy_error *);
+    /* Copies n parcels from the stream's memory to that of `to`, of another device of this kind, after what is queued
+     * on both; what comes next on both comes after. NULL: a model is on one device. */
+    int (*send)(lazy_stream *, lazy_stream *to, const lazy_parcel *, int n, lazy_error *);
 
     /* ---- the layer ---- */
     /* x[r,:] = embedding_scale * table[ids[r],:]; the scale is rounded to the activations' type first */
@@ -261,3 +271,9 @@ int lazy_cpu_open(lazy_backend **out, int threads, lazy_compute compute, lazy_dt
 
 /* Opens the backend of a device. type: the dtype of most weights; a device that has to choose one computes in it. */
 int lazy_device_open(lazy_backend **out, const lazy_device *device, lazy_dtype type, lazy_error *err);
+
+enum { LAZY_MAX_DEVICES = 16 };
+
+/* The backends of all devices that device->name lists, *n of them, also on failure. */
+int lazy_devices_open(lazy_backend *out[LAZY_MAX_DEVICES], int *n, const lazy_device *device, lazy_dtype type,
+                      lazy_error *err);

@@ -13,11 +13,12 @@ typedef struct binder {
     lazy_model *model;
     const lazy_tensor **by_name; /* (n,) */
     int n;
-    bool dry;              /* first round: validate only */
-    const char *weights;   /* "auto", "q8" or "q4" */
-    lazy_stream *stream;   /* of the second round */
-    lazy_stream *rounding; /* the same, or the CPU's where the backend cannot round weights */
-    char prefix[64];       /* of the names of tensors: "model.layers.7.", or of an expert's */
+    bool dry;                              /* first round: validate only */
+    const char *weights;                   /* "auto", "q8" or "q4" */
+    int place;                             /* that the tensors are for */
+    lazy_stream *stream[LAZY_MAX_DEVICES]; /* of the second round, one a place */
+    lazy_stream *rounding;                 /* the first one, or the CPU's where the backend cannot round weights */
+    char prefix[64];                       /* of the names of tensors: "model.layers.7.", or of an expert's */
 } binder;
 
 /* How a tensor is used. */
@@ -141,18 +142,25 @@ static bool is_sorted(const binder *b, use use, int part)
     return (c->paired_rope || c->rotary_dim < c->head_dim) && (use == USE_QKV || use == USE_HEADS) && part < 2;
 }
 
+/* In the first round: so many bytes of weights will be in use. */
+static void count_bytes(binder *b, size_t bytes)
+{
+    b->model->bytes += bytes;
+    b->model->places[b->place].bytes += bytes;
+}
+
 /* Uploads vectors (the biases of q, k and v) one behind the other, as f32, plus `plus` and then times `factor`. */
 static int bind_vector(binder *b, float **out, const source *from, float plus, float factor, lazy_error *err)
 {
     const lazy_config *c = &b->model->config;
-    lazy_backend *backend = b->model->backend;
+    lazy_backend *backend = b->model->places[b->place].backend;
     lazy_part part[LAZY_MAX_PARTS];
     int total = 0, code, cols = from->use == USE_HEADS ? c->head_dim : 0;
     for (int i = 0; i < from->n; total += from->rows[i++])
         if ((code = take(b, from->names[i], cols ? from->rows[i] / cols : from->rows[i], cols, &part[i], err)))
             return code;
     if (b->dry) {
-        b->model->bytes += (size_t)total * sizeof **out;
+        count_bytes(b, (size_t)total * sizeof **out);
         return LAZY_OK;
     }
     void *memory = NULL;
@@ -167,7 +175,7 @@ static int bind_vector(binder *b, float **out, const source *from, float plus, f
             if (sorts) sort_rows((char *)(host + at), (char *)unsorted, sizeof *host, from->rows[i], c);
         }
         for (int i = 0; (plus != 0 || factor != 1) && i < total; i++) host[i] = (host[i] + plus) * factor;
-        code = backend->ops->upload(b->stream, memory, host, (size_t)total * sizeof *host, err);
+        code = backend->ops->upload(b->stream[b->place], memory, host, (size_t)total * sizeof *host, err);
     }
     lazy_free(host);
     *out = memory;
@@ -223,7 +231,7 @@ static int prepare_matrix(binder *b, lazy_matrix *matrix, const source *from, la
         if (!code) code = choose_format(b, from->names[i], from->use, from->cols, part->dtype, &format, err);
         if (!code && !b->dry) code = prepare_part(b, part, from->cols, format, is_sorted(b, from->use, i), err);
         if (code) return code;
-        if (b->dry) b->model->bytes += (size_t)part->rows * lazy_row_bytes(format, from->cols);
+        if (b->dry) count_bytes(b, (size_t)part->rows * lazy_row_bytes(format, from->cols));
         matrix->rows += part->rows;
     }
     return LAZY_OK;
@@ -241,7 +249,8 @@ static int bind_matrices(binder *b, lazy_matrix *out, int n, int l, const source
     }
     if (code || b->dry) return code;
     const void *prepared = out->part[0].data;
-    if (model->backend->ops->bind) code = model->backend->ops->bind(model->backend, out, n, err);
+    lazy_backend *backend = model->places[b->place].backend;
+    if (backend->ops->bind) code = backend->ops->bind(backend, out, n, err);
     while (!code && out->part[0].data != prepared && model->n_owned > n_owned)
         lazy_free(model->owned[--model->n_owned]);
     return code;
@@ -331,17 +340,20 @@ static int bind_all(binder *b, const lazy_watch *watch, lazy_error *err)
                  head = { USE_TABLE, c->hidden, 1, { "lm_head.weight" }, { c->vocab } };
     int code = LAZY_OK;
     for (int l = 0; l < c->n_layers; l++) {
+        b->place = lazy_place_of(model, l);
         if ((code = bind_layer(b, l, err))) return code;
-        if (!b->dry) b->stream->layers_done = l + 1;
+        for (int i = 0; i < model->n_places && !b->dry; i++) b->stream[i]->layers_done = l + 1;
         if (watch && watch->poll(watch->context, l + 1, c->n_layers))
             return lazy_fail(err, LAZY_CANCELLED, "stopped after layer %d", l);
     }
     *b->prefix = '\0';
+    b->place = 0;
     code = bind_matrix(b, &model->embedding, &embedding, err);
+    b->place = model->n_places - 1;
     /* logits are linear in what the final norm multiplies by */
     if (!code) code = bind_vector(b, &model->final_norm, &norm, c->norm_plus_one, c->logit_scale, err);
-    if (!code && c->tied) model->head = model->embedding;
-    else if (!code) code = bind_matrix(b, &model->head, &head, err);
+    if (!code && lazy_head_is_embedding(model)) model->head = model->embedding;
+    else if (!code) code = bind_matrix(b, &model->head, c->tied ? &embedding : &head, err);
     return code;
 }
 
@@ -362,10 +374,12 @@ int lazy_bind(lazy_model *model, const lazy_tensor *tensors, int n_tensors, cons
             code = lazy_fail(err, LAZY_CHECKPOINT, "tensor %s: stands in the checkpoint twice", b.by_name[i]->name);
     b.dry = true;
     if (!code) code = bind_all(&b, watch, err);
-    if (!code && ops->admit) code = ops->admit(model->backend, model->bytes, "the weights", err);
+    for (int i = 0; i < model->n_places && ops->admit && !code; i++)
+        code = ops->admit(model->places[i].backend, model->places[i].bytes, "the weights", err);
     if (!code) code = lazy_alloc(&model->owned, n_tensors, "the table of weights", err); /* sorted or rounded */
-    if (!code) code = ops->stream_open(model->backend, &model->config, &b.stream, err);
-    b.rounding = b.stream;
+    for (int i = 0; i < model->n_places && !code; i++)
+        code = ops->stream_open(model->places[i].backend, &model->config, &b.stream[i], err);
+    b.rounding = b.stream[0];
     if (!code && !ops->quantize && strcmp(weights, "auto") != 0) {
         b.rounding = NULL;
         code = lazy_cpu_open(&cpu, threads, LAZY_COMPUTE_F32, LAZY_F32, err);
@@ -373,14 +387,14 @@ int lazy_bind(lazy_model *model, const lazy_tensor *tensors, int n_tensors, cons
     }
     if (!code) {
         b.dry = false;
-        b.stream->watch = watch;
+        for (int i = 0; i < model->n_places; i++) b.stream[i]->watch = watch;
         code = bind_all(&b, watch, err);
     }
     if (cpu) {
         cpu->ops->stream_close(b.rounding);
         cpu->ops->close(cpu);
     }
-    ops->stream_close(b.stream);
+    for (int i = 0; i < model->n_places; i++) ops->stream_close(b.stream[i]);
     lazy_free(b.by_name);
     return code;
 }

@@ -35,23 +35,24 @@ int lazy_buffers_open(lazy_cache *cache, const lazy_pruning *pruning, lazy_error
 {
     enum { MAX_PER_LAYER = 5, MAX_OTHERS = 20 };
     const lazy_config *c = &cache->model->config;
-    const lazy_backend *backend = cache->model->backend;
+    const lazy_place *place = cache->place;
+    const lazy_backend *backend = place->backend;
     size_t a = lazy_activation_bytes(backend), d = (size_t)c->hidden * a,
            head = (size_t)c->head_dim * lazy_float_bytes(backend->kv);
     int chunk = backend->row_chunk, n = c->n_layers, ffn = 0, /* of layers without experts */
         code = lazy_alloc_zeroed(&cache->buffers, MAX_PER_LAYER * (size_t)n + MAX_OTHERS, "the buffer list", err);
     if (code) return code;
 
-    for (int l = 0; l < n; l++) { /* first, so that buffers 2l and 2l + 1 are K and V of layer l */
+    for (int l = place->first; l < place->end; l++) { /* K and V of each layer are the first buffers */
         bool sparse = !lazy_rules_whole_layer(pruning, l);
         add_rows(cache, &cache->kv[l].k, c->n_kv_heads, head, sparse, l + 1, n, "the key cache");
         add_rows(cache, &cache->kv[l].v, c->n_kv_heads, head, sparse, l + 1, n, "the value cache");
         if (!c->expert_layers[l]) ffn = c->ffn;
     }
-    for (int l = 0; l < n; l++)
+    for (int l = place->first + 1; l <= min_int(place->end, n - 1); l++)
         if (lazy_rules_revive_at(pruning, l)) add_rows(cache, &cache->aux[l], 1, d, true, l, l, "the Aux cache");
     cache->n_with_rows = cache->n_buffers;
-    for (int l = 0; l < n; l++) {
+    for (int l = place->first; l < place->end; l++) {
         if (pruning->memory <= 0 || !lazy_rules_stage_at(pruning, l)) continue;
         add(cache, &cache->remembered[l].scores, 1, sizeof(float), "remembered scores")->kept = true;
         add(cache, &cache->remembered[l].fresh, 1, sizeof(float), "remembered scores");
@@ -100,7 +101,7 @@ static int copy_tokens(lazy_stream *stream, const lazy_buffer *b, lazy_room to, 
 int lazy_buffer_copy(const lazy_cache *cache, const lazy_buffer *b, lazy_room to, lazy_room from, const int32_t *depths,
                      int length, lazy_error *err)
 {
-    bool all = !cache->model->backend->ops->expect_sparse;
+    bool all = !cache->place->backend->ops->expect_sparse;
     int code = LAZY_OK;
     for (int first = 0, end; first < length && !code; first = end) {
         bool own = all || is_own(cache, b, depths, first);
@@ -112,17 +113,17 @@ int lazy_buffer_copy(const lazy_cache *cache, const lazy_buffer *b, lazy_room to
 
 void lazy_buffer_place(lazy_cache *cache, lazy_buffer *b, lazy_room room)
 {
-    int layer = (int)(b - cache->buffers) / 2;
+    int layer = cache->place->first + (int)(b - cache->buffers) / 2;
     *b->slot = room.data;
     b->capacity = room.capacity;
-    if (layer < cache->model->config.n_layers) cache->kv[layer].capacity = room.capacity;
+    if (layer < cache->place->end) cache->kv[layer].capacity = room.capacity;
 }
 
 /* Gives n buffers from b on the same greater capacity, or none of them. */
 static int grow(lazy_cache *cache, lazy_buffer *b, int n, int capacity, const int32_t *depths, int length,
                 lazy_error *err)
 {
-    lazy_backend *backend = cache->model->backend;
+    lazy_backend *backend = cache->place->backend;
     lazy_room larger[] = { { NULL, capacity }, { NULL, capacity } };
     int code = LAZY_OK;
     for (int i = 0; i < n && !code; i++) {
@@ -146,7 +147,7 @@ int lazy_buffers_grow(lazy_cache *cache, int capacity, const int32_t *depths, in
     for (int i = 0, n; i < cache->n_buffers && !code; i += n) {
         lazy_buffer *b = &cache->buffers[i];
         int wanted = min_int(capacity, b->limit);
-        n = i < 2 * cache->model->config.n_layers ? 2 : 1; /* K and V of a layer have one capacity */
+        n = i < 2 * (cache->place->end - cache->place->first) ? 2 : 1; /* K and V of a layer have one capacity */
         if (b->capacity < wanted) code = grow(cache, b, n, wanted, depths, length, err);
     }
     return code;

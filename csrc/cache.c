@@ -3,15 +3,16 @@
 #include "memory.h"
 #include "numeric.h"
 
-int lazy_cache_open(lazy_cache *cache, lazy_model *model, const lazy_pruning *pruning, lazy_error *err)
+int lazy_cache_open(lazy_cache *cache, const lazy_model *model, lazy_place *place, const lazy_pruning *pruning,
+                    lazy_error *err)
 {
-    *cache = (lazy_cache){ .model = model };
+    *cache = (lazy_cache){ .model = model, .place = place };
     int n = model->config.n_layers;
     int code = lazy_alloc_zeroed(&cache->kv, n, "the cache table", err);
     if (!code) code = lazy_alloc_zeroed(&cache->remembered, n, "the cache table", err);
     if (!code) code = lazy_alloc_zeroed(&cache->aux, n, "the cache table", err);
     if (!code) code = lazy_buffers_open(cache, pruning, err);
-    if (!code) code = model->backend->ops->stream_open(model->backend, &model->config, &cache->stream, err);
+    if (!code) code = place->backend->ops->stream_open(place->backend, &model->config, &cache->stream, err);
     if (code) lazy_cache_close(cache);
     return code;
 }
@@ -19,7 +20,7 @@ int lazy_cache_open(lazy_cache *cache, lazy_model *model, const lazy_pruning *pr
 void lazy_cache_close(lazy_cache *cache)
 {
     if (!cache->model) return;
-    lazy_backend *backend = cache->model->backend;
+    lazy_backend *backend = cache->place->backend;
     for (int i = cache->shared ? cache->n_with_rows : 0; i < cache->n_buffers; i++)
         backend->ops->free(backend, *cache->buffers[i].slot);
     if (cache->shared) backend->ops->shared_close(cache->shared);
@@ -39,8 +40,8 @@ uint64_t lazy_cache_bytes(const lazy_cache *cache, int capacity)
     uint64_t bytes = staging_bytes(&cache->model->config, capacity);
     for (const lazy_buffer *b = cache->buffers; b < cache->buffers + cache->n_buffers; b++)
         bytes += lazy_buffer_bytes(b, capacity);
-    return bytes + cache->model->backend->ops->scratch_bytes(cache->stream, capacity, capacity) +
-           lazy_rope_bytes(cache->model, capacity);
+    return bytes + cache->place->backend->ops->scratch_bytes(cache->stream, capacity, capacity) +
+           lazy_rope_bytes(cache->place, &cache->model->config, capacity);
 }
 
 int lazy_cache_reserve(lazy_cache *cache, int capacity, const int32_t *depths, int length, lazy_error *err)
@@ -50,8 +51,8 @@ int lazy_cache_reserve(lazy_cache *cache, int capacity, const int32_t *depths, i
     if (code) return code;
     lazy_free(cache->staging);
     cache->staging = staging;
-    code = cache->model->backend->ops->reserve(cache->stream, capacity, capacity, err);
-    if (!code) code = lazy_rope_find(&cache->rope, cache->model, cache->stream, capacity, err);
+    code = cache->place->backend->ops->reserve(cache->stream, capacity, capacity, err);
+    if (!code) code = lazy_rope_find(&cache->rope, cache->place, cache->stream, capacity, err);
     if (!code) code = lazy_buffers_grow(cache, capacity, depths, length, err);
     if (!code) cache->capacity = capacity;
     return code;

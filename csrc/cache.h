@@ -41,7 +41,8 @@ typedef struct lazy_remembered {
 } lazy_remembered;
 
 typedef struct lazy_cache {
-    lazy_model *model;
+    const lazy_model *model;
+    lazy_place *place; /* whose layers have their K,V, Aux and remembered scores here */
     lazy_stream *stream;
     int capacity;               /* tokens */
     lazy_buffer *buffers;       /* (n_buffers,) all buffers below that are on the backend */
@@ -88,7 +89,8 @@ static inline size_t lazy_n_notes(const lazy_config *c) { return (size_t)c->n_la
 /* Bytes of each token from `gone` to `flags`. */
 enum { LAZY_LAID_OUT_BYTES = 4 * sizeof(int32_t) + sizeof(uint8_t) };
 
-int lazy_cache_open(lazy_cache *cache, lazy_model *model, const lazy_pruning *pruning, lazy_error *err);
+int lazy_cache_open(lazy_cache *cache, const lazy_model *model, lazy_place *place, const lazy_pruning *pruning,
+                    lazy_error *err);
 void lazy_cache_close(lazy_cache *cache);
 
 /* Makes room for `capacity` tokens; the rows of the first `length` are kept. depths: (length,) (host). If it fails,

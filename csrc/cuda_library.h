@@ -3,7 +3,7 @@
 
 #include "backend.h"
 
-enum { LAZY_CUDA_VERSION = 12 }; /* increases with every change of this file or of backend.h */
+enum { LAZY_CUDA_VERSION = 13 }; /* increases with every change of this file or of backend.h */
 
 typedef struct lazy_cuda_options {
     int device;

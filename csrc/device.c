@@ -93,6 +93,28 @@ int lazy_device_open(lazy_backend **out, const lazy_device *device, lazy_dtype t
     return code ? code : library->open(out, &options, err);
 }
 
+int lazy_devices_open(lazy_backend *out[LAZY_MAX_DEVICES], int *n, const lazy_device *device, lazy_dtype type,
+                      lazy_error *err)
+{
+    lazy_device one = *device;
+    int code = LAZY_OK;
+    *n = 0;
+    for (const char *at = device->name, *comma; at && !code; at = comma ? comma + 1 : NULL) {
+        char name[32];
+        comma = strchr(at, ',');
+        int length = comma ? (int)(comma - at) : (int)strlen(at);
+        snprintf(name, sizeof name, "%s%.*s", *n ? "cuda:" : "", length, at);
+        one.name = name;
+        if (*n == LAZY_MAX_DEVICES)
+            return lazy_invalid(err, "device is \"%s\"; it must be at most %d GPUs", device->name, LAZY_MAX_DEVICES);
+        code = lazy_device_open(&out[*n], &one, type, err);
+        *n += !code;
+    }
+    if (!code && *n > 1 && !out[0]->ops->send)
+        return lazy_invalid(err, "device is \"%s\"; only GPUs share a model's layers", device->name);
+    return code;
+}
+
 int lazy_cuda_look(char *text, size_t size, const char *const *libraries, int n_libraries, lazy_error *err)
 {
     const lazy_cuda_library *library;

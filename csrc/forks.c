@@ -18,7 +18,7 @@ static void place_rows(lazy_cache *cache)
 /* Moves K, V and Aux into shared memory as its owner, if the backend has such memory. */
 static int move_to_shared(lazy_cache *cache, const int32_t *depths, int length, lazy_error *err)
 {
-    lazy_backend *backend = cache->model->backend;
+    lazy_backend *backend = cache->place->backend;
     const lazy_ops *ops = backend->ops;
     const lazy_buffer *end = cache->buffers + cache->n_with_rows;
     lazy_shared *shared;
@@ -71,7 +71,7 @@ static int join_shared(lazy_cache *to, const lazy_cache *from, const int32_t *de
     lazy_stretch *parts;
     int code = list_parts(to, n, &parts, &n_parts, err);
     if (code) return code;
-    bool joined = to->model->backend->ops->shared_join(&to->shared, from->shared, parts, n_parts, NULL) == LAZY_OK;
+    bool joined = to->place->backend->ops->shared_join(&to->shared, from->shared, parts, n_parts, NULL) == LAZY_OK;
     lazy_free(parts);
     if (!joined) return LAZY_OK;
     place_rows(to);
@@ -81,7 +81,7 @@ static int join_shared(lazy_cache *to, const lazy_cache *from, const int32_t *de
 int lazy_cache_fork(lazy_cache *to, lazy_cache *from, const int32_t *depths, int length, lazy_error *err)
 {
     const lazy_config *c = &to->model->config;
-    const lazy_ops *ops = to->model->backend->ops;
+    const lazy_ops *ops = to->place->backend->ops;
     /* downloads wait: first for uploads of rows of `from`, in the end so that `from` may change */
     int code = ops->download(from->stream, from->staging, from->logits, sizeof *from->logits, err);
     if (!code) code = move_to_shared(from, depths, length, err);
@@ -103,7 +103,7 @@ int lazy_cache_fork(lazy_cache *to, lazy_cache *from, const int32_t *depths, int
 int lazy_cache_write_from(lazy_cache *cache, int first, int end, const int32_t *depths, lazy_error *err)
 {
     if (first < cache->written && cache->shared && cache->shared->owner) {
-        int code = cache->model->backend->ops->shared_leave(cache->shared, err);
+        int code = cache->place->backend->ops->shared_leave(cache->shared, err);
         if (!code && !cache->shared->owner) code = note_shared(cache, depths, first, err);
         if (code) return code;
     }

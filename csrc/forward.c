@@ -382,7 +382,7 @@ static int surprise_rows(pass *p, float *surprisal, lazy_error *err)
 {
     enum { LOGITS_AT_ONCE = 1 << 24 }; /* 64 MiB of logits */
     const lazy_model *model = p->session->model;
-    lazy_backend *backend = model->backend;
+    lazy_backend *backend = p->stream->backend;
     const int32_t *ids = p->cache->ids;
     void *normed = p->cache->normed, *logits = NULL;
     int n = p->computed.n - 1, vocab = p->config->vocab,
@@ -425,7 +425,7 @@ static void commit(pass *p)
     lazy_cache *cache = p->cache;
     lazy_tokens_commit(&session->tokens, p->request->reads ? 0 : p->first_new, staged(p, cache->depth),
                        p->n_newly_gone ? staged(p, cache->gone) : NULL);
-    lazy_cache_commit(cache);
+    for (int i = 0; i < session->model->n_places; i++) lazy_cache_commit(&session->caches[i]);
     lazy_report outdated = session->last;
     session->last = session->under_way;
     session->under_way = outdated;
@@ -444,8 +444,11 @@ static int read_back(pass *p, lazy_error *err)
 {
     const lazy_cache *cache = p->cache;
     const int32_t *notes = staged(p, cache->notes), *begin = p->n_newly_gone ? cache->gone : cache->notes;
-    int n_layers = p->config->n_layers;
-    int code = p->ops->download(p->stream, staged(p, begin), begin,
+    int n_layers = p->config->n_layers, code = LAZY_OK;
+    for (const lazy_cache *before = p->session->caches; before < cache && !code; before++) /* what it has to report */
+        code = p->ops->download(before->stream, staged(p, begin), before->notes, sizeof *begin, err);
+    if (!code)
+        code = p->ops->download(p->stream, staged(p, begin), begin,
                                 (size_t)(cache->depth + p->length - begin) * sizeof *begin, err);
     if (!code) code = lazy_model_check(p->session->model, err);
     if (code) return code;
@@ -502,8 +505,38 @@ static int finish_early(pass *p, int l, lazy_error *err)
     if (!code) code = read_back(p, err);
     if (code) return code;
     commit(p);
-    cache->has_logits = false;
+    lazy_last_cache(p->session)->has_logits = false;
     return LAZY_OK;
+}
+
+/* Goes on where the next layers are computed: takes along all that the pass knows, and the rows under way. */
+static int move_on(pass *p, lazy_error *err)
+{
+    const lazy_cache *from = p->cache;
+    lazy_cache *to = p->cache + 1;
+    const size_t n = (size_t)p->in_play.n, n_rows = (size_t)p->computed.n, capacity = (size_t)from->capacity,
+                 row = (size_t)p->config->hidden * lazy_activation_bytes(p->stream->backend),
+                 layers = from->layer_scores ? (size_t)min_int(p->session->pruning.layers, p->config->n_layers) : 0;
+    const bool is_tail = p->computed.positions == tail_of(p->in_play, p->computed.n).positions;
+    lazy_cache_lay_out(to, p->length, p->request->n);
+    int32_t *in_play = to->in_play[0];
+    const lazy_parcel parcels[] = {
+        { to->gone, from->gone, (size_t)((char *)from->in_play[0] - (char *)from->gone) },
+        { to->ids, from->ids, (size_t)((char *)from->flags + p->length - (char *)from->ids) },
+        { in_play, p->in_play.positions, n * sizeof *in_play },
+        { to->rows[0], p->computed.positions, n_rows * sizeof *in_play },
+        { to->x[0], p->x, n_rows * row },
+        { to->scores[1], from->scores[1], n * sizeof *to->scores[1] }, /* where it is the mean over layers */
+        { to->layer_scores, from->layer_scores, layers * capacity * sizeof *to->layer_scores },
+    };
+    int code = p->ops->send(p->stream, to->stream, parcels, sizeof parcels / sizeof *parcels, err);
+    p->cache = to;
+    p->stream = to->stream;
+    p->in_play.positions = in_play;
+    p->computed = is_tail ? tail_of(p->in_play, p->computed.n) : (set){ to->rows[0], p->computed.n };
+    p->x = to->x[0];
+    p->x_next = to->x[1];
+    return code;
 }
 
 static int run_layers(pass *p, lazy_error *err)
@@ -513,6 +546,7 @@ static int run_layers(pass *p, lazy_error *err)
     if (code) return lazy_fail_in(err, code, "before the first layer");
     int n_layers = p->request->reads ? lazy_rules_layers_before_pruning(&session->pruning, all) : all;
     for (int l = 0; l < n_layers; l++) {
+        if (l == p->cache->place->end && (code = move_on(p, err))) return lazy_fail_in(err, code, "layer %d", l);
         session->under_way.counts[l] = (lazy_layer_count){ .in_play = p->in_play.n, .computed = p->computed.n };
         p->regrouped = false;
         code = begin_layer(p, l, err);
@@ -533,8 +567,8 @@ int lazy_forward(lazy_session *session, const lazy_pass *request, lazy_error *er
     int length = session->tokens.length;
     pass p = {
         .session = session,
-        .cache = &session->cache,
-        .stream = session->cache.stream,
+        .cache = session->caches,
+        .stream = session->caches->stream,
         .ops = session->model->backend->ops,
         .config = &session->model->config,
         .request = request,
@@ -543,9 +577,14 @@ int lazy_forward(lazy_session *session, const lazy_pass *request, lazy_error *er
         .n_free = -1,
     };
     if (!request->reads) p.schedule = lazy_rules_schedule(&session->pruning, request->generated, length);
-    lazy_cache_begin(p.cache, request->generated);
+    for (int i = 0; i < session->model->n_places; i++) {
+        lazy_cache_begin(&session->caches[i], request->generated);
+        session->caches[i].stream->watch = request->watch;
+        session->caches[i].stream->layers_done = 0;
+    }
     int code = lazy_report_open(&session->under_way, p.config->n_layers, session->traces, err);
     if (!code) code = run_layers(&p, err);
+    for (int i = 0; i < session->model->n_places; i++) session->caches[i].stream->watch = NULL;
     lazy_report_close(&session->under_way);
     return code;
 }

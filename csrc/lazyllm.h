@@ -104,10 +104,10 @@ typedef struct lazy_tensor {
 } lazy_tensor;
 
 typedef struct lazy_device {
-    const char *name;             /* "cpu", "cuda" or "cuda:N" */
-    int threads;                  /* of the CPU, which rounds weights for a GPU too; at least 1 */
-    const char *compute;          /* "f32", "bf16" or "int8", on the CPU; NULL: f32 */
-    const char *kv;               /* type of keys and values: "f32", "f16" or "bf16", on the CPU; NULL: f32 */
+    const char *name;    /* "cpu", "cuda", "cuda:N", or "cuda:0,1" for a model whose layers are divided among GPUs */
+    int threads;         /* of the CPU, which rounds weights for a GPU too; at least 1 */
+    const char *compute; /* "f32", "bf16" or "int8", on the CPU; NULL: f32 */
+    const char *kv;      /* type of keys and values: "f32", "f16" or "bf16", on the CPU; NULL: f32 */
     const char *const *libraries; /* for CUDA: paths of cuBLASLt to try, in order */
     int n_libraries;
 } lazy_device;

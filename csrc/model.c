@@ -2,6 +2,7 @@
 
 #include <float.h>
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "error.h"
@@ -97,6 +98,20 @@ static int copy_arrays(lazy_config *own, lazy_error *err)
     return LAZY_OK;
 }
 
+int lazy_model_open_places(lazy_model *model, const lazy_device *device, lazy_dtype type, lazy_error *err)
+{
+    lazy_backend *backends[LAZY_MAX_DEVICES];
+    int n, n_layers = model->config.n_layers, code = lazy_devices_open(backends, &n, device, type, err);
+    if (!code && n > n_layers)
+        code = lazy_invalid(err, "device is \"%s\"; the model has %d layers to divide", device->name, n_layers);
+    for (int i = 0; i < n; i++)
+        model->places[i] = (lazy_place){ backends[i], .first = i * n_layers / n, .end = (i + 1) * n_layers / n };
+    model->n_places = n;
+    model->backend = model->places[0].backend;
+    if (!code) snprintf(model->device, sizeof model->device, "%s", n > 1 ? device->name : model->backend->name);
+    return code;
+}
+
 int lazy_model_open(lazy_model **out, const lazy_config *config, const char *const *shards, int n_shards,
                     const lazy_tensor *tensors, int n_tensors, const char *weights, const lazy_device *device,
                     const lazy_watch *watch, lazy_error *err)
@@ -113,7 +128,7 @@ int lazy_model_open(lazy_model **out, const lazy_config *config, const char *con
         if ((code = lazy_mapping_open(&model->shards[model->n_shards], shards[model->n_shards], err))) goto done;
 
     if ((code = lazy_alloc_zeroed(&model->layers, (size_t)config->n_layers, "the layer table", err))) goto done;
-    if ((code = lazy_device_open(&model->backend, device, lazy_bind_dtype(tensors, n_tensors), err))) goto done;
+    if ((code = lazy_model_open_places(model, device, lazy_bind_dtype(tensors, n_tensors), err))) goto done;
     code = lazy_bind(model, tensors, n_tensors, weights, device->threads, watch, err);
     if (!code) code = lazy_model_check(model, err);
 done:
@@ -150,10 +165,11 @@ static void drop_experts(lazy_backend *backend, lazy_matrix *experts)
 void lazy_model_close(lazy_model *model)
 {
     if (!model) return;
-    lazy_backend *backend = model->backend;
-    if (backend) {
+    if (model->n_places) {
+        lazy_backend *first = model->places[0].backend, *last = model->places[model->n_places - 1].backend;
         for (int l = 0; l < model->config.n_layers; l++) {
             lazy_layer *layer = &model->layers[l];
+            lazy_backend *backend = model->places[lazy_place_of(model, l)].backend;
             float *vectors[] = { layer->attention_norm,      layer->q_norm,   layer->k_norm,
                                  layer->attention_post_norm, layer->ffn_norm, layer->ffn_post_norm };
             for (size_t i = 0; i < sizeof vectors / sizeof *vectors; i++) backend->ops->free(backend, vectors[i]);
@@ -162,11 +178,13 @@ void lazy_model_close(lazy_model *model)
             drop_experts(backend, layer->experts.gate_up);
             drop_experts(backend, layer->experts.down);
         }
-        if (!model->config.tied) drop_matrix(backend, &model->head);
-        drop_matrix(backend, &model->embedding);
-        backend->ops->free(backend, model->final_norm);
-        lazy_rope_close(model);
-        backend->ops->close(backend);
+        if (!lazy_head_is_embedding(model)) drop_matrix(last, &model->head);
+        drop_matrix(first, &model->embedding);
+        last->ops->free(last, model->final_norm);
+    }
+    for (int i = 0; i < model->n_places; i++) {
+        lazy_rope_close(&model->places[i]);
+        model->places[i].backend->ops->close(model->places[i].backend);
     }
     for (int i = 0; i < model->n_owned; i++) lazy_free(model->owned[i]);
     lazy_free(model->owned);

@@ -28,21 +28,49 @@ typedef struct lazy_layer {
     int window;                 /* INT32_MAX: none */
 } lazy_layer;
 
+/* A device, and the layers that it computes. */
+typedef struct lazy_place {
+    lazy_backend *backend;
+    int first, end;             /* layers first … end-1 */
+    uint64_t bytes;             /* of the weights in use */
+    _Atomic(lazy_rope *) ropes; /* the one made last, or NULL */
+} lazy_place;
+
 struct lazy_model {
     lazy_config config; /* its arrays are owned, in one block that begins with inv_freq */
-    lazy_backend *backend;
-    lazy_matrix embedding; /* (vocab, d) */
-    lazy_layer *layers;    /* (n_layers,) */
-    float *final_norm;     /* (d,) */
-    lazy_matrix head;      /* (vocab, d): the embedding where tied */
+    /* (n_places,) from the first layer on: the embedding is in the first, the final norm and the LM head in the last */
+    lazy_place places[LAZY_MAX_DEVICES];
+    int n_places;
+    const lazy_backend *backend; /* the first place's; all are of one kind and have the same types */
+    char device[64];             /* their names */
+    lazy_matrix embedding;       /* (vocab, d) */
+    lazy_layer *layers;          /* (n_layers,) */
+    float *final_norm;           /* (d,) */
+    lazy_matrix head;            /* (vocab, d): the embedding where tied, on a single device */
     lazy_mapping *shards;
     int n_shards;
     void **owned; /* weights that are not used as they lie in the shards */
     int n_owned;
-    uint64_t bytes;             /* of the weights in use */
-    _Atomic(lazy_rope *) ropes; /* the one made last, or NULL */
-    uint8_t *word_parts;        /* (vocab,) of lazy_model_know_words; NULL: no token belongs to a word */
+    uint64_t bytes;      /* of the weights in use */
+    uint8_t *word_parts; /* (vocab,) of lazy_model_know_words; NULL: no token belongs to a word */
 };
+
+/* Opens the devices and divides the layers among them. The config is set; lazy_model_close closes what is open. */
+int lazy_model_open_places(lazy_model *model, const lazy_device *device, lazy_dtype type, lazy_error *err);
+
+/* True where the LM head has no memory of its own. */
+static inline bool lazy_head_is_embedding(const lazy_model *model)
+{
+    return model->config.tied && model->n_places == 1;
+}
+
+/* The index of the place that computes layer l. */
+static inline int lazy_place_of(const lazy_model *model, int l)
+{
+    int i = model->n_places - 1;
+    while (i > 0 && l < model->places[i].first) i--;
+    return i;
+}
 
 /* Fails if a shard has changed since it was opened. */
 int lazy_model_check(const lazy_model *model, lazy_error *err);
@@ -50,7 +78,7 @@ int lazy_model_check(const lazy_model *model, lazy_error *err);
 /* ---- binder.c ------------------------------------------------------------------------------ */
 
 /* Checks every tensor that the model's config asks for (name, dtype, shape, place within its mapping), then fills
- * the model's weights. model->config, backend and shards are set; layers has n_layers zeroed entries. threads: that
+ * the model's weights. model->config, places and shards are set; layers has n_layers zeroed entries. threads: that
  * round weights where the backend cannot. */
 int lazy_bind(lazy_model *model, const lazy_tensor *tensors, int n_tensors, const char *weights, int threads,
               const lazy_watch *watch, lazy_error *err);
@@ -60,10 +88,10 @@ lazy_dtype lazy_bind_dtype(const lazy_tensor *tensors, int n_tensors);
 
 /* ---- rope.c -------------------------------------------------------------------------------- */
 
-/* A table of `length` positions or more; *out stays as it is on failure. stream: to upload by. */
-int lazy_rope_find(const lazy_rope **out, lazy_model *model, lazy_stream *stream, int length, lazy_error *err);
+/* A table of `length` positions or more; *out stays as it is on failure. stream: on the place, to upload by. */
+int lazy_rope_find(const lazy_rope **out, lazy_place *place, lazy_stream *stream, int length, lazy_error *err);
 
 /* Bytes of the table that lazy_rope_find would make; 0 if there is one. */
-uint64_t lazy_rope_bytes(const lazy_model *model, int length);
+uint64_t lazy_rope_bytes(const lazy_place *place, const lazy_config *config, int length);
 
-void lazy_rope_close(lazy_model *model);
+void lazy_rope_close(lazy_place *place);

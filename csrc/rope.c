@@ -4,18 +4,18 @@
 #include "model.h"
 #include "numeric.h"
 
-static const lazy_rope *find(const lazy_model *model, int length)
+static const lazy_rope *find(const lazy_place *place, int length)
 {
-    const lazy_rope *rope = atomic_load(&model->ropes);
+    const lazy_rope *rope = atomic_load(&place->ropes);
     while (rope && rope->length < length) rope = rope->next;
     return rope;
 }
 
 /* Twice the last one, so that growing contexts make few tables. */
-static int next_length(const lazy_model *model, int length)
+static int next_length(const lazy_place *place, const lazy_config *c, int length)
 {
-    const lazy_rope *last = atomic_load(&model->ropes);
-    return min_int(max_int(length, last ? 2 * last->length : 0), model->config.context);
+    const lazy_rope *last = atomic_load(&place->ropes);
+    return min_int(max_int(length, last ? 2 * last->length : 0), c->context);
 }
 
 static size_t table_bytes(const lazy_config *c, int length)
@@ -64,10 +64,10 @@ static void close_rope(lazy_rope *rope, lazy_backend *backend)
 }
 
 /* No lock: a process may fork while another thread makes a table. Two threads may make one each; both stay. */
-int lazy_rope_find(const lazy_rope **out, lazy_model *model, lazy_stream *stream, int length, lazy_error *err)
+int lazy_rope_find(const lazy_rope **out, lazy_place *place, lazy_stream *stream, int length, lazy_error *err)
 {
-    const lazy_config *c = &model->config;
-    const lazy_rope *known = find(model, length);
+    const lazy_config *c = stream->config;
+    const lazy_rope *known = find(place, length);
     if (known) {
         *out = known;
         return LAZY_OK;
@@ -75,7 +75,7 @@ int lazy_rope_find(const lazy_rope **out, lazy_model *model, lazy_stream *stream
     lazy_rope *rope;
     int code = lazy_alloc_zeroed(&rope, 1, "the RoPE table", err);
     if (code) return code;
-    rope->length = next_length(model, length);
+    rope->length = next_length(place, c, length);
     for (int i = 0; i < c->n_ropes && !code; i++) {
         code = make_table(&rope->of_k[i], stream, i, 0, rope->length, err);
         rope->of_q[i] = rope->of_k[i];
@@ -83,26 +83,25 @@ int lazy_rope_find(const lazy_rope **out, lazy_model *model, lazy_stream *stream
             code = make_table(&rope->of_q[i], stream, i, c->query_growth, rope->length, err);
     }
     if (code) {
-        close_rope(rope, model->backend);
+        close_rope(rope, place->backend);
         return code;
     }
-    rope->next = atomic_load(&model->ropes);
-    while (!atomic_compare_exchange_weak(&model->ropes, &rope->next, rope)) continue;
+    rope->next = atomic_load(&place->ropes);
+    while (!atomic_compare_exchange_weak(&place->ropes, &rope->next, rope)) continue;
     *out = rope;
     return LAZY_OK;
 }
 
-uint64_t lazy_rope_bytes(const lazy_model *model, int length)
+uint64_t lazy_rope_bytes(const lazy_place *place, const lazy_config *c, int length)
 {
-    const lazy_config *c = &model->config;
     uint64_t n_tables = (uint64_t)(c->query_growth != 0 ? 2 : 1) * (uint64_t)c->n_ropes;
-    return find(model, length) ? 0 : n_tables * table_bytes(c, next_length(model, length));
+    return find(place, length) ? 0 : n_tables * table_bytes(c, next_length(place, c, length));
 }
 
-void lazy_rope_close(lazy_model *model)
+void lazy_rope_close(lazy_place *place)
 {
-    for (lazy_rope *rope = atomic_load(&model->ropes), *next; rope; rope = next) {
+    for (lazy_rope *rope = atomic_load(&place->ropes), *next; rope; rope = next) {
         next = rope->next;
-        close_rope(rope, model->backend);
+        close_rope(rope, place->backend);
     }
 }

@@ -28,7 +28,8 @@ int lazy_session_open(lazy_session **out, lazy_model *model, const lazy_pruning 
     if (code) return code;
     s->model = model;
     code = lazy_rules_open(&s->pruning, pruning, &model->config, err);
-    if (!code) code = lazy_cache_open(&s->cache, model, &s->pruning, err);
+    for (int i = 0; i < model->n_places && !code; i++)
+        code = lazy_cache_open(&s->caches[i], model, &model->places[i], &s->pruning, err);
     if (!code) code = lazy_report_open(&s->last, n_layers, false, err);
     if (code) lazy_session_close(s);
     else *out = s;
@@ -39,7 +40,7 @@ void lazy_session_close(lazy_session *s)
 {
     if (!s) return;
     lazy_report_close(&s->last);
-    lazy_cache_close(&s->cache);
+    for (int i = 0; i < s->model->n_places; i++) lazy_cache_close(&s->caches[i]);
     lazy_tokens_close(&s->tokens);
     lazy_rules_close(&s->pruning);
     lazy_free(s);
@@ -67,11 +68,12 @@ static int reserve(lazy_session *s, int64_t n_tokens, int64_t wish, lazy_error *
     int context = s->model->config.context;
     if (n_tokens > context)
         return lazy_invalid(err, "%lld tokens are more than the model's context of %d", (long long)n_tokens, context);
-    if (n_tokens <= s->cache.capacity) return LAZY_OK;
+    if (n_tokens <= lazy_last_cache(s)->capacity) return LAZY_OK;
     int capacity = (int)(wish > context ? context : wish > n_tokens ? wish : n_tokens);
     int code = LAZY_OK;
     if (capacity > s->tokens.capacity) code = lazy_tokens_reserve(&s->tokens, capacity, err);
-    if (!code) code = lazy_cache_reserve(&s->cache, capacity, s->tokens.depths, s->tokens.length, err);
+    for (int i = 0; i < s->model->n_places && !code; i++)
+        code = lazy_cache_reserve(&s->caches[i], capacity, s->tokens.depths, s->tokens.length, err);
     return code;
 }
 
@@ -82,12 +84,16 @@ int lazy_session_reserve(lazy_session *s, int64_t n_tokens, lazy_error *err)
 
 uint64_t lazy_session_bytes(const lazy_session *s, int n_tokens)
 {
-    return lazy_cache_bytes(&s->cache, n_tokens) + (uint64_t)n_tokens * LAZY_TOKEN_BYTES;
+    uint64_t bytes = (uint64_t)n_tokens * LAZY_TOKEN_BYTES;
+    for (int i = 0; i < s->model->n_places; i++) bytes += lazy_cache_bytes(&s->caches[i], n_tokens);
+    return bytes;
 }
 
 uint64_t lazy_session_fork_bytes(const lazy_session *s)
 {
-    return lazy_session_bytes(s, s->cache.capacity) - lazy_cache_shared_bytes(&s->cache, s->tokens.length);
+    uint64_t bytes = lazy_session_bytes(s, lazy_last_cache(s)->capacity);
+    for (int i = 0; i < s->model->n_places; i++) bytes -= lazy_cache_shared_bytes(&s->caches[i], s->tokens.length);
+    return bytes;
 }
 
 int lazy_session_truncate(lazy_session *s, int64_t length, lazy_error *err)
@@ -95,7 +101,8 @@ int lazy_session_truncate(lazy_session *s, int64_t length, lazy_error *err)
     if (length < 0 || length > s->tokens.length)
         return lazy_invalid(err, "a context of %d tokens cannot be truncated to %lld; it must be 0 to %d",
                             s->tokens.length, (long long)length, s->tokens.length);
-    if (length < s->tokens.length) lazy_cache_truncate(&s->cache, (int)length);
+    for (int i = 0; i < s->model->n_places && length < s->tokens.length; i++)
+        lazy_cache_truncate(&s->caches[i], (int)length);
     lazy_tokens_truncate(&s->tokens, (int)length);
     return LAZY_OK;
 }
@@ -108,9 +115,11 @@ int lazy_session_fork(lazy_session **out, lazy_session *s, void *policy_context,
     if (code) return code;
     lazy_session *fork = *out;
     fork->traces = s->traces;
-    if (s->cache.capacity == 0) return LAZY_OK;
-    code = lazy_tokens_reserve(&fork->tokens, s->cache.capacity, err);
-    if (!code) code = lazy_cache_fork(&fork->cache, &s->cache, s->tokens.depths, s->tokens.length, err);
+    const int capacity = lazy_last_cache(s)->capacity;
+    if (capacity == 0) return LAZY_OK;
+    code = lazy_tokens_reserve(&fork->tokens, capacity, err);
+    for (int i = 0; i < s->model->n_places && !code; i++)
+        code = lazy_cache_fork(&fork->caches[i], &s->caches[i], s->tokens.depths, s->tokens.length, err);
     if (code) {
         lazy_session_close(fork);
         *out = NULL;
@@ -120,7 +129,7 @@ int lazy_session_fork(lazy_session **out, lazy_session *s, void *policy_context,
 
 int lazy_session_logits(lazy_session *s, float *logits, lazy_error *err)
 {
-    const lazy_cache *cache = &s->cache;
+    const lazy_cache *cache = lazy_last_cache(s);
     if (!cache->has_logits)
         return lazy_invalid(err, "there are no logits: the context is empty, or was truncated after its last pass");
     size_t bytes = (size_t)s->model->config.vocab * sizeof *logits;
@@ -150,15 +159,13 @@ int lazy_session_run(lazy_session *s, const lazy_pass *pass, lazy_error *err)
     int64_t length = (int64_t)s->tokens.length + pass->n;
     int code = check_pass(s, pass, err);
     if (!code) code = reserve(s, length, s->tokens.length ? 2 * length : length + SLACK, err);
-    if (!code) code = lazy_cache_write_from(&s->cache, s->tokens.length, (int)length, s->tokens.depths, err);
+    for (int i = 0; i < s->model->n_places && !code; i++)
+        code = lazy_cache_write_from(&s->caches[i], s->tokens.length, (int)length, s->tokens.depths, err);
     const lazy_tokens before = s->tokens;
     if (!code) {
         uint8_t kind = pass->reads ? LAZY_READ : pass->generated ? LAZY_GENERATED : LAZY_PROMPT;
         lazy_tokens_append(&s->tokens, pass->ids, pass->n, kind);
-        s->cache.stream->watch = pass->watch;
-        s->cache.stream->layers_done = 0;
         code = lazy_forward(s, pass, err);
-        s->cache.stream->watch = NULL;
     }
     if (code) s->tokens = before;
     return code;

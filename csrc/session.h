@@ -8,10 +8,22 @@ struct lazy_session {
     lazy_model *model;
     lazy_pruning pruning; /* its arrays are owned */
     lazy_tokens tokens;
-    lazy_cache cache;
-    lazy_report last, under_way; /* of the last pass that has ended; of the one under way, else zeroed */
-    bool traces;                 /* passes to come are traced */
+    lazy_cache caches[LAZY_MAX_DEVICES]; /* (model->n_places,) */
+    lazy_report last, under_way;         /* of the last pass that has ended; of the one under way, else zeroed */
+    bool traces;                         /* passes to come are traced */
 };
+
+/* The cache of layer l, and of the tokens that wait for layer l + 1. */
+static inline lazy_cache *lazy_cache_of(const lazy_session *s, int l)
+{
+    return (lazy_cache *)&s->caches[lazy_place_of(s->model, l)];
+}
+
+/* The one that has the logits. */
+static inline lazy_cache *lazy_last_cache(const lazy_session *s)
+{
+    return lazy_cache_of(s, s->model->config.n_layers - 1);
+}
 
 /* ---- tokens.c: the context on the host ------------------------------------------------------ */
 

@@ -2,11 +2,17 @@
 #include "error.h"
 #include "session.h"
 
+/* The cache that has the rows of this part of a layer: those that wait for the layer are where the one below is. */
+static lazy_cache *cache_of(const lazy_session *s, lazy_state_part part, int layer)
+{
+    return lazy_cache_of(s, part == LAZY_STATE_AUX ? layer - 1 : layer);
+}
+
 /* The buffer of a part, or NULL if the session has none. */
 static const lazy_buffer *find_buffer(const lazy_session *s, lazy_state_part part, int layer)
 {
-    const lazy_cache *cache = &s->cache;
     if (part == LAZY_STATE_LOGITS || layer < 0 || layer >= s->model->config.n_layers) return NULL;
+    const lazy_cache *cache = cache_of(s, part, layer);
     const void *slot = part == LAZY_STATE_KEYS     ? (void *)&cache->kv[layer].k
                        : part == LAZY_STATE_VALUES ? (void *)&cache->kv[layer].v
                        : part == LAZY_STATE_AUX    ? (void *)&cache->aux[layer]
@@ -33,23 +39,24 @@ static int count_rows(const lazy_session *s, const lazy_buffer *b, lazy_state_pa
 int lazy_session_state_length(const lazy_session *s, lazy_state_part part, int layer)
 {
     if (part == LAZY_STATE_LOGITS)
-        return s->cache.has_logits && !lazy_rules_prune(&s->pruning) ? s->model->config.vocab : 0;
+        return lazy_last_cache(s)->has_logits && !lazy_rules_prune(&s->pruning) ? s->model->config.vocab : 0;
     const lazy_buffer *b = find_buffer(s, part, layer);
     if (!b) return -1;
-    return count_rows(s, b, part, part == LAZY_STATE_REMEMBERED ? s->cache.remembered[layer].n : s->tokens.length);
+    return count_rows(s, b, part,
+                      part == LAZY_STATE_REMEMBERED ? cache_of(s, part, layer)->remembered[layer].n : s->tokens.length);
 }
 
 /* Reads or writes a part, the rows of n tokens. data: (pieces, n, per_token) (host) */
 static int move_part(lazy_session *s, lazy_state_part part, int layer, int n, char *data, bool writes, lazy_error *err)
 {
     const lazy_ops *ops = s->model->backend->ops;
-    lazy_stream *stream = s->cache.stream;
     const lazy_buffer *b = find_buffer(s, part, layer);
     int length = part == LAZY_STATE_REMEMBERED ? n : s->tokens.length, code = LAZY_OK, done = 0;
     if (!b) return lazy_invalid(err, "the session has no part %d of layer %d", (int)part, layer);
     if (n < 0 || length > s->tokens.length || count_rows(s, b, part, length) != n)
         return lazy_invalid(err, "part %d of layer %d has %d tokens; the session has rows of %d", (int)part, layer, n,
                             count_rows(s, b, part, s->tokens.length));
+    lazy_stream *stream = cache_of(s, part, layer)->stream;
     for (int first = 0, end; first < length && !code; first = end) {
         bool has = has_row(s, b, part, first);
         for (end = first + 1; end < length && has_row(s, b, part, end) == has;) end++;
@@ -73,11 +80,13 @@ int lazy_session_get_state(lazy_session *s, lazy_state_part part, int layer, voi
 
 int lazy_session_set_state(lazy_session *s, lazy_state_part part, int layer, int n, const void *data, lazy_error *err)
 {
-    lazy_cache *cache = &s->cache;
-    int code = lazy_cache_write_from(cache, 0, s->tokens.length, s->tokens.depths, err);
+    lazy_cache *cache = lazy_last_cache(s);
+    int code = LAZY_OK;
+    for (int i = 0; i < s->model->n_places && !code; i++)
+        code = lazy_cache_write_from(&s->caches[i], 0, s->tokens.length, s->tokens.depths, err);
     if (!code && part != LAZY_STATE_LOGITS) {
         code = move_part(s, part, layer, n, (void *)data, true, err);
-        if (!code && part == LAZY_STATE_REMEMBERED) cache->remembered[layer].n = n;
+        if (!code && part == LAZY_STATE_REMEMBERED) cache_of(s, part, layer)->remembered[layer].n = n;
         return code;
     }
     if (code) return code;
@@ -101,7 +110,7 @@ static int check_tokens(const lazy_session *s, const int32_t *ids, const uint8_t
         if (gone[i] > 1) return lazy_invalid(err, "gone is %d at position %d; it must be 0 or 1", gone[i], i);
         if (depths[i] < 0 || depths[i] > c->n_layers)
             return lazy_invalid(err, "depth %d at position %d; it must be 0 to %d", depths[i], i, c->n_layers);
-        if (!gone[i] && depths[i] < c->n_layers && !s->cache.aux[depths[i]])
+        if (!gone[i] && depths[i] < c->n_layers && !cache_of(s, LAZY_STATE_AUX, depths[i])->aux[depths[i]])
             return lazy_invalid(err, "the token at position %d waits for layer %d, where the pruning drops none", i,
                                 depths[i]);
     }

@@ -230,6 +230,7 @@ void lazy_cuda_stream_close(lazy_stream *stream)
         for (const scratch &part : scratch_of(s, 0, 0)) lazy_cuda_free(stream->backend, *part.memory);
         lazy_cuda_free(stream->backend, s->choice);
         cudaFreeHost(s->found);
+        if (s->reached) cudaEventDestroy(s->reached);
         if (s->queue) cudaStreamDestroy(s->queue);
     }
     lazy_free(s);
@@ -250,6 +251,7 @@ int lazy_cuda_stream_open(lazy_backend *backend, const lazy_config *config, lazy
         for (cudaEvent_t &copied : s->staging.copied)
             if (!failed) failed = cudaEventCreateWithFlags(&copied, cudaEventDisableTiming);
         if (!failed) failed = cudaMallocHost((void **)&s->found, sizeof *s->found);
+        if (!failed) failed = cudaEventCreateWithFlags(&s->reached, cudaEventDisableTiming);
         if (!failed) failed = cudaMemsetAsync(s->choice, 0, sizeof *s->choice, s->queue);
         code = lazy_cuda_check(failed, "opening a stream", err);
     }
@@ -298,6 +300,30 @@ int lazy_cuda_copy(lazy_stream *stream, void *to, const void *from, size_t bytes
     if (code) return code;
     return lazy_cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, lazy_cuda_scratch(stream)->queue),
                            "copy", err);
+}
+
+/* `stream` goes on once all that is queued on `other` is done. */
+static int wait_for(lazy_stream *stream, lazy_stream *other, lazy_error *err)
+{
+    cudaEvent_t reached = lazy_cuda_scratch(other)->reached;
+    int code = lazy_cuda_enter(other->backend, err);
+    if (!code) code = lazy_cuda_check(cudaEventRecord(reached, lazy_cuda_scratch(other)->queue), "an event", err);
+    if (!code) code = lazy_cuda_enter(stream->backend, err);
+    return code ? code
+                : lazy_cuda_check(cudaStreamWaitEvent(lazy_cuda_scratch(stream)->queue, reached, 0), "an event", err);
+}
+
+int lazy_cuda_send(lazy_stream *stream, lazy_stream *to, const lazy_parcel *parcels, int n, lazy_error *err)
+{
+    cudaStream_t queue = lazy_cuda_scratch(stream)->queue;
+    const int here = lazy_cuda_of(stream)->device, there = lazy_cuda_of(to)->device;
+    int code = wait_for(stream, to, err);
+    for (int i = 0; i < n && !code; i++)
+        code =
+            lazy_cuda_check(cudaMemcpyPeerAsync(parcels[i].to, there, parcels[i].from, here, parcels[i].bytes, queue),
+                            "a copy to another device", err);
+    lazy_cuda_forget_ranges(to);
+    return code ? code : wait_for(to, stream, err);
 }
 
 /* ---- copies from and to the host -------------------------------------------------------- */

@@ -93,6 +93,7 @@ struct lazy_staging {
 struct lazy_cuda_stream {
     lazy_stream base;
     cudaStream_t queue;
+    cudaEvent_t reached; /* what the stream of another device waits for */
     lazy_staging staging;
     int rows, tokens;         /* that the scratch below has room for */
     lazy_ranges full, local;  /* of layers without a window, and with one */
@@ -153,7 +154,7 @@ static inline size_t lazy_cuda_aligned(size_t bytes) { return (bytes + 15) / 16 
 /* clang-format off */
 #define LAZY_CUDA_OPS(OP)                                                                                              \
     /* backend_cuda.cc */ OP(alloc) OP(free) OP(admit) OP(bind) OP(unbind) OP(close) OP(stream_open) OP(stream_close)  \
-        OP(reserve) OP(scratch_bytes) OP(upload) OP(download) OP(copy)                                                 \
+        OP(reserve) OP(scratch_bytes) OP(upload) OP(download) OP(copy) OP(send)                                        \
     /* products.cu */ OP(matmul) OP(gated) OP(logits)                                                                  \
     /* experts.cu */ OP(mix_experts)                                                                                   \
     /* rows.cu */ OP(embed) OP(rmsnorm) OP(checked_rmsnorm) OP(rotate) OP(surprisal) OP(argmax)                        \

@@ -56,12 +56,12 @@ def load(
     """Opens a folder in Hugging Face layout, a GGUF file, a hub id where huggingface_hub is installed, or a
     checkpoint that is open already.
 
-    `revision`: a branch, tag or commit of a hub id. `file`: the name of a GGUF file in the folder or hub
-    repository, which is used in place of safetensors. `device`: auto, cpu, cuda or cuda:N. `weights`: auto
-    (as stored, or q8 where they are not quantized and compute is int8), q8 (rounded to 8 bits: Q8_0), or q4
-    (the layers to 4 bits: Q4_1; the embedding and the LM head to 8). The remaining options are for the CPU. `threads`:
-    None takes every physical core that this process may use. `compute`: the type of the operands of products,
-    f32, bf16 or int8 where the processor has instructions for it, or fastest: bf16, else f32. int8 rounds
+    `revision`: a branch, tag or commit of a hub id. `file`: the name of a GGUF file in the folder or hub repository,
+    which is used in place of safetensors. `device`: auto, cpu, cuda or cuda:N; cuda:0,1 divides the layers between two
+    GPUs. `weights`: auto (as stored, or q8 where they are not quantized and compute is int8), q8 (rounded to 8 bits:
+    Q8_0), or q4 (the layers to 4 bits: Q4_1; the embedding and the LM head to 8). The remaining options are for the
+    CPU. `threads`: None takes every physical core that this process may use. `compute`: the type of the operands of
+    products, f32, bf16 or int8 where the processor has instructions for it, or fastest: bf16, else f32. int8 rounds
     activations and weights to 8 bits by groups of 32. `kv`: the type of keys and values, f32, f16 or bf16.
     """
     if isinstance(path, Checkpoint):

@@ -141,6 +141,66 @@ def test_several_devices_in_one_process(tmp_path: Path, monkeypatch: pytest.Monk
         lazyllm.load(folder, device="cuda:2")
 
 
+SPLIT_RULES = {
+    "dense": None,
+    "revives": pruning([(0, 0.8), (2, 0.6), (4, 0.4)], layers=4, queries=3, smooth=3, memory=0.8, words=True),
+    "mean over layers": pruning([(5, 0.4, True)], decode=[], average=True),
+    "frozen": pruning([(1, 0.5), (3, 0.3, True)], decode="frozen"),
+}
+
+
+@fakes_only
+@pytest.mark.parametrize("rules", SPLIT_RULES.values(), ids=SPLIT_RULES)
+def test_layers_on_several_devices_give_the_bits_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rules: Any
+) -> None:
+    monkeypatch.setenv("LAZYLLM_CUDA_FAKE_DEVICES", "3")
+    tiny = build(Shape(seed=49, n_layers=7, windows=(0, 9), tied=True, **EXPERTS), tmp_path)
+    one, three = (tiny.load(device=device) for device in ("cuda", "cuda:0,2,1"))
+    assert three.device == "cuda:0,2,1"
+    assert three.bytes == one.bytes + 4 * tiny.shape.vocab * tiny.shape.hidden  # the LM head is the embedding
+    sessions = [model.session(rules) for model in (one, three)]
+    assert sessions[0].bytes_for(200) < sessions[1].bytes_for(200)
+    seen = [converse(session, tiny, PASSES[:4]) for session in sessions]
+    assert seen[0] == seen[1]
+    others = [session.fork() for session in sessions]
+    for session in sessions:
+        session.truncate(len(session.ids) - 3)
+    more = [converse(session, tiny, [(1, True), (150, False), (1, True)]) for session in (*sessions, *others)]
+    assert more[0] == more[1]
+    assert more[2] == more[3]
+    for part, layer in itertools.product(("keys", "values", "aux", "remembered", "logits"), range(7)):
+        state, same = (session.state(part, layer) for session in sessions)
+        assert (state is None and same is None) or state.tobytes() == same.tobytes()
+    restored = three.session(rules)
+    restored.set_tokens(sessions[1].ids, sessions[1].kinds, sessions[1].depths, sessions[1].gone)
+    for part, layer in itertools.product(("keys", "values", "aux", "remembered"), range(7)):
+        if sessions[1].state_length(part, layer) > 0:
+            restored.set_state(part, layer, sessions[1].state(part, layer))
+    assert len({session.forward([1], True).tobytes() for session in (*sessions, restored)}) == 1
+    if rules is None:
+        surprisals = [session.surprisal(tiny.ids(30)) for session in sessions]
+        assert surprisals[0].tobytes() == surprisals[1].tobytes()
+    elif not rules["stages"][0][2:]:  # a prompt read in parts
+        for session in sessions:
+            session.read(tiny.ids(20))
+        assert sessions[0].forward([5]).tobytes() == sessions[1].forward([5]).tobytes()
+
+
+@fakes_only
+def test_what_devices_cannot_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAZYLLM_CUDA_FAKE_DEVICES", "2")
+    folder = model_folder(tmp_path)
+    for device, text in (
+        ("cuda:0,2", "there is no cuda:2"),
+        ("cuda:" + ",".join("01" * 6), "the model has . layers to divide"),
+        ("cuda:" + ",".join("0" * 17), "must be at most 16 GPUs"),
+    ):
+        with pytest.raises((ValueError, lazyllm.DeviceError), match=text):
+            lazyllm.load(folder, device=device)
+    assert lazyllm.load(folder, device="cuda:1,1").device == "cuda:1,1"
+
+
 @fakes_only
 def test_workers_have_a_device_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAZYLLM_CUDA_FAKE_DEVICES", "2")

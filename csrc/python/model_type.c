@@ -161,7 +161,7 @@ static void model_dealloc(ModelObject *self)
 
 READ(threads, PyLong_FromLong(self->model->backend->threads))
 READ(isa, PyUnicode_FromString(self->model->backend->variant))
-READ(device, PyUnicode_FromString(self->model->backend->name))
+READ(device, PyUnicode_FromString(self->model->device))
 READ(bytes, PyLong_FromUnsignedLongLong(self->model->bytes))
 READ(activations, PyUnicode_FromString(lazy_formats[self->model->backend->activations].name))
 READ(kv, PyUnicode_FromString(lazy_formats[self->model->backend->kv].name))

@@ -53,8 +53,9 @@ using work = std::function<void()>;
 
 /* Work in the order in which it runs. */
 struct work_queue {
-    std::deque<work> waiting;
-    size_t n_done;
+    int device; /* EVERY: the default stream's */
+    std::deque<work> waiting = {};
+    size_t n_done = 0;
 };
 
 struct CUstream_st {
@@ -64,13 +65,15 @@ struct CUstream_st {
 
 /* The first n pieces of work of a queue. */
 struct CUevent_st {
+    int device;
     std::shared_ptr<work_queue> queue;
     size_t n;
 };
 
+enum { HOST = -1, EVERY = -2 };
+
 namespace
 {
-enum { HOST = -1 };
 struct allocation {
     size_t bytes;
     int device; /* HOST: pinned */
@@ -80,7 +83,7 @@ std::mutex device_mutex; /* guards everything below, and serialises device work 
 std::map<uintptr_t, allocation> allocations;
 std::set<cudaStream_t> streams;
 /* of the default stream */
-const std::shared_ptr<work_queue> default_queue = std::make_shared<work_queue>();
+const std::shared_ptr<work_queue> default_queue = std::make_shared<work_queue>(work_queue{ EVERY });
 
 thread_local int current_device;
 thread_local cudaError_t last_error;
@@ -117,17 +120,17 @@ size_t free_memory()
     return std::max(total_memory(), used) - used;
 }
 
-/* Allows or forbids host access to device memory; the macros do nothing without ASan. */
-void allow_host(uintptr_t start, size_t bytes, bool allowed)
+/* Allows or forbids access to device memory; the macros do nothing without ASan. */
+void allow(uintptr_t start, size_t bytes, bool allowed)
 {
     if (allowed) ASAN_UNPOISON_MEMORY_REGION((void *)start, bytes);
     else ASAN_POISON_MEMORY_REGION((void *)start, bytes);
 }
 
-void allow_host_everywhere(bool allowed)
+void allow_on(int device, bool allowed)
 {
     for (auto &[start, a] : allocations)
-        if (a.device != HOST) allow_host(start, a.bytes, allowed);
+        if (a.device == device || (device == EVERY && a.device != HOST)) allow(start, a.bytes, allowed);
 }
 
 /* The allocation that holds these bytes, or NULL. */
@@ -152,9 +155,9 @@ const std::shared_ptr<work_queue> &queue_of(cudaStream_t stream) { return stream
 void finish(work_queue &queue, size_t n = SIZE_MAX)
 {
     while (!queue.waiting.empty() && queue.n_done < n) {
-        allow_host_everywhere(true);
+        allow_on(queue.device, true);
         queue.waiting.front()();
-        allow_host_everywhere(false);
+        allow_on(queue.device, false);
         queue.waiting.pop_front();
         queue.n_done++;
     }
@@ -197,7 +200,7 @@ cudaError_t allocate(void **out, size_t bytes, int device)
     if (device == HOST) return cudaSuccess;
     cuda_on_cpu_bytes += bytes;
     cuda_on_cpu_peak = std::max(cuda_on_cpu_peak, cuda_on_cpu_bytes);
-    allow_host((uintptr_t)*out, bytes, false);
+    allow((uintptr_t)*out, bytes, false);
     return cudaSuccess;
 }
 
@@ -205,7 +208,7 @@ cudaError_t release(void *memory)
 {
     auto found = allocations.find((uintptr_t)memory);
     if (found == allocations.end()) return memory ? cudaErrorInvalidValue : cudaSuccess;
-    allow_host(found->first, found->second.bytes, true);
+    allow(found->first, found->second.bytes, true);
     if (found->second.device != HOST) cuda_on_cpu_bytes -= found->second.bytes;
     allocations.erase(found);
     free(memory);
@@ -336,6 +339,23 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind 
     });
 }
 
+cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t bytes,
+                                cudaStream_t stream)
+{
+    return locked([&] {
+        const allocation *source = find(from, bytes), *target = find(to, bytes);
+        if (bytes == 0) return cudaSuccess;
+        if (!source || source->device != from_device || !target || target->device != to_device)
+            return cudaErrorInvalidValue;
+        return enqueue(stream, [=] {
+            allow((uintptr_t)to, bytes, true);
+            allow((uintptr_t)from, bytes, true);
+            memmove(to, from, bytes);
+            allow((uintptr_t)to, bytes, false);
+        });
+    });
+}
+
 cudaError_t cudaMemsetAsync(void *memory, int value, size_t bytes, cudaStream_t stream)
 {
     return locked([&] {
@@ -350,7 +370,7 @@ cudaError_t cudaMemsetAsync(void *memory, int value, size_t bytes, cudaStream_t 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned /* cudaStreamNonBlocking */)
 {
     return locked([&] {
-        *out = new CUstream_st{ current_device, std::make_shared<work_queue>() };
+        *out = new CUstream_st{ current_device, std::make_shared<work_queue>(work_queue{ current_device }) };
         streams.insert(*out);
     });
 }
@@ -374,7 +394,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned)
 {
-    *out = new CUevent_st{ default_queue, 0 };
+    *out = new CUevent_st{ current_device, default_queue, 0 };
     return cudaSuccess;
 }
 
@@ -387,8 +407,10 @@ cudaError_t cudaEventDestroy(cudaEvent_t event)
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
     return locked([&] {
+        if (stream->device != event->device) return cudaErrorInvalidResourceHandle;
         event->queue = queue_of(stream);
         event->n = event->queue->n_done + event->queue->waiting.size();
+        return cudaSuccess;
     });
 }
 

@@ -97,7 +97,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
-    add(parser, "--device", "auto, cpu, cuda or cuda:N; default auto")
+    add(parser, "--device", "auto, cpu, cuda, cuda:N, or cuda:0,1 for layers on two GPUs; default auto")
     add(parser, "--threads", "default: all physical cores", "N")
     add(parser, "--compute", "products on the CPU: f32, bf16, int8 or fastest (never int8); default f32")
     add(parser, "--weights", "auto (as stored), q8 or q4 (rounded on loading); default auto")

@@ -42,10 +42,12 @@ class Recipe:
     @classmethod
     def of(cls, llm: LLM, tasks: Tasks, measure: Measure, options: RunOptions) -> Recipe:
         """The recipe for the model of this process. A scheduler's workers choose device and threads for their
-        machine; other workers share this process's threads and have its kind of device."""
+        machine; other workers share this process's threads and have its kind of device, or all of its devices if
+        the model takes several."""
         tasks = copy(tasks)
         tasks.items = {}  # a trial has its own
-        device, threads = ("auto", None) if options.scheduler else (llm.device.partition(":")[0], llm.threads)
+        own = llm.device if "," in llm.device else llm.device.partition(":")[0]
+        device, threads = ("auto", None) if options.scheduler else (own, llm.threads)
         if threads and options.workers:
             threads = max(1, threads // options.workers)
         model = {

@@ -22,8 +22,8 @@ log = logging.getLogger("lazyllm")
 def check_device(device: str) -> None:
     if not isinstance(device, str):
         raise TypeError(f"device must be a string, not {device!r}")
-    if not re.fullmatch(r"cpu|(auto|cuda)(:\d{1,4})?", device):
-        raise ValueError(f"device must be auto, cpu, cuda or cuda:N, not {device!r}")
+    if not re.fullmatch(r"cpu|(auto|cuda)(:\d{1,4})?|cuda:\d{1,4}(,\d{1,4})+", device):
+        raise ValueError(f"device must be auto, cpu, cuda, cuda:N or cuda:N,M, not {device!r}")
 
 
 def nth_device(device: str, number: int) -> str:

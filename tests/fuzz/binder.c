@@ -84,7 +84,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     fill_table(&t, &in, c);
     change_table(&t, &in);
     const lazy_device device = { .name = "cpu", .threads = 1, .compute = more & 4 ? "bf16" : "f32" };
-    int code = lazy_device_open(&model->backend, &device, lazy_bind_dtype(t.tensors, t.n), &err);
+    int code = lazy_model_open_places(model, &device, lazy_bind_dtype(t.tensors, t.n), &err);
     require(!code || code == LAZY_INVALID || code == LAZY_DEVICE, err.message); /* the machine has no bf16 */
 
     unsigned char *file =

@@ -23,7 +23,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     ((int32_t *)model->config.windows)[1] = 5;
     fill_table(&t, &none, &model->config);
     const lazy_device device = { .name = "cpu", .threads = 1 };
-    require(!lazy_device_open(&model->backend, &device, LAZY_F32, &err), err.message);
+    require(!lazy_model_open_places(model, &device, LAZY_F32, &err), err.message);
     float *file = malloc(t.bytes); /* kept by the model */
     for (uint64_t i = 0; i < t.bytes / sizeof *file; i++) file[i] = sinf((float)i);
     require(!bind_file(model, &t, (unsigned char *)file, "auto", &err), err.message);
