@@ -576,7 +576,8 @@ int lazy_forward(lazy_session *session, const lazy_pass *request, lazy_error *er
         .is_prompt = !request->generated,
         .n_free = -1,
     };
-    if (!request->reads) p.schedule = lazy_rules_schedule(&session->pruning, request->generated, length);
+    int n_prunable = session->pruning.prune_generated ? length : session->tokens.n_prompt;
+    if (!request->reads) p.schedule = lazy_rules_schedule(&session->pruning, request->generated, n_prunable);
     for (int i = 0; i < session->model->n_places; i++) {
         lazy_cache_begin(&session->caches[i], request->generated);
         session->caches[i].stream->watch = request->watch;

@@ -208,7 +208,7 @@ typedef struct lazy_pruning {
     double memory;        /* decode steps: a score is at least `memory` times the one remembered; the paper: 0 */
     double gain;          /* decode steps: factor on new scores, beside those remembered; 1 without memory */
     double revival;       /* decode steps: factor on the score of a token that waits in Aux; 1 without memory */
-    int min_tokens;       /* passes over shorter contexts are dense */
+    int min_tokens;       /* passes over contexts of fewer prunable tokens are dense */
     bool prune_generated; /* generated tokens count as prompt tokens when selecting */
     /* The score is the mean over the stage's layer and all layers below, as in static pruning. For one stage, and none
      * for decode; not with layers and memory. */

@@ -152,9 +152,9 @@ int lazy_rules_layers_before_pruning(const lazy_pruning *pruning, int n_layers)
     return pruning->n_stages ? pruning->stages[0].layer + 1 : n_layers;
 }
 
-lazy_schedule lazy_rules_schedule(const lazy_pruning *p, bool generated, int length)
+lazy_schedule lazy_rules_schedule(const lazy_pruning *p, bool generated, int n_prunable)
 {
-    if (length < p->min_tokens) return (lazy_schedule){ 0 };
+    if (n_prunable < p->min_tokens) return (lazy_schedule){ 0 };
     bool own = generated && p->decode == LAZY_DECODE_OWN;
     if (generated && p->decode == LAZY_DECODE_FROZEN) return (lazy_schedule){ .frozen = true };
     return (lazy_schedule){ .stages = own ? p->decode_stages : p->stages,

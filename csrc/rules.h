@@ -36,8 +36,8 @@ typedef struct lazy_schedule {
     int layers;  /* a stage is scored by so many layers, its own the last */
 } lazy_schedule;
 
-/* The stages of a pass over prompt or generated tokens. length: tokens of the context, the new ones included. */
-lazy_schedule lazy_rules_schedule(const lazy_pruning *pruning, bool generated, int length);
+/* The stages of a pass over prompt or generated tokens. n_prunable: in the context, the new ones included. */
+lazy_schedule lazy_rules_schedule(const lazy_pruning *pruning, bool generated, int n_prunable);
 /* The stage after this layer, or NULL. */
 const lazy_stage *lazy_schedule_stage(const lazy_schedule *schedule, int layer);
 

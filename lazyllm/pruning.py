@@ -199,7 +199,7 @@ class Pruning(Scheduled):
     `stages` maps a layer to the share of the prompt kept above it, or to a `Mass` or a `Drop`; without stages
     the run is dense. `decode`: the stages of decode steps: "same", "frozen" (no selection) or their own.
     Always kept are the first `sink` and last `window` prompt tokens and the spans (first, end) of `protect`.
-    `scoring`: the default is the paper's rule. Contexts below `min_tokens` tokens run dense.
+    `scoring`: the default is the paper's rule. Contexts below `min_tokens` prompt tokens run dense.
     `prune_generated`: generated tokens may be dropped too.
     """
 
@@ -349,8 +349,9 @@ class Pruning(Scheduled):
         return total
 
     def why_unpruned(self, n_prompt: int, n_context: int) -> str:
-        if n_context < self.min_tokens:
-            return f"min_tokens={self.min_tokens} is more than the context's {n_context} tokens"
+        n = n_context if self.prune_generated else n_prompt
+        if n < self.min_tokens:
+            return f"prompts of fewer than {self.min_tokens} tokens run dense (min_tokens), and this one has {n}"
         rules = [rule for _, rule in (*self.stages, *self.decode_stages)]
         least = min((0.0 if isinstance(rule, Mass) else largest_keep(rule) for rule in rules), default=1.0)
         if max(self._always_kept(n_prompt), math.ceil(least * n_prompt)) >= n_prompt:

@@ -151,8 +151,7 @@ class Reference:
         asking = first if generated else begin
         self.kinds += [READ if early else GENERATED if generated else PROMPT] * len(ids)
         stages = {} if early else self.schedule(generated)
-        short = len(self.depths) < self.pruning["min_tokens"]
-        frozen = generated and self.pruning["decode"] == "frozen" and not short
+        frozen = generated and self.pruning["decode"] == "frozen" and not self.is_short
         embedding = self.weights["model.embed_tokens.weight"] * self.config["embedding_scale"]
         hidden = {i: embedding[token] for i, token in zip(new, ids, strict=True)}
         hidden = {i: state for i, state in hidden.items() if i not in self.gone}
@@ -229,9 +228,14 @@ class Reference:
             for i in dropped & set(cache):
                 del cache[i]
 
+    @property
+    def is_short(self) -> bool:
+        """True if a pass runs dense because of the context's length."""
+        return sum(map(self.prunable, range(len(self.kinds)))) < self.pruning["min_tokens"]
+
     def schedule(self, generated: bool) -> dict[int, Stage]:
         decode = self.pruning["decode"]
-        if len(self.depths) < self.pruning["min_tokens"] or (generated and decode == "frozen"):
+        if self.is_short or (generated and decode == "frozen"):
             return {}
         stages = self.pruning["stages"] if decode in ("same", "frozen") or not generated else decode
         return {layer: (rule, True in for_good) for layer, rule, *for_good in stages}

@@ -148,7 +148,7 @@ def test_cuda_is_refused_not_replaced_and_auto_says_what_it_took(
 
 def test_load_refuses(folder: Path) -> None:
     for arguments, kind, words in (
-        ({"device": "tpu"}, ValueError, "auto, cpu, cuda or cuda:N, not 'tpu'"),
+        ({"device": "tpu"}, ValueError, "auto, cpu, cuda, cuda:N or cuda:N,M, not 'tpu'"),
         ({"device": 0}, TypeError, "device must be a string"),
         ({"revision": "main"}, ValueError, "revision is for hub ids"),
         ({"file": "q4.gguf"}, FileNotFoundError, "has no q4.gguf$"),

@@ -259,7 +259,11 @@ KEPT = "its stages, sink, window and protect keep all {} tokens of the prompt"
 
 def test_an_answer_says_why_nothing_was_dropped(llm: LLM) -> None:
     for pruning, n, reason in (
-        (Pruning({1: 0.5}, min_tokens=3000), 50, "min_tokens=3000 is more than the context's 51 tokens"),
+        (
+            Pruning({1: 0.5}, min_tokens=3000),
+            50,
+            "prompts of fewer than 3000 tokens run dense (min_tokens), and this one has 50",
+        ),
         (Pruning({1: 0.5}, sink=10), 5, KEPT.format(5)),
         (Pruning({1: 1.0}), 50, KEPT.format(50)),
         (Pruning({1: 0.95}), 5, KEPT.format(5)),

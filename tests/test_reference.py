@@ -209,13 +209,14 @@ def test_frozen_decode_attends_to_what_the_caches_hold(model: Tiny) -> None:
     assert reference.last_pass[:, 0].tolist() == [14, 8, 8, 4]
 
 
-def test_min_tokens_counts_the_new_tokens(model: Tiny) -> None:
-    reference = start(model, [(0, 0.5)], min_tokens=8)
-    reference.forward(model.ids(7))
-    assert reference.reached_top == 1.0
-    reference.forward(model.ids(1), generated=True)
-    assert reference.reached_top == 1.0
-    assert len(kept(reference)) == 1 + math.ceil(0.5 * 7)
+def test_min_tokens_counts_the_prompt_tokens_with_the_new_ones(model: Tiny) -> None:
+    for generated in (False, True):
+        reference = start(model, [(0, 0.5)], min_tokens=8, prune_generated=generated)
+        reference.forward(model.ids(7))
+        reference.forward(model.ids(1), generated=True)
+        assert len(kept(reference)) == (4 if generated else 8)
+        reference.forward(model.ids(2))
+        assert len(kept(reference)) == (5 if generated else 1 + math.ceil(0.5 * 9))
 
 
 def test_revived_tokens_get_the_values_of_a_dense_run(model: Tiny) -> None:

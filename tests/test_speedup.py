@@ -13,6 +13,7 @@ from lazyllm import LLM, PrefixCache, Pruning, Scoring, Speedup
 from lazyllm.commands import main as cli
 from lazyllm.methods.parsing import as_method
 from lazyllm.methods.speedup import SHORTEST
+from lazyllm.schedule import SHAPE_LENGTH
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 MODEL = replace(SHAPE, n_layers=8, context=3000)
@@ -40,9 +41,13 @@ def test_a_prompt_gets_the_schedule_for_its_length(llm: LLM) -> None:
 
 
 def test_a_short_prompt_runs_dense_and_says_so(llm: LLM) -> None:
-    answer = llm.generate(IDS[: SHORTEST - 3], 1.5, max_new_tokens=2)
+    answer = llm.generate(IDS[: SHORTEST - 3], 1.5, max_new_tokens=8)
     assert answer.speedup == 1.0
-    assert f"min_tokens={SHORTEST} is more than the context's" in answer.unpruned
+    assert (
+        answer.unpruned
+        == f"prompts of fewer than {SHORTEST} tokens run dense (min_tokens), and this one has {SHORTEST - 3}"
+    )
+    assert answer.passes["in_play"][-1] == SHORTEST + 4
     assert not llm.generate(IDS[:SHORTEST], 1.5, max_new_tokens=2).unpruned
 
 
@@ -53,10 +58,11 @@ def test_a_prompt_too_short_for_a_high_speedup_runs_dense(llm: LLM) -> None:
     with pytest.raises(ValueError, match="out of reach"):
         Pruning.for_speedup(5.0, llm, SHORTEST)
     session = llm.session(highest)
-    session.forward(IDS[:SHORTEST])
-    assert (session.last_pass[:, 0] == SHORTEST).all()
-    session.forward(IDS[SHORTEST:600])
-    assert session.last_pass[-1, 0] < 200
+    for ids in (IDS[:SHORTEST], [1], IDS[SHORTEST:600], [1], [*IDS, *IDS][: SHAPE_LENGTH - 601]):
+        session.forward(ids, generated=len(ids) == 1)
+        assert (session.last_pass[:, 0] == session.length).all()
+    session.forward([7])
+    assert session.last_pass[-1, 0] < 700
 
 
 def test_a_follow_up_keeps_the_schedule(llm: LLM) -> None:

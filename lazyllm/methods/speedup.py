@@ -14,15 +14,15 @@ from lazyllm.scoring import Scoring
 from lazyllm.support import checked
 
 SHORTEST = 64
-"""Contexts of fewer tokens run dense: they take little time, and have few tokens to spare."""
+"""Contexts of fewer prompt tokens run dense: they take little time, and have few tokens to spare."""
 schedule = lru_cache(Pruning.for_speedup)  # every session asks for the same model and often the same length
 
 
 @dataclass(frozen=True)
 class Speedup(Method):
     """A counted speedup of the prefill: the schedule of `Pruning.for_speedup` for the length of a session's first
-    prompt; a prompt too short to gain runs dense. As text it is `2x`. The spans (first, end) of `protect` are
-    always kept, even if the speedup is then not reached."""
+    prompt; one too short to gain runs dense, with its answer. As text it is `2x`. The spans (first, end) of
+    `protect` are always kept, even if the speedup is then not reached."""
 
     name: ClassVar[str] = "speedup"
     factor: float
@@ -50,8 +50,8 @@ class Speedup(Method):
     def for_prompt(self, config: ModelConfig, n_prompt: int) -> Pruning:
         try:
             pruning, least = schedule(self.factor, config, max(n_prompt, SHORTEST)), SHORTEST
-        except OutOfReach:  # a prompt that is too short for so high a speedup; a follow-up may be long enough
-            pruning, least = schedule(self.factor, config, SHAPE_LENGTH), n_prompt + 1
+        except OutOfReach:  # as a rule too short for so high a speedup; a follow-up may make it long enough
+            pruning, least = schedule(self.factor, config, SHAPE_LENGTH), max(n_prompt + 1, SHAPE_LENGTH)
         return replace(pruning, min_tokens=least, protect=self.protect)
 
     reads_in_parts = True
