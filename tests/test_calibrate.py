@@ -16,8 +16,8 @@ import lazyllm
 from lazyllm import LLM, Preset, Pruning
 from lazyllm.calibration import calibrate as module
 from lazyllm.calibration.calibrate import candidates, measurements, rank
-from lazyllm.calibration.prompts import OWN, encoded
 from lazyllm.commands import main as cli
+from lazyllm.evaluation.own_prompts import OWN, encoded
 from lazyllm.evaluation.results import ITEMS
 from lazyllm.evaluation.summary import DENSE_LABEL, Summary, student_t
 from lazyllm.evaluation.trial import Trial
@@ -91,7 +91,7 @@ def test_what_is_wrong_is_refused_before_work(llm: LLM, tmp_path: Path) -> None:
         ({"prompts": [[1, 2], [1, 999]]}, "prompt 2: token id 999"),
         ({"prompts": [[1] * 1098]}, "prompt 1 has 1098 tokens; with 3 of an answer .* context of 1100"),
         ({"prompts": [3.5]}, "prompt 1: "),
-        ({"prompts": "One"}, "must be a list of prompts"),
+        ({"prompts": "One"}, "must be a list such as"),
         ({"lengths": [900, 1101]}, "length 1101, a prompt and its answer, is more than the model's context of 1100"),
         ({"lengths": [50]}, "length is 50; item 0 of niah_single_2 needs at least 475 tokens"),
         ({"lengths": 900}, r"lengths must be a list such as \[1024, 4096\], not 900"),

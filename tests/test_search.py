@@ -116,7 +116,7 @@ def test_bad_input_is_refused_before_work(search: Callable[..., Search], tmp_pat
         ({"speedup": (1.5, 90)}, "a speedup of .* is out of reach"),
         ({"budget": 0}, "budget must be from 1"),
         ({"prompts": ["One", "Two"]}, "prompts must be at least 3, not 2"),
-        ({"prompts": "One"}, "prompts must be a list of prompts, not one text"),
+        ({"prompts": "One"}, "prompts must be a list such as"),
         ({"prompts": ["One", "Two", ""]}, "prompt 3: the prompt is empty"),
         ({"warm_ups": 1}, "no option 'warm_ups'"),
     ):

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from lazyllm.sweeps.sweep import settings_of
 
 SPACE = {"stages": [{1: 0.6, 3: 0.3}, {2: 0.9}], "smooth": [1, 3]}
 TASKS = {"datasets": ["niah_single_1", "niah_single_2"], "max_length": 560, "limit": 2, "wrapper": "none"}
+OWN = {"datasets": None, "max_length": None, "limit": None, "prompts": ["x"]}
 
 
 def sweep(llm: lazyllm.LLM, space: Any, **options: Any) -> lazyllm.Sweep:
@@ -98,6 +100,21 @@ def test_divergence_of_a_line_is_that_of_its_logits(llm: lazyllm.LLM, swept: laz
     assert row["reached_top"] == pytest.approx(session.reached_top, abs=1e-6)
 
 
+def test_a_users_prompts_are_measured_by_their_divergence(llm: lazyllm.LLM, tmp_path: Path) -> None:
+    setting, ids = Pruning({1: 0.6, 3: 0.3}), list(range(5, 90))
+    run = partial(lazyllm.sweep, llm, setting, tokens=5, out=tmp_path, warm_ups=0, progress=False)
+    made = run(prompts=[ids, ids[10:]])
+    for row, given in zip(made.rows[1::2], (ids, ids[10:]), strict=True):
+        answer = llm.generate(given, max_new_tokens=5).token_ids
+        dense, pruned = (np.array(list(forced_logits(llm.session(it), given, answer))) for it in (None, setting))
+        assert (row["dataset"], row["setting"]) == ("own prompts", setting.label)
+        assert row["kl"] == pytest.approx(kl_divergence(dense, pruned).mean())
+    assert made[setting.label].prompts == 2
+    assert len(run(prompts=[ids, ids[10:], ids[20:]]).rows) == 6
+    with pytest.raises(ValueError, match="prompt 1"):
+        run(prompts=[ids[1:]])
+
+
 def test_dense_lies_at_zero_and_agrees_with_itself(swept: lazyllm.Sweep) -> None:
     rows = [row for row in swept.rows if row["setting"] == "dense"]
     assert len(rows) == 4
@@ -142,7 +159,12 @@ def test_a_wrong_space_or_option_is_refused_before_work_starts(llm: lazyllm.LLM,
         (SPACE, {"measure": "f1"}, "measure must be kl, score or both, not 'f1'"),
         (SPACE, {"tokens": 0}, "tokens must be from 1"),
         (SPACE, {"datasets": ["niah_single"]}, "did you mean niah_single"),
-        (SPACE, {"prompts": "x"}, "prompts is for LongBench's own items"),
+        (SPACE, {"templates": "x"}, "templates is for LongBench's own items"),
+        (SPACE, {**OWN, "prompts": "x"}, "prompts must be a list such as"),
+        (SPACE, {**OWN, "measure": "score"}, "have no scores"),
+        (SPACE, {**OWN, "prompts": []}, "one at least"),
+        (SPACE, {**OWN, "limit": 3}, "limit is for LongBench's items"),
+        (SPACE, {**OWN, "prompts": [[1] * 590]}, "prompt 1 has 590 tokens; with 16 of an answer"),
     ):
         with pytest.raises((ValueError, TypeError), match=words):
             sweep(llm, space, out=tmp_path / "sweep", **options)

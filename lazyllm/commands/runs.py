@@ -71,6 +71,8 @@ def sweep(parser: argparse.ArgumentParser) -> Run:
         '[5, 10], "keep": [0.5, 0.7]} (one stage) or {"stages": [{"10": 0.7}], "smooth": [1, 13]}'
     )
     options.add(parser, "--space", space, "AXES")
+    prompt = "a prompt of yours in place of --data (repeatable); measured by kl"
+    options.add(parser, "--prompt-file", prompt, "FILE", action="append")
     options.add(parser, "--measure", "kl (default): dense's own answer teacher-forced; score: answers, scored; or both")
     options.add(parser, "--tokens", "of dense's answer at most, default 16", "N")
     options.add_run(parser, DataOptions)
@@ -82,7 +84,8 @@ def sweep(parser: argparse.ArgumentParser) -> Run:
         if ("space" in args) == ("pruning" in args):
             raise ValueError("give --space, or --speedup or --pruning once for each setting")
         settings = keywords.pop("pruning", None) or parse_json(args.space, "--space")
-        return options.print_result(lazyllm.sweep(options.loaded(args), settings, **keywords))
+        prompts = options.read_prompts(args)
+        return options.print_result(lazyllm.sweep(options.loaded(args), settings, prompts=prompts, **keywords))
 
     return run
 

@@ -86,7 +86,7 @@ class DataOptions(RunOptions):
     limit: Annotated[int | None, "the first N items of each data set", "N"] = None
     max_length: Annotated[int, "tokens of a prompt, with the answer for generated tasks", "N"] = MAX_LENGTH
     max_new_tokens: Annotated[int | None, "cap on the benchmark's own limits", "N"] = None
-    prompts: Annotated[
+    templates: Annotated[
         str | Path | None, "file such as dataset2prompt.json; default: the data's own or the official", "FILE"
     ] = None
     edit_sim: Annotated[str, "of code: difflib, as by the benchmark's requirements, or levenshtein"] = EDIT_SIM

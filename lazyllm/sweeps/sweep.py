@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias, get_args
 
 from lazyllm.evaluation.measures import TOKENS, Divergence
-from lazyllm.evaluation.options import DataOptions, documented
+from lazyllm.evaluation.options import DataOptions, RunOptions, documented
+from lazyllm.evaluation.own_prompts import OwnPrompts
 from lazyllm.evaluation.report import Results, category_of
 from lazyllm.evaluation.results import SCORE, read_manifest, read_rows
 from lazyllm.evaluation.run import Settings, checked_settings, has_names, run_items, tasks_of
@@ -19,6 +20,7 @@ from lazyllm.evaluation.trial import Measure, Trial, scored_answer
 from lazyllm.llm import LLM, load
 from lazyllm.method import Method
 from lazyllm.methods.parsing import parse_method
+from lazyllm.prompt import Prompt
 from lazyllm.pruning import Pruning
 from lazyllm.scoring import Scoring
 from lazyllm.support import checked
@@ -159,6 +161,7 @@ def sweep(
     llm: LLM | str | Path,
     space: Space,
     *,
+    prompts: Sequence[Prompt] | None = None,
     measure: Quality = "kl",
     tokens: int = TOKENS,
     out: str | Path | None = None,
@@ -170,6 +173,9 @@ def sweep(
     field of Pruning or Scoring with a list of values, such as {"stages": [{10: 0.7}, {20: 0.5}], "smooth":
     [1, 13]}. For single stages, the axes "layer" and "keep" replace "stages".
 
+    `prompts`: your own, in place of `data`: texts, which get the `wrapper` (the chat template where the model has one),
+    lists of messages or lists of token ids. They have no scores, so that the measure is "kl".
+
     `measure`: "kl" teacher-forces dense's greedy answer of at most `tokens` tokens; "score" generates answers
     and scores them; "both" does both and takes its times from the generated answers.
 
@@ -180,7 +186,7 @@ def sweep(
     measuring, data = measure_of(measure, tokens), DataOptions.of(options)
     model = llm if isinstance(llm, LLM) else load(llm)
     settings = settings_of(space)
-    tasks = tasks_of(model, data)
+    tasks = tasks_of(model, data) if prompts is None else own_prompts(model, prompts, measure, tokens, data)
     conditions: dict[str, Any] = {"measure": measure}
     if measure != SCORE:
         conditions["forced tokens"] = tokens
@@ -191,6 +197,16 @@ def sweep(
     if folder:
         swept.report()
     return swept
+
+
+def own_prompts(llm: LLM, prompts: Sequence[Prompt], measure: Quality, tokens: int, options: DataOptions) -> OwnPrompts:
+    run_options = {field.name for field in fields(RunOptions)}
+    for field in fields(DataOptions):
+        if field.name not in run_options and getattr(options, field.name) != field.default:
+            raise ValueError(f"{field.name} is for LongBench's items or generated ones, not for prompts of yours")
+    if measure != "kl" or not prompts:
+        raise ValueError('prompts of yours, one at least, have no scores: the measure is "kl"')
+    return OwnPrompts(llm, prompts, tokens, options.wrapper)
 
 
 def measure_of(measure: Quality, tokens: int) -> Measure:

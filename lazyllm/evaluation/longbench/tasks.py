@@ -160,7 +160,7 @@ class LongBench(Tasks):
             raise FileNotFoundError(f"{data} holds no English data set; it holds {held}. Name some in datasets")
         for name in names:  # raises what every score would raise: an unknown option, a missing package
             score_item(name, ANY_ANSWER, [ANY_ANSWER], [ANY_ANSWER], options.edit_sim)
-        self._templates = templates = find_templates(data, options.prompts)
+        self._templates = templates = find_templates(data, options.templates)
         self._options, self.wrapper = options, options.wrapper
         self.items = {name: items.read(data, name)[: options.limit] for name in names}
         self.selection = {"data sets": names, "first items": options.limit}
