@@ -166,7 +166,7 @@ class Answer:
             error.session = session  # type: ignore[attr-defined]
             error.add_note(
                 f"The answer's first {len(self._drawn)} tokens are this exception's `generation`; "
-                "the `resume()` of its `session` goes on."
+                "the `resume()` of its `session` goes on. In a notebook the exception is sys.last_value."
             )
 
     @property

@@ -61,7 +61,8 @@ class Document:
     def ask(self, question: Any, **options: Unpack[Options]) -> Any:
         """The answer to a question, or answers to a list of them, each as if it were the only one."""
         options["chat"] = self._in_chat
-        prompt = self._prompt(question) if isinstance(question, str) else [self._prompt(item) for item in question]
+        several = isinstance(question, list | tuple)
+        prompt = [self._prompt(item) for item in question] if several else self._prompt(question)
         return self.llm.generate(prompt, self.pruning, prefix=self._prefixes, **options)
 
     @takes(Request, "never_first", "chat")

@@ -87,7 +87,7 @@ class Generation:
         return (
             f"{len(self.prompt_ids)} prompt tokens, first token after {self.ttft:.3f} s{faster}, "
             f"{len(self.token_ids)} tokens in {self.seconds:.3f} s, {self.computed:.1%} computed, "
-            f"{self.reached_top:.1%} reached the top, finished by {self.finish_reason}, {self.pruning.label}"
+            f"{self.reached_top:.1%} reached the top, finished by {self.finish_reason}, {self.pruning.full_label}"
             + (f", {self.policy_seconds:.3f} s in the policy" if self.policy_seconds else "")
             + (f", nothing was dropped: {self.unpruned}" if self.unpruned else "")
             + (f", seed {self.seed}" if self.seed is not None else "")
@@ -150,6 +150,7 @@ class Request:
         object.__setattr__(self, "stop_token_ids", ends)
         object.__setattr__(self, "tools", tuple(self.tools))
         checked.whole(self.logprobs, "logprobs", 0)
+        checked.truth(self.progress, "progress")
 
 
 class Stream(Iterator[str]):

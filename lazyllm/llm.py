@@ -36,13 +36,14 @@ from lazyllm.session_file import SessionFile
 from lazyllm.support import checked
 from lazyllm.support.files import user_path
 from lazyllm.support.progress import bar
-from lazyllm.support.signatures import takes
+from lazyllm.support.signatures import names_its_options, takes
 
 MAX_THREADS = 1024
 Batch = Sequence[str] | Sequence[Sequence[int]] | Sequence[Messages]
 Prefix = Session | PrefixCache | None
 
 
+@names_its_options
 def load(
     path: str | Path | Checkpoint,
     device: str = "auto",
@@ -174,6 +175,7 @@ class LLM:
             setting = setting.factor if isinstance(setting, Speedup) else 1.0
         return self._probed if setting > PROBED_ABOVE else self.config
 
+    @names_its_options
     def session(
         self, pruning: PruningInput = None, prefix: PrefixCache | None = None, progress: bool = True
     ) -> Session:
@@ -200,6 +202,7 @@ class LLM:
         saved.fill(session)
         return session
 
+    @names_its_options
     def document(
         self, text: str, pruning: PruningInput = None, chat: bool = False, questions: int = 1, progress: bool = True
     ) -> Document:

@@ -40,9 +40,14 @@ class Method:
             object.__setattr__(self, name, value)
 
     @property
+    def full_label(self) -> str:
+        """The setting in words, however long."""
+        return str(self)
+
+    @property
     def label(self) -> str:
         """The setting's name in tables and pictures, where it is not given one."""
-        return shortened(str(self))
+        return shortened(self.full_label)
 
     def to_json(self) -> str:
         """All fields as one JSON object; `parse_method` gives an equal setting back."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.counted_work import bare_flops, score_flops
-from lazyllm.method import Method, Spans, shortened
+from lazyllm.method import Method, Spans
 from lazyllm.schedule import SHAPE_LENGTH, OutOfReach, Shapes, head_for, placed, shapes_with
 from lazyllm.scoring import Scoring
 from lazyllm.support import checked
@@ -242,7 +242,7 @@ class Pruning(Scheduled):
         return f"Pruning({', '.join([_braces(self.stages), *options])})"
 
     @property
-    def label(self) -> str:
+    def full_label(self) -> str:
         """The stages, `recommended` if the scoring is that in all but smooth and head, and other options."""
         if self == DENSE:
             return "dense"
@@ -252,7 +252,7 @@ class Pruning(Scheduled):
         values = {**vars(self), **vars(self.scoring), "stages": (), "scoring": usual.scoring}
         options = differences(values, {**vars(usual), **vars(usual.scoring)})
         name = [_braces(self.stages), *(["recommended"] if is_recommended else [])]
-        return shortened(" ".join([*name, *options]))
+        return " ".join([*name, *options])
 
     @property
     def schedule(self) -> Pruning:

@@ -72,7 +72,7 @@ def test_help_shows_each_option_and_an_unknown_one_is_told_the_nearest(
     for options, words in (
         ({"progres": False}, f"{function.__name__} has no option 'progres'; did you mean progress"),
         ({"xyz": False}, f"{function.__name__} has no option 'xyz'; expected one of "),
-        ({}, "missing a required argument: "),
+        ({}, f"{function.__name__}: missing a required argument: "),
     ):
         with pytest.raises(TypeError, match=words):
             function(**options)
@@ -150,6 +150,10 @@ def test_load_refuses(folder: Path) -> None:
     for arguments, kind, words in (
         ({"device": "tpu"}, ValueError, "auto, cpu, cuda, cuda:N or cuda:N,M, not 'tpu'"),
         ({"device": 0}, TypeError, "device must be a string"),
+        ({"thread": 1}, TypeError, "load has no option 'thread'; did you mean threads"),
+        ({"path": None}, TypeError, "path must be a folder, a GGUF file or a hub id such as owner/name, not None"),
+        ({"path": ""}, TypeError, "path must be a folder"),
+        ({"path": folder / "model.safetensors"}, ValueError, "is a file of a checkpoint; give the checkpoint's folder"),
         ({"revision": "main"}, ValueError, "revision is for hub ids"),
         ({"file": "q4.gguf"}, FileNotFoundError, "has no q4.gguf$"),
         ({"threads": 0}, ValueError, "threads must be from 1 to 1024"),
@@ -165,7 +169,7 @@ def test_load_refuses(folder: Path) -> None:
         ({"kv": "f16", "device": "cuda"}, ValueError, 'kv is "f16"; the CUDA core keeps K and V as f32'),
     ):
         with pytest.raises(kind, match=words):
-            lazyllm.load(folder, **arguments)
+            lazyllm.load(**{"path": folder, **arguments})
     with pytest.raises(OSError, match="no-such-folder"):
         lazyllm.load(folder / "no-such-folder")
 

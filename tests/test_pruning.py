@@ -93,7 +93,8 @@ def test_rules_and_json_refused() -> None:
         (lambda: Mass(0.9, 0.0, 0.0), ValueError, "Mass keep_max must be above 0"),
         (lambda: Drop(0.0), ValueError, "Drop keep must be above 0 and at most 1, not 0"),
         (lambda: Drop(Mass(0.9)), TypeError, "Drop takes a keep, not Mass(0.9), by which each decode step"),
-        (lambda: parse_method("{10: 0.7}"), ValueError, "pruning is not JSON"),
+        (lambda: parse_method("{ten: 0.7}"), ValueError, "pruning is not JSON"),
+        (lambda: parse_method("none.json"), FileNotFoundError, "there is no preset none.json"),
         (lambda: parse_method('{"10": 0.7, "10": 0.5}'), ValueError, "'10' appears twice"),
         (lambda: parse_method('{"10": NaN}'), ValueError, "must be finite, not nan"),
         (lambda: parse_method('{"stages": {}, "sinks": 4}'), ValueError, "no field 'sinks'; its fields are stages"),
@@ -123,7 +124,8 @@ def test_forms_of_the_same_schedule_are_equal() -> None:
     forms.append({np.int64(10): np.float64(0.7), 20: 0.5})
     assert {Pruning(form) for form in forms} == {Pruning(forms[0])}
     assert Pruning(None) == Pruning({}) == Pruning([]) == Pruning()
-    assert parse_method("{}") == parse_method("null") == Pruning()
+    assert parse_method("{}") == parse_method("null") == parse_method("None") == Pruning()
+    assert parse_method("{10: 0.7, 20:0.5}") == Pruning({10: 0.7, 20: 0.5})
     assert Pruning({3: {"mass": 0.9, "keep_max": 0.5}}) == Pruning({3: Mass(0.9, keep_max=0.5)})
     assert Pruning({3: {"drop": 0.4}, 5: 0.3}) == Pruning({3: Drop(0.4), 5: 0.3}) != Pruning({3: 0.4, 5: 0.3})
     # the keeps of Mass stages may rise

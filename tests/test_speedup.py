@@ -22,7 +22,7 @@ IDS = RNG.integers(3, 300, 1200).tolist()
 
 
 def test_every_form_is_the_same_setting() -> None:
-    for setting in (2.0, 2, "2x", " 2.0x ", "2", Speedup(2.0), {"method": "speedup", "factor": 2}):
+    for setting in (2.0, 2, "2x", " 2.0x ", "2", "2X", Speedup(2.0), {"method": "speedup", "factor": 2}):
         method = as_method(setting)
         assert method == Speedup(2.0)
         assert str(method) == "2x"

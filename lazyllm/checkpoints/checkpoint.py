@@ -55,17 +55,22 @@ def resolve(path_or_id: str | Path, revision: str | None = None, file: str | Non
 
     `revision` is a branch, tag or commit of the hub; `file` is a GGUF file in the folder or repository.
     """
+    if not isinstance(path_or_id, str | Path) or not str(path_or_id):
+        raise TypeError(f"path must be a folder, a GGUF file or a hub id such as owner/name, not {path_or_id!r}")
+    path_or_id = str(path_or_id).removeprefix("https://huggingface.co/")
     path = user_path(path_or_id)
+    if path.suffix == ".safetensors" and path.is_file():
+        raise ValueError(f"{path} is a file of a checkpoint; give the checkpoint's folder, {path.parent}")
     if path.exists():
         if revision is not None:
             raise ValueError(f"revision is for hub ids, and {path} exists here; leave revision away")
         if file is None or (path / file).is_file():
             return path / (file or "")
         raise FileNotFoundError(f"{path} has no {file}{gguf_choice(found.name for found in path.glob('*'))}")
-    if path.suffix == ".gguf" or not HUB_ID.fullmatch(str(path_or_id)):
+    if path.suffix == ".gguf" or not HUB_ID.fullmatch(path_or_id):
         raise FileNotFoundError(f"{path} does not exist, nor has it the form of a hub id (owner/name)")
     what = f"{path_or_id}, which is no folder here,"
-    return fetch(what, lambda client: download(client, str(path_or_id), revision, file))
+    return fetch(what, lambda client: download(client, path_or_id, revision, file))
 
 
 def download(client: Any, model_id: str, revision: str | None, file: str | None) -> str:

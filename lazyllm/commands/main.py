@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from lazyllm import __version__
 from lazyllm.commands import runs, small
 from lazyllm.commands.demo import demo
 from lazyllm.commands.options import Run
@@ -70,6 +71,7 @@ def parser() -> argparse.ArgumentParser:
         "environment:\n  LAZYLLM_PROGRESS=0  no progress bars\n  LAZYLLM_DEBUG=1     tracebacks of errors",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    top.add_argument("--version", action="version", version=f"lazyllm {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command, example in COMMANDS.items():
         name, summary = command.__name__.replace("_", "-"), command.__doc__ or ""

@@ -34,8 +34,12 @@ def whole_numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
+def speedup(text: str) -> float:
+    return float(text.removesuffix("x"))
+
+
 def speedups(text: str) -> tuple[float, ...]:
-    return tuple(float(part) for part in text.split(","))
+    return tuple(map(speedup, text.split(",")))
 
 
 def out_file(text: str) -> Path:
@@ -70,7 +74,7 @@ def writable(path: Path, existing: Path) -> Path:
 
 READERS: Mapping[str | None, Callable[[str], Any]] = {
     "N": int,
-    "X": float,
+    "X": speedup,
     "N,…": whole_numbers,
     "NAME,…": names,
     "LOW,HIGH": speedups,
@@ -129,8 +133,8 @@ def add_options(parser: argparse.ArgumentParser, kind: type[Any], **defaults: st
 def add_pruning(parser: argparse.ArgumentParser, action: str = "append") -> None:
     more = " (repeatable)" if action == "append" else ""
     group = parser if more else parser.add_mutually_exclusive_group()
-    speedup = f"the setting in one number: the wished speedup of the first token, such as 2{more}"
-    add(group, "--speedup", speedup, "X", action=action, dest="pruning")
+    number = f"the setting in one number: the wished speedup of the first token, such as 2{more}"
+    add(group, "--speedup", number, "X", action=action, dest="pruning")
     setting = (
         '2x, dense (default), stages such as {"10": 0.7}, random:keep=0.5, static:layer=7,keep=0.5, '
         "compress:ratio=0.5, fastkv:layer=14,keep=0.2, claa:layer=14,keep=0.2, gemfilter:layer=12,keep=0.1, "

@@ -20,7 +20,8 @@ PruningInput = Method | float | str | Path | Mapping[Any, Any] | Sequence[Any] |
 BUILT_IN: dict[str, type[Method]] = {cls.name: cls for cls in (PromptCompression, *RIVALS, Speedup)}
 ENTRY_POINTS = "lazyllm.methods"
 """The group of entry points by which installed packages offer classes of methods, each under its name."""
-SPEEDUP = re.compile(r"(\d+\.?\d*)x?")
+SPEEDUP = re.compile(r"(\d+\.?\d*)[xX]?")
+LAYER_KEY = re.compile(r"([{,]\s*)(\d+)(\s*:)")  # as in Python, and as labels show stages: {10: 0.7}
 FORMS = (
     "a speedup such as 2x, dense, random:keep=0.5,seed=0, static:layer=7,keep=0.5, compress:ratio=0.5, "
     "fastkv:layer=14,keep=0.2, claa:layer=14,keep=0.2, gemfilter:layer=12,keep=0.1, snapkv:keep=0.5, "
@@ -61,10 +62,10 @@ def parse_method(text: str) -> Method:
     the file of a preset, whose name ends with .json. Installed packages may offer more (`ENTRY_POINTS`)."""
     text = text.strip()
     name, _, options = text.partition(":")
-    if text == "dense":
+    if text.lower() in ("dense", "none", "null"):
         return DENSE
-    if text[:1] in ("{", "[") or text == "null":
-        return as_method(parse_json(text, "pruning"))
+    if text[:1] in ("{", "["):
+        return as_method(parse_json(LAYER_KEY.sub(r'\1"\2"\3', text), "pruning"))
     if speedup := SPEEDUP.fullmatch(text):
         return Speedup(float(speedup[1]))
     if cls := method_class(name):

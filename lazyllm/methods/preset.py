@@ -57,8 +57,8 @@ class Preset(Method):
                 raise TypeError(f"{name} must be {'text' if kind is str else 'an object'}, not {value!r}")
 
     @property
-    def label(self) -> str:
-        return self.pruning.label
+    def full_label(self) -> str:
+        return self.pruning.full_label
 
     @classmethod
     def found(
@@ -140,7 +140,10 @@ class Preset(Method):
     @classmethod
     def load(cls, path: str | Path) -> Preset:
         """The preset of a file that `save` wrote."""
-        table = parse_object(user_path(path).read_bytes(), path)
+        file = user_path(path)
+        if not file.is_file():
+            raise FileNotFoundError(f"there is no preset {file}")
+        table = parse_object(file.read_bytes(), path)
         if table.pop("format", None) != FORMAT:
             raise ValueError(f"{path} is no preset of format {FORMAT}, as calibrate and search write it")
         try:

@@ -66,6 +66,7 @@ def search(
     if not 1 < low < high:
         raise ValueError(f"speedup must rise from above 1, such as (1.5, 3.0), not ({low:g}, {high:g})")
     checked.whole(budget, "budget", 1)
+    checked.a_list(prompts, "prompts", '["a text"]')
     study = new_study()  # before the model is loaded
     model = llm if isinstance(llm, LLM) else load(llm)
     if prompts is not None and len(prompts) < LEAST_PROMPTS:

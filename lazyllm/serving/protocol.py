@@ -122,7 +122,7 @@ def _chat(llm: LLM, values: Mapping[str, Any], roles: Sequence[str]) -> tuple[li
 def _prompts(llm: LLM, values: Mapping[str, Any]) -> list[list[int]]:
     prompt = values.get("prompt")
     if not isinstance(prompt, str | list) or prompt in ("", []):
-        raise TypeError("prompt must be text, token ids, or a list of those")
+        raise TypeError("prompt must be text, token ids, or a list of those, and not empty")
     prompts = prompt if is_batch(prompt) else [prompt]
     if len(prompts) > MOST_ANSWERS:
         raise ValueError(f"{len(prompts)} prompts are more than the {MOST_ANSWERS} of one request")

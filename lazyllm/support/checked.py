@@ -78,7 +78,7 @@ def choice(value: object, what: str, choices: Sequence[str]) -> str:
 
 def hint(name: str, names: Collection[str]) -> str:
     """The end of an error about an unknown name: the most similar of `names`, or all of them."""
-    close = get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+    close = get_close_matches(name.lower(), names, n=1, cutoff=0.6)
     return f"did you mean {close[0]}?" if close else f"expected one of {', '.join(names)}"
 
 

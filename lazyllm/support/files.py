@@ -80,6 +80,8 @@ def user_path(path: str | Path) -> Path:
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """A file that is written under a temporary name, then renamed to `path`: after a crash `path` is the old file
     or the whole new one; a kill may leave the temporary file. Of several writers the last one wins."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path} cannot be written: there is no folder {path.parent}")
     partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
     try:
         with partial.open("xb") as file:
