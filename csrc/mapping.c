@@ -97,6 +97,7 @@ int lazy_mapping_open(lazy_mapping *mapping, const char *path, lazy_error *err)
     else if (info.st_size <= 0) code = lazy_fail(err, LAZY_CHECKPOINT, "%s: the file is empty", path);
     else if ((data = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, file, 0)) == MAP_FAILED)
         code = lazy_fail(err, LAZY_IO, "%s: %s", path, strerror(errno));
+    else lazy_use_huge_pages(data, (size_t)info.st_size); /* where the file system reads files into such pages */
     if (code) {
         if (file >= 0) close(file);
         return code;

@@ -1,7 +1,9 @@
 """The estimate of memory by which a session refuses to start, and the memory that there is."""
 
+import re
 import resource
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,15 @@ def test_pruned_tokens_take_no_room_in_the_cache(tmp_path: Path) -> None:
     with Process(Sparse, tmp_path / "deep", environment={}) as probe:
         grown = probe.call("growths", [i % 100 for i in range(TOKENS)], Pruning({0: 0.01}))
     assert max(grown) < 24 * (2 * 4 * 64 * 4 * TOKENS) / 2
+
+
+def test_weights_are_mapped_with_huge_pages_where_the_file_system_has_them(tmp_path: Path) -> None:
+    write_model(tmp_path / "wide", replace(SHAPE, ffn=1024), VOCAB, TOKENS)
+    llm = lazyllm.load(tmp_path / "wide", device="cpu")
+    maps = Path("/proc/self/smaps").read_text()
+    (flags,) = re.findall(rf"{tmp_path}/wide/\S*safetensors\n.*?VmFlags:([^\n]*)", maps, re.DOTALL)
+    assert "hg" in flags.split() or not Path("/sys/kernel/mm/transparent_hugepage").exists()
+    del llm
 
 
 class Faults(Probe):

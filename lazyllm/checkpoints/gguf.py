@@ -15,7 +15,7 @@ from lazyllm.checkpoints.families import FAMILIES
 from lazyllm.checkpoints.gguf_checkpoint import GgufCheckpoint
 from lazyllm.checkpoints.tensors import Tensor, renamed
 from lazyllm.support import checked
-from lazyllm.support.files import user_path
+from lazyllm.support.files import leave_cache, user_path
 from lazyllm.support.progress import bar
 
 DTYPES = {"bf16": ("BF16", 2, "bfloat16"), "f16": ("F16", 2, "float16"), "f32": ("F32", 4, "float32")}
@@ -66,6 +66,7 @@ def write_weights(checkpoint: GgufCheckpoint, path: Path, dtype: str, progress: 
             for values in hugging_face_values(checkpoint, tensor):
                 file.write(encode_floats(values, dtype))
             line.update()
+        leave_cache(file)
 
 
 def hugging_face_values(checkpoint: GgufCheckpoint, tensor: Tensor) -> Iterator[np.ndarray]:

