@@ -72,7 +72,7 @@ typedef struct lazy_cache {
     uint8_t *flags;   /* (length,) LAZY_PRUNABLE, LAZY_FORCED, LAZY_JOINED; the last that lazy_cache_lay_out places */
     int32_t *rows[2]; /* (capacity,) */
     float *scores[2]; /* (capacity,) */
-    float *layer_scores; /* (min(layers, n_layers), capacity) by position, layer l in row l % layers; or NULL */
+    float *layer_scores; /* (min(layers, n_layers), length) by position, layer l in row l % layers; or NULL */
     void *x[2];          /* (capacity, d) hidden states, and room for them when they are regrouped */
     int qkv_rows;        /* that have room in qkv; in passes of more, queries are computed part by part */
     void *qkv;           /* (qkv_rows, (H + 2G) D), or keys and values without some or all queries */

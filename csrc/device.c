@@ -82,7 +82,8 @@ int lazy_device_open(lazy_backend **out, const lazy_device *device, lazy_dtype t
                                   .type = type,
                                   .libraries = device->libraries,
                                   .n_libraries = device->n_libraries };
-    if (options.device < 0) return lazy_invalid(err, "device is \"%s\"; it must be cpu, cuda or cuda:N", device->name);
+    if (options.device < 0)
+        return lazy_invalid(err, "device is \"%s\"; it must be cpu, cuda, cuda:N or cuda:N,M", device->name);
     if (compute != LAZY_COMPUTE_F32)
         return lazy_invalid(err, "compute is for the CPU; a GPU computes in the type of the checkpoint's weights");
     if (kv != LAZY_F32 && kv != (int)type)

@@ -514,7 +514,7 @@ static int move_on(pass *p, lazy_error *err)
 {
     const lazy_cache *from = p->cache;
     lazy_cache *to = p->cache + 1;
-    const size_t n = (size_t)p->in_play.n, n_rows = (size_t)p->computed.n, capacity = (size_t)from->capacity,
+    const size_t n = (size_t)p->in_play.n, n_rows = (size_t)p->computed.n, length = (size_t)p->length,
                  row = (size_t)p->config->hidden * lazy_activation_bytes(p->stream->backend),
                  layers = from->layer_scores ? (size_t)min_int(p->session->pruning.layers, p->config->n_layers) : 0;
     const bool is_tail = p->computed.positions == tail_of(p->in_play, p->computed.n).positions;
@@ -527,7 +527,7 @@ static int move_on(pass *p, lazy_error *err)
         { to->rows[0], p->computed.positions, n_rows * sizeof *in_play },
         { to->x[0], p->x, n_rows * row },
         { to->scores[1], from->scores[1], n * sizeof *to->scores[1] }, /* where it is the mean over layers */
-        { to->layer_scores, from->layer_scores, layers * capacity * sizeof *to->layer_scores },
+        { to->layer_scores, from->layer_scores, layers * length * sizeof *to->layer_scores },
     };
     int code = p->ops->send(p->stream, to->stream, parcels, sizeof parcels / sizeof *parcels, err);
     p->cache = to;
@@ -585,7 +585,12 @@ int lazy_forward(lazy_session *session, const lazy_pass *request, lazy_error *er
     }
     int code = lazy_report_open(&session->under_way, p.config->n_layers, session->traces, err);
     if (!code) code = run_layers(&p, err);
-    for (int i = 0; i < session->model->n_places; i++) session->caches[i].stream->watch = NULL;
+    for (int i = 0; i < session->model->n_places; i++) {
+        lazy_cache *cache = &session->caches[i];
+        cache->stream->watch = NULL;
+        /* waits, so that nothing that a device has noted is left to the next pass */
+        if (code) p.ops->download(cache->stream, cache->staging, cache->gone, sizeof *cache->gone, NULL);
+    }
     lazy_report_close(&session->under_way);
     return code;
 }

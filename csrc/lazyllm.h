@@ -230,8 +230,8 @@ int lazy_session_open(lazy_session **out, lazy_model *model, const lazy_pruning 
 void lazy_session_close(lazy_session *session);
 
 /* Takes another setting for the passes to come: other keeps, scores and tokens that are always kept. Its stages are
- * after the same layers and drop for good after the same ones, memory is on or off as before, and neither setting has a
- * policy: the caches stay as they are. On failure nothing has changed. */
+ * after the same layers and drop for good after the same ones, memory is on or off and `layers` as before, and neither
+ * setting has a policy: the caches stay as they are. On failure nothing has changed. */
 int lazy_session_reschedule(lazy_session *session, const lazy_pruning *pruning, lazy_error *err);
 
 /* Makes room for n_tokens in total. On failure nothing has changed. */

@@ -20,6 +20,6 @@ void lazy_free(void *memory);
  * cost more than reading one. */
 void lazy_use_huge_pages(void *memory, size_t bytes);
 
-/* Makes newly allocated memory use small pages only, and drops those that it has. For sparsely written buffers:
- * pages never written take no physical memory. */
+/* Makes memory that nobody has written to yet use small pages only, and drops those that it has. For sparsely written
+ * buffers: pages never written take no physical memory. */
 void lazy_use_small_pages(void *memory, size_t bytes);

@@ -138,7 +138,8 @@ bool lazy_rules_whole_layer(const lazy_pruning *p, int layer) { return !has_stag
 
 bool lazy_rules_same_caches(const lazy_pruning *pruning, const lazy_pruning *others, int n_layers)
 {
-    bool same = (pruning->memory > 0) == (others->memory > 0);
+    bool same = (pruning->memory > 0) == (others->memory > 0) &&
+                min_int(pruning->layers, n_layers) == min_int(others->layers, n_layers);
     same &= lazy_rules_layers_before_pruning(pruning, n_layers) == lazy_rules_layers_before_pruning(others, n_layers);
     for (int l = 0; l < n_layers && same; l++)
         same = lazy_rules_revive_at(pruning, l) == lazy_rules_revive_at(others, l) &&

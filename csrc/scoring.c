@@ -47,13 +47,13 @@ static void swap(float **a, float **b)
 static int pool_layers(pass *p, int l, float **scores, float **spare, lazy_error *err)
 {
     lazy_cache *cache = p->cache;
-    int layers = p->schedule.layers, capacity = cache->capacity, m = p->in_play.n;
+    int layers = p->schedule.layers, length = p->length, m = p->in_play.n;
     if (p->session->pruning.average) {
         swap(scores, spare);
         return p->ops->average(p->stream, *scores, *spare, m, l + 1, err);
     }
     if (layers == 1) return LAZY_OK;
-    float *own = cache->layer_scores + (size_t)(l % layers) * (size_t)capacity;
+    float *own = cache->layer_scores + (size_t)(l % layers) * (size_t)length;
     int code = p->ops->keep_scores(p->stream, own, *scores, p->in_play.positions, m, cache->flags, err);
     if (!lazy_schedule_stage(&p->schedule, l)) return code;
     bool begun = false;
@@ -61,8 +61,8 @@ static int pool_layers(pass *p, int l, float **scores, float **spare, lazy_error
         bool count = counts_for(p, l - (l - row) % layers, l);
         for (end = row + 1; end <= l && end < layers && counts_for(p, l - (l - end) % layers, l) == count;) end++;
         if (!count) continue;
-        const float *first = cache->layer_scores + (size_t)row * (size_t)capacity;
-        code = p->ops->largest(p->stream, *scores, first, end - row, capacity, p->in_play.positions, m, begun, err);
+        const float *first = cache->layer_scores + (size_t)row * (size_t)length;
+        code = p->ops->largest(p->stream, *scores, first, end - row, length, p->in_play.positions, m, begun, err);
         begun = true;
     }
     return code;

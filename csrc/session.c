@@ -52,10 +52,12 @@ int lazy_session_reschedule(lazy_session *s, const lazy_pruning *pruning, lazy_e
     lazy_pruning own;
     int code = lazy_rules_open(&own, pruning, &s->model->config, err);
     if (code) return code;
-    if (s->pruning.policy.call || own.policy.call || !lazy_rules_same_caches(&s->pruning, &own, n_layers)) {
+    bool same_rows = (s->pruning.queries > LAZY_PART_ROWS) == (own.queries > LAZY_PART_ROWS);
+    if (s->pruning.policy.call || own.policy.call || !same_rows ||
+        !lazy_rules_same_caches(&s->pruning, &own, n_layers)) {
         lazy_rules_close(&own);
-        return lazy_invalid(err, "the session's caches are for stages after other layers or for memory, or a setting "
-                                 "has a policy; open another session");
+        return lazy_invalid(err, "the session's caches are for stages after other layers, for other layers or queries "
+                                 "that score, or for memory, or a setting has a policy; open another session");
     }
     lazy_rules_close(&s->pruning);
     s->pruning = own;

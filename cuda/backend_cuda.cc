@@ -319,9 +319,10 @@ int lazy_cuda_send(lazy_stream *stream, lazy_stream *to, const lazy_parcel *parc
     const int here = lazy_cuda_of(stream)->device, there = lazy_cuda_of(to)->device;
     int code = wait_for(stream, to, err);
     for (int i = 0; i < n && !code; i++)
-        code =
-            lazy_cuda_check(cudaMemcpyPeerAsync(parcels[i].to, there, parcels[i].from, here, parcels[i].bytes, queue),
-                            "a copy to another device", err);
+        if (parcels[i].bytes)
+            code = lazy_cuda_check(
+                cudaMemcpyPeerAsync(parcels[i].to, there, parcels[i].from, here, parcels[i].bytes, queue),
+                "a copy to another device", err);
     lazy_cuda_forget_ranges(to);
     return code ? code : wait_for(to, stream, err);
 }

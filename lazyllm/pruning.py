@@ -331,14 +331,20 @@ class Pruning(Scheduled):
         return in_play
 
     def pass_flops(
-        self, config: ModelConfig, last_pass: np.ndarray, generated: bool = False, all_layers_score: bool = False
+        self,
+        config: ModelConfig,
+        last_pass: np.ndarray,
+        generated: bool = False,
+        all_layers_score: bool = False,
+        n_prompt: int | None = None,
     ) -> int:
         """Counted operations of a pass that has run, from its token counts, `Session.last_pass`. Those
-        computed are assumed to be the last ones in play: an upper bound on the pairs."""
+        computed are assumed to be the last ones in play: an upper bound on the pairs. `n_prompt`: prompt tokens of
+        the context; None: all in play in the first layer."""
         in_play = last_pass[:, 0].tolist()
-        # tokens that are gone count for min_tokens but are not in play; a pass that dropped tokens had stages
-        n_context = math.inf if in_play[-1] < in_play[0] else in_play[0]
-        stages = [layer for layer, _ in self._stages_of(n_context, generated)]
+        # prompt tokens that are gone count for min_tokens but are not in play; a pass that dropped tokens had stages
+        counted = in_play[0] if n_prompt is None or self.prune_generated else n_prompt
+        stages = [layer for layer, _ in self._stages_of(math.inf if in_play[-1] < in_play[0] else counted, generated)]
         total, scoring = bare_flops(config, last_pass), self.scoring
         sees = [window or math.inf for window in config.windows]
         for layer, (m, n) in enumerate(last_pass[:, :2].tolist()):
@@ -351,16 +357,18 @@ class Pruning(Scheduled):
     def why_unpruned(self, n_prompt: int, n_context: int) -> str:
         n = n_context if self.prune_generated else n_prompt
         if n < self.min_tokens:
-            return f"prompts of fewer than {self.min_tokens} tokens run dense (min_tokens), and this one has {n}"
+            return (
+                f"contexts of fewer than {self.min_tokens} prompt tokens run dense (min_tokens), and this one has {n}"
+            )
         rules = [rule for _, rule in (*self.stages, *self.decode_stages)]
         least = min((0.0 if isinstance(rule, Mass) else largest_keep(rule) for rule in rules), default=1.0)
         if max(self._always_kept(n_prompt), math.ceil(least * n_prompt)) >= n_prompt:
             return f"its stages, sink, window and protect keep all {n_prompt} tokens of the prompt"
         return "no stage found a token to drop"
 
-    def _stages_of(self, n_context: float, generated: bool = False) -> Stages:
-        """The stages of a pass over a context of that length."""
-        if n_context < self.min_tokens:
+    def _stages_of(self, n_prompt: float, generated: bool = False) -> Stages:
+        """The stages of a pass over a context with so many prompt tokens."""
+        if n_prompt < self.min_tokens:
             return ()
         return self.decode_stages if generated and self.decode != "same" else self.stages
 

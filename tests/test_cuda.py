@@ -188,6 +188,50 @@ def test_layers_on_several_devices_give_the_bits_of_one(
 
 
 @fakes_only
+def test_several_devices_after_calls_that_fail(
+    tmp_path: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failed launch or reservation on any of them, or a score that is no number, leaves nothing to the next pass."""
+    monkeypatch.setenv("LAZYLLM_CUDA_FAKE_DEVICES", "2")
+    rules = pruning([(1, 0.6), (4, 0.4)], layers=4, memory=0.5)
+    tiny = build(Shape(seed=50, n_layers=7), tmp_path)
+    damaged = tiny.weights["model.embed_tokens.weight"].copy()
+    damaged[7] = np.nan
+    broken = build(tiny.shape, tmp_path, {"model.embed_tokens.weight": damaged})
+    ids = [token for token in tiny.ids(40) if token != 7]
+    want = tiny.load().session(rules).forward(ids)
+    model = broken.load(device="cuda:0,1")
+    session = model.session(rules)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no finite number"):
+            session.forward([7, *ids])
+        assert session.forward(ids).tobytes() == want.tobytes()
+        session.truncate(0)
+    for refused in itertools.count(1):
+        runtime.refuse.value = refused
+        try:
+            assert session.forward(ids).tobytes() == want.tobytes()
+            break
+        except lazyllm.DeviceError:
+            continue
+    runtime.refuse.value = 0
+    assert refused > 60
+    halfway = 0  # reservations that cuda:0 has met, and cuda:1, which has a layer more, has not
+    for room in range(760_000, 860_000, 5_000):
+        session = model.session(rules)
+        session.forward(ids)
+        with monkeypatch.context() as limited:
+            limited.setenv("LAZYLLM_CUDA_FAKE_MEMORY", str(runtime.bytes.value // 2 + room))
+            try:
+                session.reserve(500)
+            except MemoryError as error:
+                halfway += "cuda:1" in str(error)
+            session.truncate(0)
+            assert session.forward(ids).tobytes() == want.tobytes()
+    assert halfway
+
+
+@fakes_only
 def test_what_devices_cannot_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAZYLLM_CUDA_FAKE_DEVICES", "2")
     folder = model_folder(tmp_path)

@@ -262,7 +262,7 @@ def test_an_answer_says_why_nothing_was_dropped(llm: LLM) -> None:
         (
             Pruning({1: 0.5}, min_tokens=3000),
             50,
-            "prompts of fewer than 3000 tokens run dense (min_tokens), and this one has 50",
+            "contexts of fewer than 3000 prompt tokens run dense (min_tokens), and this one has 50",
         ),
         (Pruning({1: 0.5}, sink=10), 5, KEPT.format(5)),
         (Pruning({1: 1.0}), 50, KEPT.format(50)),

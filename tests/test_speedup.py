@@ -45,7 +45,7 @@ def test_a_short_prompt_runs_dense_and_says_so(llm: LLM) -> None:
     assert answer.speedup == 1.0
     assert (
         answer.unpruned
-        == f"prompts of fewer than {SHORTEST} tokens run dense (min_tokens), and this one has {SHORTEST - 3}"
+        == f"contexts of fewer than {SHORTEST} prompt tokens run dense (min_tokens), and this one has {SHORTEST - 3}"
     )
     assert answer.passes["in_play"][-1] == SHORTEST + 4
     assert not llm.generate(IDS[:SHORTEST], 1.5, max_new_tokens=2).unpruned
@@ -142,6 +142,8 @@ def test_the_core_takes_settings_with_the_same_caches_only(llm: LLM) -> None:
         Pruning({2: lazyllm.Drop(0.5), 4: 0.3}),
         Pruning({2: 0.5, 4: 0.3}, decode={1: 0.5}),
         Pruning({2: 0.5, 4: 0.3}, scoring=Scoring(memory=0.5)),
+        Pruning({2: 0.5, 4: 0.3}, scoring=Scoring(layers=2)),
+        Pruning({2: 0.5, 4: 0.3}, scoring=Scoring(queries=8193)),
         Pruning(),
     ):
         with pytest.raises(ValueError, match="the session's caches are for stages after other layers"):

@@ -85,7 +85,7 @@ def on_threads(threads: int) -> str:
 
 def choose_places(device: str, threads: Sequence[int] | None, quick: bool) -> tuple[Place, ...]:
     check_device(device)
-    if device == "auto":
+    if device == "auto" or "," in device:
         raise ValueError("device must be cpu, cuda or cuda:N: a benchmark names what it measures")
     if device != CPU:
         if threads:

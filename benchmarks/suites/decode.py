@@ -162,7 +162,7 @@ def revived(options: Options, llm: LLM, ceilings: Ceilings, place: Place) -> Sec
     rows, goals = [], decode_goals(options, place)
     for name, pruning in prunings.items():
         last = sessions[name].last_pass
-        n_bytes, work = step_bytes(llm, last), pruning.pass_flops(llm.config, last, generated=True)
+        n_bytes, work = step_bytes(llm, last), pruning.pass_flops(llm.config, last, generated=True, n_prompt=len(ids))
         figures: dict[str, Figure] = {
             "revived, counted": float(last[:, 2].sum()),
             "computed in the last layer": float(last[-1, 1]),

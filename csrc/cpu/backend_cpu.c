@@ -120,8 +120,11 @@ const char *const *lazy_cpu_variants(void)
 
 int lazy_cpu_alloc(lazy_backend *backend, void **out, size_t bytes, const char *what, lazy_error *err)
 {
-    *out = lazy_spare_take(&((lazy_cpu *)backend)->spare, bytes);
-    return *out ? LAZY_OK : lazy_alloc_bytes(out, bytes, 1, NULL, what, err);
+    lazy_spare *spare = &((lazy_cpu *)backend)->spare;
+    *out = lazy_spare_take(spare, bytes);
+    if (*out) return LAZY_OK;
+    int code = lazy_alloc_bytes(out, bytes, 1, NULL, what, err);
+    return code && lazy_spare_empty(spare) ? lazy_alloc_bytes(out, bytes, 1, NULL, what, err) : code;
 }
 
 void lazy_cpu_free(lazy_backend *backend, void *memory) { lazy_spare_keep(&((lazy_cpu *)backend)->spare, memory); }
@@ -132,7 +135,7 @@ void lazy_cpu_close(lazy_backend *backend)
 {
     lazy_cpu *cpu = (lazy_cpu *)backend;
     lazy_pool_close(cpu->pool);
-    lazy_spare_close(&cpu->spare);
+    lazy_spare_empty(&cpu->spare);
     lazy_free(cpu->scratch);
     lazy_free(cpu);
 }

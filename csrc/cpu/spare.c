@@ -49,7 +49,11 @@ void lazy_spare_keep(lazy_spare *spare, void *memory)
     unlock(spare);
 }
 
-void lazy_spare_close(lazy_spare *spare)
+bool lazy_spare_empty(lazy_spare *spare)
 {
+    if (!locked(spare)) return false;
+    const bool some = spare->n > 0;
     while (spare->n) lazy_free(take(spare, 0));
+    unlock(spare);
+    return some;
 }

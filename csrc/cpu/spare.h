@@ -23,4 +23,5 @@ typedef struct lazy_spare {
 void *lazy_spare_take(lazy_spare *, size_t bytes);
 /* Takes over memory of lazy_alloc_bytes, or NULL. */
 void lazy_spare_keep(lazy_spare *, void *memory);
-void lazy_spare_close(lazy_spare *);
+/* Frees all of it; false if there was none. */
+bool lazy_spare_empty(lazy_spare *);

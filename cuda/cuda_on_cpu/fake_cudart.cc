@@ -344,7 +344,6 @@ cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int f
 {
     return locked([&] {
         const allocation *source = find(from, bytes), *target = find(to, bytes);
-        if (bytes == 0) return cudaSuccess;
         if (!source || source->device != from_device || !target || target->device != to_device)
             return cudaErrorInvalidValue;
         return enqueue(stream, [=] {

@@ -34,6 +34,7 @@ class CalibrationTasks(GeneratedTasks):
         super().__init__(llm, RulerOptions(tasks=NEEDLES, lengths=lengths, count=count, seed=seed), MAX_NEW_TOKENS)
         if prompts:
             self.items |= self._own.items
+            self._own.items = {}
         self.check(llm)
         self.ids = [self.prompt(llm, name, item).ids for name, items in self.items.items() for item in items]
         """The token ids of all prompts."""

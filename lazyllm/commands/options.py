@@ -35,7 +35,7 @@ def whole_numbers(text: str) -> tuple[int, ...]:
 
 
 def speedup(text: str) -> float:
-    return float(text.removesuffix("x"))
+    return float(text.lower().removesuffix("x"))
 
 
 def speedups(text: str) -> tuple[float, ...]:
@@ -74,7 +74,7 @@ def writable(path: Path, existing: Path) -> Path:
 
 READERS: Mapping[str | None, Callable[[str], Any]] = {
     "N": int,
-    "X": speedup,
+    "X": float,
     "N,…": whole_numbers,
     "NAME,…": names,
     "LOW,HIGH": speedups,
@@ -134,7 +134,7 @@ def add_pruning(parser: argparse.ArgumentParser, action: str = "append") -> None
     more = " (repeatable)" if action == "append" else ""
     group = parser if more else parser.add_mutually_exclusive_group()
     number = f"the setting in one number: the wished speedup of the first token, such as 2{more}"
-    add(group, "--speedup", number, "X", action=action, dest="pruning")
+    add(group, "--speedup", number, "X", type=speedup, action=action, dest="pruning")
     setting = (
         '2x, dense (default), stages such as {"10": 0.7}, random:keep=0.5, static:layer=7,keep=0.5, '
         "compress:ratio=0.5, fastkv:layer=14,keep=0.2, claa:layer=14,keep=0.2, gemfilter:layer=12,keep=0.1, "

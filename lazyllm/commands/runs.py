@@ -114,7 +114,7 @@ def report(parser: argparse.ArgumentParser) -> Run:
 def calibrate(parser: argparse.ArgumentParser) -> Run:
     """Try a few schedules of a wished speedup on a checkpoint; the best is a preset; it resumes."""
     options.add_model(parser)
-    options.add(parser, "--speedup", "counted speedup of prefill, default 2.5", "X")
+    options.add(parser, "--speedup", "counted speedup of prefill, default 2.5", "X", type=options.speedup)
     prompt = "a prompt of yours beside the generated ones (repeatable)"
     options.add(parser, "--prompt-file", prompt, "FILE", action="append")
     lengths = "tokens of the generated prompts with their answers, default 1024,2048"

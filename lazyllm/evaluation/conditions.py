@@ -46,6 +46,7 @@ def environment(llm: LLM, warm_ups: int) -> dict[str, Any]:
     if llm.device == "cpu":
         place = {"device": "cpu", "threads": llm.threads}
     else:
-        name = re.search(rf"\b{llm.device} (.+?), \d+ GiB", cuda_facts())
-        place = {"device": name[1] if name else llm.device}
+        names = dict(re.findall(r"\bcuda:(\d+) (.+?), \d+ GiB", cuda_facts()))
+        numbers = llm.device.removeprefix("cuda:").split(",")
+        place = {"device": ", ".join(names.get(number, f"cuda:{number}") for number in numbers)}
     return {"machine": processor(), **place, "warm-up runs": warm_ups}

@@ -65,7 +65,7 @@ def parse_method(text: str) -> Method:
     if text.lower() in ("dense", "none", "null"):
         return DENSE
     if text[:1] in ("{", "["):
-        return as_method(parse_json(LAYER_KEY.sub(r'\1"\2"\3', text), "pruning"))
+        return as_method(fields_in(text))
     if speedup := SPEEDUP.fullmatch(text):
         return Speedup(float(speedup[1]))
     if cls := method_class(name):
@@ -73,6 +73,17 @@ def parse_method(text: str) -> Method:
     if text.endswith(".json"):
         return Preset.load(text)
     raise ValueError(f"pruning is {text!r}; it must be {FORMS}")
+
+
+def fields_in(text: str) -> Any:
+    """The value of JSON, in which layers need no quotes."""
+    try:
+        return parse_json(text, "pruning")
+    except ValueError:
+        quoted = LAYER_KEY.sub(r'\1"\2"\3', text)
+        if quoted == text:
+            raise
+        return parse_json(quoted, "pruning")
 
 
 def method_class(name: str) -> type[Method] | None:
