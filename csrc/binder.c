@@ -18,7 +18,9 @@ typedef struct binder {
     int place;                             /* that the tensors are for */
     lazy_stream *stream[LAZY_MAX_DEVICES]; /* of the second round, one a place */
     lazy_stream *rounding;                 /* the first one, or the CPU's where the backend cannot round weights */
-    char prefix[64];                       /* of the names of tensors: "model.layers.7.", or of an expert's */
+    size_t own_bytes;                      /* first round: of weights that are rounded or sorted */
+    char *own;       /* second round: room for these on the CPU, side by side for the sake of huge pages */
+    char prefix[64]; /* of the names of tensors: "model.layers.7.", or of an expert's */
 } binder;
 
 /* How a tensor is used. */
@@ -198,25 +200,44 @@ static int choose_format(const binder *b, const char *name, use use, int cols, l
     return LAZY_OK;
 }
 
+static size_t own_bytes(const lazy_part *part, lazy_dtype format, int cols)
+{
+    enum { LINE = 64 };
+    return ((size_t)part->rows * lazy_row_bytes(format, cols) + LINE - 1) / LINE * LINE;
+}
+
+/* Memory of the model: of b->own, or else a block that a device copies. */
+static int take_room(binder *b, void **out, size_t bytes, lazy_error *err)
+{
+    lazy_model *model = b->model;
+    if (b->own) {
+        *out = b->own;
+        b->own += bytes;
+        return LAZY_OK;
+    }
+    int code = lazy_alloc_bytes(out, bytes, 1, NULL, "weights", err);
+    if (!code) model->owned[model->n_owned++] = *out;
+    return code;
+}
+
 /* Rounds and sorts a part as the ops expect it, into memory of the model; other parts stay in the shard. */
 static int prepare_part(binder *b, lazy_part *part, int cols, lazy_dtype format, bool unsorted, lazy_error *err)
 {
-    lazy_model *model = b->model;
-    size_t row_bytes = lazy_row_bytes(format, cols);
+    const size_t bytes = own_bytes(part, format, cols);
     void *rounded = NULL, *sorted = NULL;
     int code = LAZY_OK;
     if (format != part->dtype) {
-        code = lazy_alloc_bytes(&rounded, (size_t)part->rows, row_bytes, NULL, "weights", err);
+        code =
+            unsorted ? lazy_alloc_bytes(&rounded, bytes, 1, NULL, "weights", err) : take_room(b, &rounded, bytes, err);
         if (!code) code = b->rounding->backend->ops->quantize(b->rounding, rounded, format, part, cols, err);
         *part = (lazy_part){ .data = rounded, .rows = part->rows, .dtype = format };
     }
     if (!code && unsorted) {
-        code = lazy_alloc_bytes(&sorted, (size_t)part->rows, row_bytes, NULL, "weights", err);
-        if (!code) sort_rows(sorted, part->data, row_bytes, part->rows, &model->config);
+        code = take_room(b, &sorted, bytes, err);
+        if (!code) sort_rows(sorted, part->data, lazy_row_bytes(format, cols), part->rows, &b->model->config);
         part->data = sorted;
     }
-    if (code || unsorted) lazy_free(rounded);
-    if (!code && (rounded || sorted)) model->owned[model->n_owned++] = (void *)part->data;
+    if (unsorted) lazy_free(rounded);
     return code;
 }
 
@@ -232,6 +253,8 @@ static int prepare_matrix(binder *b, lazy_matrix *matrix, const source *from, la
         if (!code && !b->dry) code = prepare_part(b, part, from->cols, format, is_sorted(b, from->use, i), err);
         if (code) return code;
         if (b->dry) count_bytes(b, (size_t)part->rows * lazy_row_bytes(format, from->cols));
+        if (b->dry && (format != part->dtype || is_sorted(b, from->use, i)))
+            b->own_bytes += own_bytes(part, format, from->cols);
         matrix->rows += part->rows;
     }
     return LAZY_OK;
@@ -377,6 +400,7 @@ int lazy_bind(lazy_model *model, const lazy_tensor *tensors, int n_tensors, cons
     for (int i = 0; i < model->n_places && ops->admit && !code; i++)
         code = ops->admit(model->places[i].backend, model->places[i].bytes, "the weights", err);
     if (!code) code = lazy_alloc(&model->owned, n_tensors, "the table of weights", err); /* sorted or rounded */
+    if (!code && !ops->bind && b.own_bytes) code = take_room(&b, (void **)&b.own, b.own_bytes, err);
     for (int i = 0; i < model->n_places && !code; i++)
         code = ops->stream_open(model->places[i].backend, &model->config, &b.stream[i], err);
     b.rounding = b.stream[0];
