@@ -156,8 +156,11 @@ class LongBench(Tasks):
         available = items.available(data, *(options.datasets or ()))
         names = list(options.datasets or (name for name in ENGLISH if name in available))
         if not names:
-            held = ", ".join(available) or "no data set at all"
-            raise FileNotFoundError(f"{data} holds no English data set; it holds {held}. Name some in datasets")
+            held = f"; it holds {', '.join(available)}: name some in datasets" if available else ""
+            raise FileNotFoundError(
+                f"{data} holds no file NAME.jsonl of an English data set of LongBench{held}. Prompts of yours go to "
+                "lazyllm.sweep(prompts=[…])"
+            )
         for name in names:  # raises what every score would raise: an unknown option, a missing package
             score_item(name, ANY_ANSWER, [ANY_ANSWER], [ANY_ANSWER], options.edit_sim)
         self._templates = templates = find_templates(data, options.templates)
