@@ -167,7 +167,7 @@ typedef struct lazy_ops {
                            int layer, int32_t *first_bad, lazy_error *);
     /* y[n,rows] (+)= x[n,cols] W^T + bias; cols: d, H D or F */
     int (*matmul)(lazy_stream *, void *y, const void *x, int n, const lazy_matrix *w, bool accumulate, lazy_error *);
-    /* y[n,F] = act(x W[:F]^T) * (x W[F:]^T); act: SiLU, or GELU as config->gelu says */
+    /* y[n,F] = act(x W[:F]^T) * (x W[F:]^T), without a bias; act: SiLU, or GELU as config->gelu says */
     int (*gated)(lazy_stream *, void *y, const void *x, int n, const lazy_matrix *gate_up, lazy_error *);
     /* y[n,d] (+)= the sum over each row's experts, in ascending order, of weight * (act(x gate^T) * (x up^T)) down^T;
      * n: at most row_chunk. The experts of a row are those with the greatest products with the router, of equal ones

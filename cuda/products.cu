@@ -96,7 +96,7 @@ template <class T, class W, bool GATED> __global__ void __launch_bounds__(32 * W
     if (p.bias) total += p.bias[column];
     if constexpr (GATED) {
         float up = lazy_warp_sum(dot_of_lane(x, w + (p.columns + column) * blocks, p.cols));
-        total = gated_value(total, up + (p.bias ? p.bias[p.columns + column] : 0.0f), p.gelu);
+        total = gated_value(total, up, p.gelu);
     }
     if (threadIdx.x % 32 == 0) put_product<T>(p, row, column, total);
 }
@@ -315,7 +315,7 @@ int lazy_cuda_gated(lazy_stream *stream, void *y, const void *x, int n, const la
     const lazy_part &part = gate_up->part[0];
     if (gate_up->n_parts == 1 && n == 1)
         return run_gemv<true>(stream, "gated GEMV", part.dtype,
-                              { y, x, part.data, gate_up->bias, n, ffn, gate_up->cols, ffn, false, false, gelu }, err);
+                              { y, x, part.data, nullptr, n, ffn, gate_up->cols, ffn, false, false, gelu }, err);
     void *product = lazy_cuda_scratch(stream)->gate_up;
     int code = multiply(stream, product, false, x, n, gate_up, false, err);
     if (code) return code;

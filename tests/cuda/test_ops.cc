@@ -386,7 +386,7 @@ static void test_gated(rig &r, int n, int ffn, int cols, bool mixed, bool gelu)
     if (mixed) ffn = (ffn + 2) / 3 * 3;
     now("%s gated n %d, ffn %d, cols %d%s%s", r.name(), n, ffn, cols, mixed ? ", mixed" : "", gelu ? ", GELU" : "");
     r.config.gelu = gelu;
-    weights w(r, { r.stored }, mixed ? 3 : 1, mixed ? 2 * ffn / 3 - 1 : 2 * ffn, cols, mixed, n % 2);
+    weights w(r, { r.stored }, mixed ? 3 : 1, mixed ? 2 * ffn / 3 - 1 : 2 * ffn, cols, mixed, false);
     input x = r.in(r.values((size_t)(n * cols)));
     output y = r.out(unwritten((size_t)(n * ffn)));
     r.both([&](const side &s) { DO(s, gated, y.on(s), x.on(s), n, w.on(s, n > 1)); });
