@@ -144,13 +144,6 @@ static bool is_sorted(const binder *b, use use, int part)
     return (c->paired_rope || c->rotary_dim < c->head_dim) && (use == USE_QKV || use == USE_HEADS) && part < 2;
 }
 
-/* In the first round: so many bytes of weights will be in use. */
-static void count_bytes(binder *b, size_t bytes)
-{
-    b->model->bytes += bytes;
-    b->model->places[b->place].bytes += bytes;
-}
-
 /* Uploads vectors (the biases of q, k and v) one behind the other, as f32, plus `plus` and then times `factor`. */
 static int bind_vector(binder *b, float **out, const source *from, float plus, float factor, lazy_error *err)
 {
@@ -162,7 +155,7 @@ static int bind_vector(binder *b, float **out, const source *from, float plus, f
         if ((code = take(b, from->names[i], cols ? from->rows[i] / cols : from->rows[i], cols, &part[i], err)))
             return code;
     if (b->dry) {
-        count_bytes(b, (size_t)total * sizeof **out);
+        b->model->places[b->place].bytes += (size_t)total * sizeof **out;
         return LAZY_OK;
     }
     void *memory = NULL;
@@ -252,7 +245,7 @@ static int prepare_matrix(binder *b, lazy_matrix *matrix, const source *from, la
         if (!code) code = choose_format(b, from->names[i], from->use, from->cols, part->dtype, &format, err);
         if (!code && !b->dry) code = prepare_part(b, part, from->cols, format, is_sorted(b, from->use, i), err);
         if (code) return code;
-        if (b->dry) count_bytes(b, (size_t)part->rows * lazy_row_bytes(format, from->cols));
+        if (b->dry) b->model->places[b->place].bytes += (size_t)part->rows * lazy_row_bytes(format, from->cols);
         if (b->dry && (format != part->dtype || is_sorted(b, from->use, i)))
             b->own_bytes += own_bytes(part, format, from->cols);
         matrix->rows += part->rows;
@@ -365,7 +358,7 @@ static int bind_all(binder *b, const lazy_watch *watch, lazy_error *err)
     for (int l = 0; l < c->n_layers; l++) {
         b->place = lazy_place_of(model, l);
         if ((code = bind_layer(b, l, err))) return code;
-        for (int i = 0; i < model->n_places && !b->dry; i++) b->stream[i]->layers_done = l + 1;
+        if (!b->dry) b->stream[0]->layers_done = l + 1;
         if (watch && watch->poll(watch->context, l + 1, c->n_layers))
             return lazy_fail(err, LAZY_CANCELLED, "stopped after layer %d", l);
     }
@@ -397,8 +390,10 @@ int lazy_bind(lazy_model *model, const lazy_tensor *tensors, int n_tensors, cons
             code = lazy_fail(err, LAZY_CHECKPOINT, "tensor %s: stands in the checkpoint twice", b.by_name[i]->name);
     b.dry = true;
     if (!code) code = bind_all(&b, watch, err);
-    for (int i = 0; i < model->n_places && ops->admit && !code; i++)
-        code = ops->admit(model->places[i].backend, model->places[i].bytes, "the weights", err);
+    for (int i = 0; i < model->n_places && !code; i++) {
+        model->bytes += model->places[i].bytes;
+        if (ops->admit) code = ops->admit(model->places[i].backend, model->places[i].bytes, "the weights", err);
+    }
     if (!code) code = lazy_alloc(&model->owned, n_tensors, "the table of weights", err); /* sorted or rounded */
     if (!code && !ops->bind && b.own_bytes) code = take_room(&b, (void **)&b.own, b.own_bytes, err);
     for (int i = 0; i < model->n_places && !code; i++)
@@ -411,7 +406,7 @@ int lazy_bind(lazy_model *model, const lazy_tensor *tensors, int n_tensors, cons
     }
     if (!code) {
         b.dry = false;
-        for (int i = 0; i < model->n_places; i++) b.stream[i]->watch = watch;
+        b.stream[0]->watch = watch; /* rounding polls it */
         code = bind_all(&b, watch, err);
     }
     if (cpu) {

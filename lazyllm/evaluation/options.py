@@ -1,7 +1,7 @@
 """Options of runs. Each is declared once, with its type, default and help: commands make arguments of them,
 and `documented` adds them to signature and docstring of the functions that take them as keyword arguments."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self, get_type_hints
@@ -94,6 +94,12 @@ class DataOptions(RunOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         checked.a_list(self.datasets, "datasets", '["trec"]')
+
+    def refuse(self, names: Iterable[str], reason: str) -> None:
+        """Raises ValueError if one of these options is given."""
+        for name in names:
+            if getattr(self, name) != getattr(DataOptions, name):
+                raise ValueError(f"{name} is {reason}")
 
 
 @dataclass(frozen=True, kw_only=True)

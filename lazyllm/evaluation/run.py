@@ -70,9 +70,7 @@ def tasks_of(llm: LLM, options: DataOptions) -> Tasks:
     """LongBench from the user's files; without data, generated tasks."""
     if options.data is not None:
         return LongBench(options)
-    for name in ("templates", "edit_sim"):
-        if getattr(options, name) != getattr(DataOptions, name):
-            raise ValueError(f"{name} is for LongBench's own items and needs data; {GET}")
+    options.refuse(("templates", "edit_sim"), f"for LongBench's own items and needs data; {GET}")
     if of_longbench := [name for name in options.datasets or () if name in DATA_SETS]:
         names = ", ".join(TASKS)
         raise ValueError(f"{', '.join(of_longbench)} is of LongBench and needs data, not of {names}; {GET}")

@@ -200,10 +200,8 @@ def sweep(
 
 
 def own_prompts(llm: LLM, prompts: Sequence[Prompt], measure: Quality, tokens: int, options: DataOptions) -> OwnPrompts:
-    run_options = {field.name for field in fields(RunOptions)}
-    for field in fields(DataOptions):
-        if field.name not in run_options and getattr(options, field.name) != field.default:
-            raise ValueError(f"{field.name} is for LongBench's items or generated ones, not for prompts of yours")
+    of_data = [field.name for field in fields(DataOptions)[len(fields(RunOptions)) :]]
+    options.refuse(of_data, "for LongBench's items or generated ones, not for prompts of yours")
     if measure != "kl" or not prompts:
         raise ValueError('prompts of yours, one at least, have no scores: the measure is "kl"')
     return OwnPrompts(llm, prompts, tokens, options.wrapper)
