@@ -88,6 +88,9 @@ static inline float *scratch_of(const lazy_stream *stream, int worker)
 /* seen[r] = the positions in in_play that are at or before rows[r] and less than `window` before it */
 void lazy_cpu_see(lazy_seen *seen, const lazy_attending *);
 
+/* A task on rows first … end-1; worker: see lazy_task. */
+typedef void (*lazy_row_task)(void *job, int first, int end, int worker);
+
 /* Rows sorted by expert. Expert e has those from begin[e] to begin[e + 1] - 1. */
 typedef struct lazy_sorted_rows {
     const int32_t *begin; /* (n_experts + 1,) */
@@ -111,6 +114,8 @@ LAZY_CPU_OPS(DECLARE_OP)
 /* stream.c */
 /* Runs tasks 0 … n-1 on the backend's threads and polls the stream's watch. */
 int lazy_cpu_run(lazy_stream *, lazy_task, void *job, int n, lazy_error *);
+/* Runs the task for all of n rows, in ranges of 4 to 32. */
+int lazy_cpu_run_rows(lazy_stream *, lazy_row_task, void *job, int n, lazy_error *);
 /* linear.c */
 /* y = x W^T in f32 whatever the stream's arithmetic, in one order for any n: no row changes another's experts. */
 int lazy_cpu_multiply_router(lazy_stream *, float *y, const float *x, int n, const lazy_matrix *w, lazy_error *);

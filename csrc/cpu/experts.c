@@ -3,8 +3,6 @@
 
 #include "cpu.h"
 
-enum { ROWS_PER_TASK = 16 };
-
 typedef struct mixture {
     lazy_stream *stream;
     float *y; /* (n, d) */
@@ -30,13 +28,13 @@ static float choose(int32_t *chosen, int n_chosen, const float *logits, int n)
     return zero;
 }
 
-static void route_rows(void *job, int task, int worker)
+static void route_rows(void *job, int first, int end, int worker)
 {
     const mixture *m = job;
     const lazy_cpu_stream *s = (lazy_cpu_stream *)m->stream;
     const lazy_row_kernels *kernels = kernels_of(m->stream)->rows;
     int k = m->stream->config->experts_per_token;
-    for (int r = task * ROWS_PER_TASK; r < block_end(task, ROWS_PER_TASK, m->n); r++) {
+    for (int r = first; r < end; r++) {
         float *logits = s->router_logits + (int64_t)r * m->n_experts, max = -INFINITY, sum = 0.0f, of_chosen = 0.0f;
         int32_t *chosen = s->places + (int64_t)r * k;
         float *weights = s->weights + (int64_t)r * k, zero = choose(chosen, k, logits, m->n_experts);
@@ -66,12 +64,12 @@ static void sort_by_expert(const mixture *m, int32_t begin[LAZY_MAX_EXPERTS + 1]
     }
 }
 
-static void add_outputs(void *job, int task, int worker)
+static void add_outputs(void *job, int first, int end, int worker)
 {
     const mixture *m = job;
     const lazy_cpu_stream *s = (lazy_cpu_stream *)m->stream;
     int d = m->d, k = m->stream->config->experts_per_token;
-    for (int r = task * ROWS_PER_TASK; r < block_end(task, ROWS_PER_TASK, m->n); r++) {
+    for (int r = first; r < end; r++) {
         float *y = m->y + (int64_t)r * d;
         if (!m->accumulate) memset(y, 0, (size_t)d * sizeof *y);
         kernels_of(m->stream)->rows->value_sums(y, s->weights + (int64_t)r * k, k, 1, s->outputs, LAZY_F32,
@@ -86,12 +84,12 @@ int lazy_cpu_mix_experts(lazy_stream *stream, void *y, const void *x, int n, con
     mixture m = { stream, y, n, experts->router.rows, experts->router.cols, accumulate };
     int32_t begin[LAZY_MAX_EXPERTS + 1];
     int code = lazy_cpu_multiply_router(stream, s->router_logits, x, n, &experts->router, err);
-    if (!code) code = lazy_cpu_run(stream, route_rows, &m, ceil_div(n, ROWS_PER_TASK), err);
+    if (!code) code = lazy_cpu_run_rows(stream, route_rows, &m, n, err);
     if (code) return code;
     sort_by_expert(&m, begin);
     lazy_sorted_rows sorted = { begin, s->sorted_rows, m.n_experts, n };
     code = lazy_cpu_multiply_experts(stream, s->expert_rows, x, &sorted, experts->gate_up, err);
     sorted.rows = NULL;
     if (!code) code = lazy_cpu_multiply_experts(stream, s->outputs, s->expert_rows, &sorted, experts->down, err);
-    return code ? code : lazy_cpu_run(stream, add_outputs, &m, ceil_div(n, ROWS_PER_TASK), err);
+    return code ? code : lazy_cpu_run_rows(stream, add_outputs, &m, n, err);
 }

@@ -3,7 +3,6 @@
 #include "cpu.h"
 
 enum {
-    ROWS_PER_TASK = 16,                        /* of x, converted; of weights, rounded */
     STREAMS = 4,                               /* in which dots reads the weights */
     HALF_SCRATCH = WORKER_SCRATCH / 2,         /* for dots, and for gate and up */
     PANEL_K = 1024,                            /* most operands of a column in a panel */
@@ -68,11 +67,11 @@ static void gate_row(const product *p, float *y, const float *gate, const float 
 
 /* ---- operands --------------------------------------------------------------------------- */
 
-static void convert_rows(void *job, int task, int worker)
+static void convert_rows(void *job, int first, int end, int worker)
 {
     const product *p = job;
     float *to = ((lazy_cpu_stream *)p->stream)->operands;
-    for (int r = task * ROWS_PER_TASK; r < block_end(task, ROWS_PER_TASK, p->n); r++) {
+    for (int r = first; r < end; r++) {
         int64_t row = p->rows ? p->rows[r] : r;
         p->kernels->convert(to + r * p->stride, p->x + row * p->w->cols, p->w->cols);
     }
@@ -85,7 +84,7 @@ static int convert(product *p, bool unpacked, lazy_error *err)
     if (p->kernels->unit == 1 && !p->rows && (unpacked || !is_converted(p->stream, p->w->cols))) return LAZY_OK;
     p->operands = ((lazy_cpu_stream *)p->stream)->operands;
     p->stride = operand_stride(p->kernels, p->w->cols);
-    return lazy_cpu_run(p->stream, convert_rows, p, ceil_div(p->n, ROWS_PER_TASK), err);
+    return lazy_cpu_run_rows(p->stream, convert_rows, p, p->n, err);
 }
 
 /* ---- unpacked --------------------------------------------------------------------------- */
@@ -460,11 +459,11 @@ typedef struct rounding {
     int cols;
 } rounding;
 
-static void quantize_rows(void *job, int task, int worker)
+static void quantize_rows(void *job, int first, int end, int worker)
 {
     const rounding *r = job;
     float *wide = scratch_of(r->stream, worker);
-    for (int row = task * ROWS_PER_TASK; row < block_end(task, ROWS_PER_TASK, r->from->rows); row++) {
+    for (int row = first; row < end; row++) {
         for (int col = 0; col < r->cols; col += WORKER_SCRATCH) {
             int n = min_int(WORKER_SCRATCH, r->cols - col);
             char *to = r->to + (size_t)row * lazy_row_bytes(r->dtype, r->cols) + lazy_row_bytes(r->dtype, col);
@@ -478,5 +477,5 @@ static void quantize_rows(void *job, int task, int worker)
 int lazy_cpu_quantize(lazy_stream *stream, void *to, lazy_dtype dtype, const lazy_part *from, int cols, lazy_error *err)
 {
     rounding r = { .stream = stream, .to = to, .dtype = dtype, .from = from, .cols = cols };
-    return lazy_cpu_run(stream, quantize_rows, &r, ceil_div(from->rows, ROWS_PER_TASK), err);
+    return lazy_cpu_run_rows(stream, quantize_rows, &r, from->rows, err);
 }

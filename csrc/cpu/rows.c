@@ -4,8 +4,6 @@
 #include "../error.h"
 #include "cpu.h"
 
-enum { ROWS_PER_TASK = 4 };
-
 typedef struct norming {
     lazy_stream *stream;
     float *y;       /* (n, d) */
@@ -17,11 +15,11 @@ typedef struct norming {
     atomic_bool bad; /* a value of x is NaN or Inf */
 } norming;
 
-static void norm_rows(void *job, int task, int worker)
+static void norm_rows(void *job, int first, int end, int worker)
 {
     norming *t = job;
     const lazy_row_kernels *kernels = kernels_of(t->stream)->rows;
-    for (int r = task * ROWS_PER_TASK; r < block_end(task, ROWS_PER_TASK, t->n); r++) {
+    for (int r = first; r < end; r++) {
         float *y = t->y + (int64_t)r * t->d;
         const float *x = t->x + (int64_t)r * t->d;
         if (t->stream->config->layer_norm) {
@@ -37,14 +35,14 @@ int lazy_cpu_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, 
                      bool accumulate, lazy_error *err)
 {
     norming t = { stream, y, x, weight, n, d, eps, accumulate, false };
-    return lazy_cpu_run(stream, norm_rows, &t, ceil_div(n, ROWS_PER_TASK), err);
+    return lazy_cpu_run_rows(stream, norm_rows, &t, n, err);
 }
 
 int lazy_cpu_checked_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps,
                              int layer, int32_t *first_bad, lazy_error *err)
 {
     norming t = { stream, y, x, weight, n, d, eps, false, false };
-    int code = lazy_cpu_run(stream, norm_rows, &t, ceil_div(n, ROWS_PER_TASK), err);
+    int code = lazy_cpu_run_rows(stream, norm_rows, &t, n, err);
     if (t.bad) *first_bad = min_int(*first_bad, layer);
     return code;
 }
@@ -83,7 +81,7 @@ static void turn_head(const rotating *t, float *head, const float *rope, const f
     if (norm && c->late_qk_norm) kernels->norm_row(head, head, norm, c->head_dim, t->eps, false);
 }
 
-static void rotate_rows(void *job, int task, int worker)
+static void rotate_rows(void *job, int first, int end, int worker)
 {
     rotating *t = job;
     const lazy_config *c = t->stream->config;
@@ -93,7 +91,7 @@ static void rotate_rows(void *job, int task, int worker)
     const float *q_norm = wide ? NULL : t->q_norm, *k_norm = wide ? NULL : t->k_norm; /* of one head */
     int d = c->head_dim, kv_width = c->n_kv_heads * d,
         step = q_norm && c->layer_norm ? d : 0; /* from one head's weights to the next one's */
-    for (int r = task * ROWS_PER_TASK; r < block_end(task, ROWS_PER_TASK, t->n); r++) {
+    for (int r = first; r < end; r++) {
         float *q = t->q ? t->q + (int64_t)r * t->stride : NULL, *k = t->k_v ? t->k_v + (int64_t)r * t->stride : NULL;
         int64_t at = (int64_t)t->rows[r] * d;
         if (wide && q) kernels->rows->norm_row(q, q, t->q_norm, c->n_heads * d, t->eps, false);
@@ -123,7 +121,7 @@ int lazy_cpu_rotate(lazy_stream *stream, void *q, void *k_v, int stride, const i
                     lazy_error *err)
 {
     rotating t = { stream, q, k_v, stride, rows, n, kv, q_rope, k_rope, q_norm, k_norm, eps, false };
-    int code = lazy_cpu_run(stream, rotate_rows, &t, ceil_div(n, ROWS_PER_TASK), err);
+    int code = lazy_cpu_run_rows(stream, rotate_rows, &t, n, err);
     return !code && t.too_large ? lazy_cpu_refuse_range(stream, err) : code;
 }
 

@@ -127,3 +127,22 @@ int lazy_cpu_run(lazy_stream *stream, lazy_task task, void *job, int n, lazy_err
         return lazy_fail(err, code, "the process was forked during the pass; use a new session in the child");
     return code ? lazy_fail(err, code, "stopped") : LAZY_OK;
 }
+
+typedef struct rows_job {
+    lazy_row_task task;
+    void *job;
+    int n, per_task;
+} rows_job;
+
+static void run_range(void *job, int task, int worker)
+{
+    const rows_job *t = job;
+    t->task(t->job, task * t->per_task, block_end(task, t->per_task, t->n), worker);
+}
+
+int lazy_cpu_run_rows(lazy_stream *stream, lazy_row_task task, void *job, int n, lazy_error *err)
+{
+    enum { TASKS_PER_THREAD = 4, LEAST = 4, MOST = 32 };
+    rows_job t = { task, job, n, clamp_int(n / (TASKS_PER_THREAD * stream->backend->threads), LEAST, MOST) };
+    return lazy_cpu_run(stream, run_range, &t, ceil_div(n, t.per_task), err);
+}
