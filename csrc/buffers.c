@@ -130,7 +130,7 @@ static int grow(lazy_cache *cache, lazy_buffer *b, int n, int capacity, const in
         size_t bytes = lazy_buffer_bytes(&b[i], capacity);
         code = backend->ops->alloc(backend, &larger[i].data, bytes, b[i].what, err);
         bool sparse = b[i].sparse || cache->shared; /* a fork's passes are short: most working memory stays unwritten */
-        if (!code && sparse && backend->ops->expect_sparse) backend->ops->expect_sparse(backend, larger[i].data, bytes);
+        if (!code && sparse && backend->ops->expect_sparse) backend->ops->expect_sparse(backend, larger[i].data);
         if (!code && b[i].kept)
             code = lazy_buffer_copy(cache, &b[i], larger[i], lazy_room_of(&b[i]), depths, length, err);
     }

@@ -21,7 +21,7 @@ int lazy_alloc_bytes(void **out, size_t count, size_t size, const void *from, co
     if (bytes == 0) bytes = ALIGNMENT;
     if (posix_memalign(out, alignment, bytes)) *out = NULL;
     if (!*out) return lazy_fail(err, LAZY_MEMORY, "%s: could not get %zu bytes", what, bytes);
-    lazy_use_huge_pages(*out, bytes);
+    if (bytes >= LARGE) lazy_use_huge_pages(*out, bytes);
     if (from && copied) memcpy(*out, from, copied);
     return LAZY_OK;
 }
@@ -37,14 +37,13 @@ void lazy_free(void *memory) { free(memory); }
 
 void lazy_use_huge_pages(void *memory, size_t bytes)
 {
-    if (bytes >= LARGE) madvise(memory, bytes, MADV_HUGEPAGE); /* may fail: small pages do as well */
+    madvise(memory, bytes, MADV_HUGEPAGE); /* may fail: small pages do as well */
 }
 
 void lazy_use_small_pages(void *memory, size_t bytes)
 {
-    if (bytes < LARGE) return; /* which did not ask for huge ones */
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = ((uintptr_t)memory + page - 1) / page * page;
     uintptr_t end = ((uintptr_t)memory + bytes) / page * page;
     madvise((void *)begin, end - begin, MADV_NOHUGEPAGE); /* fails only where there are no huge pages */
-    madvise((void *)begin, end - begin, MADV_DONTNEED); /* malloc may have handed out pages that were written before */
+    madvise((void *)begin, end - begin, MADV_DONTNEED);   /* pages may have been written before */
 }

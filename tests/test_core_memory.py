@@ -8,17 +8,20 @@ import pytest
 from children import python
 from tiny import SANITIZED
 
-# Every allocation of the core is a posix_memalign, but for memory that forks share, which is a file's; every
-# one of its binding to Python is one of Python's domain "mem". A block of the core has its size and a mark in
-# its last bytes, by which those not yet freed are counted.
+# Every allocation of the core is a posix_memalign here, where it cannot map blocks, but for memory that forks
+# share, which is a file's; every one of its binding to Python is one of Python's domain "mem". A block of the core
+# has its size and a mark in its last bytes, by which those not yet freed are counted.
 SHIM = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
 
 static int left = -1, failures; /* left: allocations that succeed before one fails; below 0: all */
 static atomic_int live;
@@ -32,13 +35,7 @@ long long live_bytes(void) { return bytes; }
 static int fails(void) { return left >= 0 && left-- == 0 && ++failures; }
 
 enum { MARK = 16 }; /* bytes */
-size_t malloc_usable_size(void *block) { return 0; } /* so that the core keeps no block for later sessions */
-static uint64_t *mark_of(void *block)
-{
-    static size_t (*real)(void *);
-    if (!real) *(void **)&real = dlsym(RTLD_NEXT, "malloc_usable_size");
-    return (uint64_t *)((char *)block + real(block)) - 1;
-}
+static uint64_t *mark_of(void *block) { return (uint64_t *)((char *)block + malloc_usable_size(block)) - 1; }
 static uint64_t mark(void *block) { return (uint64_t)(uintptr_t)block ^ 0x5a5a1234abcd9876; }
 
 int posix_memalign(void **out, size_t alignment, size_t size)
@@ -54,6 +51,18 @@ int posix_memalign(void **out, size_t alignment, size_t size)
     live++;
     bytes += (long long)size;
     return code;
+}
+
+/* Refuses the core to map blocks, which it then allocates. */
+void *mmap(void *at, size_t size, int access, int flags, int file, off_t offset)
+{
+    static void *(*real)(void *, size_t, int, int, int, off_t);
+    Dl_info caller;
+    if (!real) *(void **)&real = dlsym(RTLD_NEXT, "mmap");
+    if (flags == (MAP_PRIVATE | MAP_ANONYMOUS) && dladdr(__builtin_return_address(0), &caller) &&
+        strstr(caller.dli_fname, "_core"))
+        return MAP_FAILED;
+    return real(at, size, access, flags, file, offset);
 }
 
 extern void __libc_free(void *);

@@ -120,16 +120,11 @@ const char *const *lazy_cpu_variants(void)
 
 int lazy_cpu_alloc(lazy_backend *backend, void **out, size_t bytes, const char *what, lazy_error *err)
 {
-    lazy_spare *spare = &((lazy_cpu *)backend)->spare;
-    *out = lazy_spare_take(spare, bytes);
-    if (*out) return LAZY_OK;
-    int code = lazy_alloc_bytes(out, bytes, 1, NULL, what, err);
-    return code && lazy_spare_empty(spare) ? lazy_alloc_bytes(out, bytes, 1, NULL, what, err) : code;
+    return lazy_spare_alloc(&((lazy_cpu *)backend)->spare, out, bytes, what, err);
 }
 
-void lazy_cpu_free(lazy_backend *backend, void *memory) { lazy_spare_keep(&((lazy_cpu *)backend)->spare, memory); }
-
-void lazy_cpu_expect_sparse(lazy_backend *backend, void *memory, size_t bytes) { lazy_use_small_pages(memory, bytes); }
+void lazy_cpu_free(lazy_backend *backend, void *memory) { lazy_spare_free(&((lazy_cpu *)backend)->spare, memory); }
+void lazy_cpu_expect_sparse(lazy_backend *backend, void *memory) { lazy_spare_expect_sparse(memory); }
 
 void lazy_cpu_close(lazy_backend *backend)
 {

@@ -261,6 +261,32 @@ static void test_small_pages(void)
     lazy_free(memory);
 }
 
+/* Blocks of more than one region, of which some are freed and come again. */
+static void test_spare(void)
+{
+    enum { BLOCKS = 80 };
+    static lazy_spare spare;
+    char *blocks[BLOCKS];
+    int n_same = 0;
+    for (int round = 0; round < 2; round++)
+        for (int i = round; i < BLOCKS; i += 1 + round) {
+            size_t bytes = (i % 3 ? 500u << 10 : 50u << 10) - (size_t)round;
+            char *before = round ? blocks[i] : NULL;
+            if (round) lazy_spare_free(&spare, before);
+            check(lazy_spare_alloc(&spare, (void **)&blocks[i], bytes, "a block", NULL) == 0, "spare: no block %d", i);
+            check((uintptr_t)blocks[i] % 64 == 0, "spare: block %d is not aligned", i);
+            n_same += blocks[i] == before && i % 3;
+            memset(blocks[i], i, bytes);
+        }
+    for (int i = 0; i < BLOCKS; i++) {
+        size_t last = (i % 3 ? 500u << 10 : 50u << 10) - 2;
+        check(blocks[i][0] == i && blocks[i][last] == i, "spare: block %d was written by another", i);
+        lazy_spare_free(&spare, blocks[i]);
+    }
+    check(n_same == 27 || !LAZY_SPARE_BYTES, "spare: %d of 27 freed blocks came again", n_same);
+    check(lazy_spare_empty(&spare) == (LAZY_SPARE_BYTES > 0) && !lazy_spare_empty(&spare), "spare: blocks are left");
+}
+
 /* ---- child processes beside threads at work ----------------------------------------------- */
 
 static char mapped_path[] = "/tmp/lazyllm-mapped-XXXXXX";
@@ -337,6 +363,7 @@ int main(void)
     test_shared_in_parts();
     test_shared_by_threads();
     test_small_pages();
+    test_spare();
     test_forks_beside_a_thread();
     test_places_of_errors();
     return checked();
