@@ -120,9 +120,9 @@ typedef struct lazy_ops {
     /* ---- memory ---- */
     int (*alloc)(lazy_backend *, void **out, size_t bytes, const char *what, lazy_error *);
     void (*free)(lazy_backend *, void *memory); /* after all ops that were given it */
-    /* Says that only parts of this newly allocated memory will be written, so that the rest should take no physical
-     * memory. May be NULL: all of it does anyway. */
-    void (*expect_sparse)(lazy_backend *, void *memory);
+    void (*keep)(lazy_backend *, void *memory); /* frees what a session had, for the next one; NULL: as free */
+    /* Allocates what will be written in parts only; the rest takes no physical memory. NULL: all of it does anyway. */
+    int (*alloc_sparse)(lazy_backend *, void **out, size_t bytes, const char *what, lazy_error *);
     /* Memory that forks share: all four ops or none, to copy sessions. It takes physical memory where it is written. */
     int (*shared_open)(lazy_backend *, lazy_shared **out, size_t bytes, lazy_error *); /* as its owner */
     /* For a fork: reads as the owner's memory in these parts until the fork writes there. parts: (n,) ascending */

@@ -101,7 +101,7 @@ static int copy_tokens(lazy_stream *stream, const lazy_buffer *b, lazy_room to, 
 int lazy_buffer_copy(const lazy_cache *cache, const lazy_buffer *b, lazy_room to, lazy_room from, const int32_t *depths,
                      int length, lazy_error *err)
 {
-    bool all = !cache->place->backend->ops->expect_sparse;
+    bool all = !cache->place->backend->ops->alloc_sparse;
     int code = LAZY_OK;
     for (int first = 0, end; first < length && !code; first = end) {
         bool own = all || is_own(cache, b, depths, first);
@@ -120,35 +120,36 @@ void lazy_buffer_place(lazy_cache *cache, lazy_buffer *b, lazy_room room)
 }
 
 /* Gives n buffers from b on the same greater capacity, or none of them. */
-static int grow(lazy_cache *cache, lazy_buffer *b, int n, int capacity, const int32_t *depths, int length,
+static int grow(lazy_cache *cache, lazy_buffer *b, int n, int capacity, bool sparse, const int32_t *depths, int length,
                 lazy_error *err)
 {
     lazy_backend *backend = cache->place->backend;
+    const lazy_ops *ops = backend->ops;
     lazy_room larger[] = { { NULL, capacity }, { NULL, capacity } };
     int code = LAZY_OK;
     for (int i = 0; i < n && !code; i++) {
         size_t bytes = lazy_buffer_bytes(&b[i], capacity);
-        code = backend->ops->alloc(backend, &larger[i].data, bytes, b[i].what, err);
-        bool sparse = b[i].sparse || cache->shared; /* a fork's passes are short: most working memory stays unwritten */
-        if (!code && sparse && backend->ops->expect_sparse) backend->ops->expect_sparse(backend, larger[i].data);
+        bool in_parts = sparse || b[i].sparse || cache->shared; /* a fork's passes are short */
+        code = (in_parts && ops->alloc_sparse ? ops->alloc_sparse : ops->alloc)(backend, &larger[i].data, bytes,
+                                                                                b[i].what, err);
         if (!code && b[i].kept)
             code = lazy_buffer_copy(cache, &b[i], larger[i], lazy_room_of(&b[i]), depths, length, err);
     }
     for (int i = 0; i < n; i++) {
-        backend->ops->free(backend, code ? larger[i].data : *b[i].slot);
+        ops->free(backend, code ? larger[i].data : *b[i].slot);
         if (!code) lazy_buffer_place(cache, &b[i], larger[i]);
     }
     return code;
 }
 
-int lazy_buffers_grow(lazy_cache *cache, int capacity, const int32_t *depths, int length, lazy_error *err)
+int lazy_buffers_grow(lazy_cache *cache, int capacity, bool sparse, const int32_t *depths, int length, lazy_error *err)
 {
     int code = LAZY_OK;
     for (int i = 0, n; i < cache->n_buffers && !code; i += n) {
         lazy_buffer *b = &cache->buffers[i];
         int wanted = min_int(capacity, b->limit);
         n = i < 2 * (cache->place->end - cache->place->first) ? 2 : 1; /* K and V of a layer have one capacity */
-        if (b->capacity < wanted) code = grow(cache, b, n, wanted, depths, length, err);
+        if (b->capacity < wanted) code = grow(cache, b, n, wanted, sparse, depths, length, err);
     }
     return code;
 }

@@ -22,7 +22,7 @@ void lazy_cache_close(lazy_cache *cache)
     if (!cache->model) return;
     lazy_backend *backend = cache->place->backend;
     for (int i = cache->shared ? cache->n_with_rows : 0; i < cache->n_buffers; i++)
-        backend->ops->free(backend, *cache->buffers[i].slot);
+        (backend->ops->keep ? backend->ops->keep : backend->ops->free)(backend, *cache->buffers[i].slot);
     if (cache->shared) backend->ops->shared_close(cache->shared);
     backend->ops->stream_close(cache->stream);
     void *tables[] = { cache->shared_depths, cache->staging, cache->buffers, cache->kv, cache->remembered, cache->aux };
@@ -44,7 +44,7 @@ uint64_t lazy_cache_bytes(const lazy_cache *cache, int capacity)
            lazy_rope_bytes(cache->place, &cache->model->config, capacity);
 }
 
-int lazy_cache_reserve(lazy_cache *cache, int capacity, const int32_t *depths, int length, lazy_error *err)
+int lazy_cache_reserve(lazy_cache *cache, int capacity, bool sparse, const int32_t *depths, int length, lazy_error *err)
 {
     char *staging;
     int code = lazy_alloc(&staging, staging_bytes(&cache->model->config, capacity), "the staging room", err);
@@ -53,7 +53,7 @@ int lazy_cache_reserve(lazy_cache *cache, int capacity, const int32_t *depths, i
     cache->staging = staging;
     code = cache->place->backend->ops->reserve(cache->stream, capacity, capacity, err);
     if (!code) code = lazy_rope_find(&cache->rope, cache->place, cache->stream, capacity, err);
-    if (!code) code = lazy_buffers_grow(cache, capacity, depths, length, err);
+    if (!code) code = lazy_buffers_grow(cache, capacity, sparse, depths, length, err);
     if (!code) cache->capacity = capacity;
     return code;
 }

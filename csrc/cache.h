@@ -93,9 +93,11 @@ int lazy_cache_open(lazy_cache *cache, const lazy_model *model, lazy_place *plac
                     lazy_error *err);
 void lazy_cache_close(lazy_cache *cache);
 
-/* Makes room for `capacity` tokens; the rows of the first `length` are kept. depths: (length,) (host). If it fails,
+/* Makes room for `capacity` tokens, `sparse` if most of it will not be written soon; the rows of the first `length` are
+ * kept. depths: (length,) (host). If it fails,
  * `capacity` is as before, and buffers that have grown keep their room. */
-int lazy_cache_reserve(lazy_cache *cache, int capacity, const int32_t *depths, int length, lazy_error *err);
+int lazy_cache_reserve(lazy_cache *cache, int capacity, bool sparse, const int32_t *depths, int length,
+                       lazy_error *err);
 
 /* Places notes, depth, in_play[0], ids and flags one behind the other behind `gone`, for a pass with n new tokens of
  * `length`: it then uploads in one piece, and downloads all up to `depth` in one. */
@@ -134,7 +136,7 @@ static inline size_t lazy_buffer_bytes(const lazy_buffer *b, int capacity)
 int lazy_buffers_open(lazy_cache *cache, const lazy_pruning *pruning, lazy_error *err);
 
 /* Each buffer is freed before the next one grows, so that one at a time is there twice. */
-int lazy_buffers_grow(lazy_cache *cache, int capacity, const int32_t *depths, int length, lazy_error *err);
+int lazy_buffers_grow(lazy_cache *cache, int capacity, bool sparse, const int32_t *depths, int length, lazy_error *err);
 
 /* Gives a buffer this memory; the former memory is the caller's to free. */
 void lazy_buffer_place(lazy_cache *cache, lazy_buffer *b, lazy_room room);

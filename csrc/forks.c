@@ -86,7 +86,7 @@ int lazy_cache_fork(lazy_cache *to, lazy_cache *from, const int32_t *depths, int
     int code = ops->download(from->stream, from->staging, from->logits, sizeof *from->logits, err);
     if (!code) code = move_to_shared(from, depths, length, err);
     if (!code) code = join_shared(to, from, depths, length, err);
-    if (!code) code = lazy_cache_reserve(to, from->capacity, NULL, 0, err);
+    if (!code) code = lazy_cache_reserve(to, from->capacity, false, NULL, 0, err);
     bool all_shared = to->shared && from->shared->owner;
     for (int i = all_shared ? to->n_with_rows : 0; i < to->n_buffers && !code; i++) {
         const lazy_buffer *b = &to->buffers[i];

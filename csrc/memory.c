@@ -44,6 +44,6 @@ void lazy_use_small_pages(void *memory, size_t bytes)
 {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = ((uintptr_t)memory + page - 1) / page * page;
     uintptr_t end = ((uintptr_t)memory + bytes) / page * page;
-    madvise((void *)begin, end - begin, MADV_NOHUGEPAGE); /* fails only where there are no huge pages */
+    madvise((void *)begin, end - begin, MADV_NOHUGEPAGE); /* may fail: huge pages do, too */
     madvise((void *)begin, end - begin, MADV_DONTNEED);   /* pages may have been written before */
 }

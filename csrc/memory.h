@@ -16,10 +16,10 @@ int lazy_alloc_bytes(void **out, size_t count, size_t size, const void *from, co
 int lazy_alloc_zeroed_bytes(void **out, size_t count, size_t size, const char *what, lazy_error *err);
 void lazy_free(void *memory);
 
-/* As lazy_alloc_bytes does: large blocks use huge pages, because rows of a cache lie pages apart, and a TLB miss can
- * cost more than reading one. */
+/* Asks for huge pages, as lazy_alloc_bytes does for blocks of 4 MiB and more: a TLB miss can cost more than reading the
+ * row behind it. */
 void lazy_use_huge_pages(void *memory, size_t bytes);
 
-/* Makes memory that nobody has written to yet use small pages only, and drops those that it has. For sparsely written
- * buffers: pages never written take no physical memory. */
+/* Makes memory that nobody has written to yet use small pages only, of which those never written take no physical
+ * memory, and drops the pages that it has. */
 void lazy_use_small_pages(void *memory, size_t bytes);

@@ -65,7 +65,7 @@ int lazy_session_reschedule(lazy_session *s, const lazy_pruning *pruning, lazy_e
 }
 
 /* Makes room for n_tokens, or `wish` if it has to grow. Room for tokens alone, if the caches fail, does no harm. */
-static int reserve(lazy_session *s, int64_t n_tokens, int64_t wish, lazy_error *err)
+static int reserve(lazy_session *s, int64_t n_tokens, int64_t wish, int64_t n_soon, lazy_error *err)
 {
     int context = s->model->config.context;
     if (n_tokens > context)
@@ -75,13 +75,14 @@ static int reserve(lazy_session *s, int64_t n_tokens, int64_t wish, lazy_error *
     int code = LAZY_OK;
     if (capacity > s->tokens.capacity) code = lazy_tokens_reserve(&s->tokens, capacity, err);
     for (int i = 0; i < s->model->n_places && !code; i++)
-        code = lazy_cache_reserve(&s->caches[i], capacity, s->tokens.depths, s->tokens.length, err);
+        code =
+            lazy_cache_reserve(&s->caches[i], capacity, n_soon < capacity / 2, s->tokens.depths, s->tokens.length, err);
     return code;
 }
 
-int lazy_session_reserve(lazy_session *s, int64_t n_tokens, lazy_error *err)
+int lazy_session_reserve(lazy_session *s, int64_t n_tokens, int64_t n_soon, lazy_error *err)
 {
-    return reserve(s, n_tokens, n_tokens, err);
+    return reserve(s, n_tokens, n_tokens, n_soon, err);
 }
 
 uint64_t lazy_session_bytes(const lazy_session *s, int n_tokens)
@@ -160,7 +161,7 @@ int lazy_session_run(lazy_session *s, const lazy_pass *pass, lazy_error *err)
     enum { SLACK = 64 }; /* tokens: spare room for decoding; later the capacity doubles */
     int64_t length = (int64_t)s->tokens.length + pass->n;
     int code = check_pass(s, pass, err);
-    if (!code) code = reserve(s, length, s->tokens.length ? 2 * length : length + SLACK, err);
+    if (!code) code = reserve(s, length, s->tokens.length ? 2 * length : length + SLACK, length, err);
     for (int i = 0; i < s->model->n_places && !code; i++)
         code = lazy_cache_write_from(&s->caches[i], s->tokens.length, (int)length, s->tokens.depths, err);
     const lazy_tokens before = s->tokens;

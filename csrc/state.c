@@ -123,7 +123,7 @@ int lazy_session_set_tokens(lazy_session *s, const int32_t *ids, const uint8_t *
     if (n < 1) return lazy_invalid(err, "no tokens were given");
     lazy_tokens *tokens = &s->tokens;
     if (tokens->length) return lazy_invalid(err, "the session has %d tokens; it must be empty", tokens->length);
-    int code = lazy_session_reserve(s, n, err);
+    int code = lazy_session_reserve(s, n, n, err);
     if (!code) code = check_tokens(s, ids, kinds, depths, gone, n, err);
     for (int i = 0; i < n && !code; i++) {
         lazy_tokens_append(tokens, ids + i, 1, kinds[i]);

@@ -299,7 +299,8 @@ class Session:
         """Reserves buffers, then runs the token drawn last; raises an error beyond the context or free memory."""
         total = self.check_room(n_given, n_new)
         if total > self.room:
-            self.room = reserve(self.core, total, self.llm.config.context, self.llm.device == "cpu")
+            soon = total - n_new
+            self.room = reserve(self.core, total, soon, self.llm.config.context, self.llm.device == "cpu")
         self.unfinished = None
         if self.core.drawn is not None:
             self.core.forward([self.core.drawn], generated=True)

@@ -234,10 +234,11 @@ for fork in forks:
     for token in range(5):
         fork.forward([token], generated=True)
 forked = read("/proc/self/smaps_rollup", "Pss:") - before
+model.session(None).reserve(8 * n, n)  # makes the RoPE table, which the model keeps
 with open("/proc/self/clear_refs", "w") as file:
     file.write("5")
 before = read("/proc/self/status", "VmHWM")
-session.reserve(8 * n)
+session.reserve(8 * n, n)
 session.forward([1], generated=True)
 grown = read("/proc/self/status", "VmHWM") - before
 assert session.fork_bytes < session.bytes_for(8 * n) - layers * heads * n * width * 8
@@ -254,7 +255,7 @@ def test_forks_and_growth_take_little_memory(tmp_path: Path) -> None:
     given = pickle.dumps((large.config, str(large.path), large.tensors, shape, TOKENS))
     forked, grown = python(MEASURE, given=given).split()
     assert int(forked) < ROWS / 10
-    assert int(grown) < ROWS / 10
+    assert int(grown) < ROWS / 20, grown
 
 
 @ON_CPU

@@ -120,11 +120,16 @@ const char *const *lazy_cpu_variants(void)
 
 int lazy_cpu_alloc(lazy_backend *backend, void **out, size_t bytes, const char *what, lazy_error *err)
 {
-    return lazy_spare_alloc(&((lazy_cpu *)backend)->spare, out, bytes, what, err);
+    return lazy_spare_alloc(&((lazy_cpu *)backend)->spare, out, bytes, false, what, err);
 }
 
-void lazy_cpu_free(lazy_backend *backend, void *memory) { lazy_spare_free(&((lazy_cpu *)backend)->spare, memory); }
-void lazy_cpu_expect_sparse(lazy_backend *backend, void *memory) { lazy_spare_expect_sparse(memory); }
+int lazy_cpu_alloc_sparse(lazy_backend *backend, void **out, size_t bytes, const char *what, lazy_error *err)
+{
+    return lazy_spare_alloc(&((lazy_cpu *)backend)->spare, out, bytes, true, what, err);
+}
+
+void lazy_cpu_free(lazy_backend *backend, void *memory) { lazy_spare_free(memory); }
+void lazy_cpu_keep(lazy_backend *backend, void *memory) { lazy_spare_keep(&((lazy_cpu *)backend)->spare, memory); }
 
 void lazy_cpu_close(lazy_backend *backend)
 {

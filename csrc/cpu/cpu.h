@@ -101,7 +101,7 @@ typedef struct lazy_sorted_rows {
 
 /* The ops that the files of this folder define, as lazy_cpu_NAME. */
 #define LAZY_CPU_OPS(work)                                                                                             \
-    work(alloc) work(free) work(expect_sparse) work(close) work(copy) work(shared_open) work(shared_join)              \
+    work(alloc) work(free) work(alloc_sparse) work(keep) work(close) work(copy) work(shared_open) work(shared_join)    \
         work(shared_leave) work(shared_close) work(stream_open) work(stream_close) work(reserve) work(scratch_bytes)   \
             work(quantize) work(embed) work(matmul) work(gated) work(mix_experts) work(logits) work(rmsnorm)           \
                 work(checked_rmsnorm) work(rotate) work(surprisal) work(argmax) work(attention) work(scores)           \

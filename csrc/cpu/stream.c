@@ -60,11 +60,11 @@ static void list_buffers(lazy_cpu_stream *s, int n_rows, int n_tokens, buffer li
     memcpy(list, buffers, sizeof buffers);
 }
 
-static void free_buffers(lazy_cpu_stream *s)
+static void keep_buffers(lazy_cpu_stream *s)
 {
     buffer list[N_BUFFERS];
     list_buffers(s, 0, 0, list);
-    for (int i = 0; i < N_BUFFERS; i++) lazy_cpu_free(s->base.backend, *list[i].slot);
+    for (int i = 0; i < N_BUFFERS; i++) lazy_cpu_keep(s->base.backend, *list[i].slot);
 }
 
 uint64_t lazy_cpu_scratch_bytes(const lazy_stream *stream, int n_rows, int n_tokens)
@@ -88,7 +88,7 @@ int lazy_cpu_reserve(lazy_stream *stream, int n_rows, int n_tokens, lazy_error *
     int code = LAZY_OK;
     for (int i = 0; i < N_BUFFERS && !code; i++)
         code = lazy_cpu_alloc(s->base.backend, list[i].slot, list[i].bytes, "the CPU's scratch", err);
-    free_buffers(code ? &fresh : s);
+    keep_buffers(code ? &fresh : s);
     if (!code) *s = fresh;
     return code;
 }
@@ -100,8 +100,8 @@ void lazy_cpu_stream_close(lazy_stream *stream)
     if (!stream) return;
     lazy_cpu_stream *s = (lazy_cpu_stream *)stream;
     lazy_pool_client_close(s->client);
-    free_buffers(s);
-    lazy_cpu_free(stream->backend, s->scratch);
+    keep_buffers(s);
+    lazy_cpu_keep(stream->backend, s->scratch);
     lazy_free(s);
 }
 

@@ -147,12 +147,12 @@ static PyObject *session_read(SessionObject *self, PyObject *args, PyObject *kwa
     return run_pass(self, ids, watch, (lazy_pass){ .reads = true }, NULL, NULL) ? NULL : Py_NewRef(Py_None);
 }
 
-static PyObject *session_reserve(SessionObject *self, PyObject *argument)
+static PyObject *session_reserve(SessionObject *self, PyObject *args)
 {
     lazy_error err = { 0 };
-    long long n = PyLong_AsLongLong(argument);
-    if ((n == -1 && PyErr_Occurred()) || !session_at_rest(self)) return NULL;
-    WITHOUT_GIL(self, lazy_session_reserve(self->session, n, &err));
+    long long n, n_soon = -1;
+    if (!PyArg_ParseTuple(args, "L|L", &n, &n_soon) || !session_at_rest(self)) return NULL;
+    WITHOUT_GIL(self, lazy_session_reserve(self->session, n, n_soon < 0 ? n : n_soon, &err));
     return core_none(self, &err);
 }
 
@@ -309,7 +309,7 @@ static PyMethodDef session_methods[] = {
     METHOD(set_tokens, METH_VARARGS, "set_tokens(ids, kinds, depths, gone) of an empty session"),
     METHOD(bytes_for, METH_O, "bytes_for(n_tokens) -> bytes of all buffers with room for n_tokens"),
     METHOD(view, METH_VARARGS, "view(part, first, n) -> entries of a part of what the policy under way may see"),
-    METHOD(reserve, METH_O, "reserve(n_tokens): room for that many tokens in all"),
+    METHOD(reserve, METH_VARARGS, "reserve(n_tokens, n_soon=n_tokens): room for that many tokens in all"),
     { 0 },
 };
 

@@ -49,13 +49,14 @@ def check_memory(asked: int, what: str) -> None:
         )
 
 
-def reserve(session: _core.Session, total: int, context: int, on_cpu: bool) -> int:
-    """Reserves `total` tokens, more where they fit, and returns the capacity; MemoryError beyond free memory."""
+def reserve(session: _core.Session, total: int, soon: int, context: int, on_cpu: bool) -> int:
+    """Reserves `total` tokens, `soon` of which are next to come, and more where they fit; returns the capacity.
+    MemoryError beyond free memory."""
     capacity = min(context, total + max(LEAST_SPARE, session.length, total // SPARE if on_cpu else 0))
     if on_cpu:  # Linux overcommits; other devices refuse by themselves
         available = available_bytes()
         if available is not None and session.bytes_for(capacity) > available:
             capacity = total
         check_memory(session.bytes_for(capacity), f"a session of {capacity} tokens")
-    session.reserve(capacity)
+    session.reserve(capacity, soon)
     return capacity

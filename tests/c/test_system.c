@@ -5,6 +5,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -261,30 +262,88 @@ static void test_small_pages(void)
     lazy_free(memory);
 }
 
-/* Blocks of more than one region, of which some are freed and come again. */
+enum { BLOCK = 500 << 10, SMALL_BLOCK = 50 << 10, REGION = 32 << 20, REST = 8 << 20 /* of the allocator */ };
+
+static char *block_of(lazy_spare *spare, size_t bytes, bool sparse)
+{
+    void *block = NULL;
+    check(lazy_spare_alloc(spare, &block, bytes, sparse, "a block", NULL) == 0, "spare: no block of %zu bytes", bytes);
+    check((uintptr_t)block % 64 == 0, "spare: a block of %zu bytes is not aligned", bytes);
+    return block;
+}
+
+static size_t mapped_bytes(void)
+{
+    size_t pages = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    check(file && fscanf(file, "%zu", &pages) == 1, "spare: what is mapped is not known");
+    if (file) fclose(file);
+    return pages * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+static int resident_pages(const char *block)
+{
+    enum { MOST = BLOCK / 4096 };
+    static unsigned char resident[MOST];
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    int n = 0;
+    check(mincore((void *)((uintptr_t)block / page * page), BLOCK, resident) == 0, "spare: what is there is not known");
+    for (size_t i = 0; i < BLOCK / page; i++) n += resident[i] & 1;
+    return n;
+}
+
+/* Blocks of several regions, of which some are freed and come again. */
 static void test_spare(void)
 {
-    enum { BLOCKS = 80 };
+    enum { BLOCKS = 160 };
     static lazy_spare spare;
-    char *blocks[BLOCKS];
+    static char *blocks[BLOCKS];
     int n_same = 0;
-    for (int round = 0; round < 2; round++)
-        for (int i = round; i < BLOCKS; i += 1 + round) {
-            size_t bytes = (i % 3 ? 500u << 10 : 50u << 10) - (size_t)round;
-            char *before = round ? blocks[i] : NULL;
-            if (round) lazy_spare_free(&spare, before);
-            check(lazy_spare_alloc(&spare, (void **)&blocks[i], bytes, "a block", NULL) == 0, "spare: no block %d", i);
-            check((uintptr_t)blocks[i] % 64 == 0, "spare: block %d is not aligned", i);
-            n_same += blocks[i] == before && i % 3;
-            memset(blocks[i], i, bytes);
-        }
+    const size_t mapped = mapped_bytes();
     for (int i = 0; i < BLOCKS; i++) {
-        size_t last = (i % 3 ? 500u << 10 : 50u << 10) - 2;
-        check(blocks[i][0] == i && blocks[i][last] == i, "spare: block %d was written by another", i);
-        lazy_spare_free(&spare, blocks[i]);
+        blocks[i] = block_of(&spare, i % 3 ? BLOCK : SMALL_BLOCK, false);
+        memset(blocks[i], i, i % 3 ? BLOCK : SMALL_BLOCK);
     }
-    check(n_same == 27 || !LAZY_SPARE_BYTES, "spare: %d of 27 freed blocks came again", n_same);
-    check(lazy_spare_empty(&spare) == (LAZY_SPARE_BYTES > 0) && !lazy_spare_empty(&spare), "spare: blocks are left");
+    for (int i = 1; i < BLOCKS; i += 2) {
+        char *before = blocks[i];
+        lazy_spare_keep(&spare, before);
+        blocks[i] = block_of(&spare, i % 3 ? BLOCK - 1 : SMALL_BLOCK, false);
+        n_same += blocks[i] == before && i % 3;
+        memset(blocks[i], i, i % 3 ? BLOCK - 1 : SMALL_BLOCK);
+    }
+    for (int i = 0; i < BLOCKS; i++) {
+        check(blocks[i][0] == (char)i && blocks[i][SMALL_BLOCK - 1] == (char)i &&
+                  (i % 3 == 0 || blocks[i][BLOCK - 2] == (char)i),
+              "spare: block %d was written by another", i);
+        lazy_spare_keep(&spare, blocks[i]);
+    }
+    if (!LAZY_SPARE_BYTES) return; /* the allocator's blocks: a sanitizer watches them */
+    check(n_same == 53, "spare: %d of 53 freed blocks came again", n_same);
+    check(lazy_spare_empty(&spare) && !lazy_spare_empty(&spare), "spare: blocks are left");
+    check(mapped_bytes() < mapped + REST, "spare: %zu bytes are left mapped", mapped_bytes() - mapped);
+}
+
+static void test_sparse_blocks(void)
+{
+    enum { BLOCKS = 600 };
+    static lazy_spare spare;
+    static char *blocks[BLOCKS];
+    if (!LAZY_SPARE_BYTES) return;
+    const size_t mapped = mapped_bytes();
+    for (int i = 0; i < BLOCKS; i++) blocks[i] = block_of(&spare, BLOCK, true);
+    for (int i = 0; i < BLOCKS; i++) check(resident_pages(blocks[i]) <= 2, "spare: a sparse block is not");
+    for (int i = 0; i < BLOCKS; i++) lazy_spare_keep(&spare, blocks[i]);
+    check(mapped_bytes() < mapped + LAZY_SPARE_BYTES + REGION + REST, "spare: %zu bytes are kept",
+          mapped_bytes() - mapped);
+    char *dense = block_of(&spare, BLOCK, false), *sparse = block_of(&spare, BLOCK, true);
+    check(dense != blocks[BLOCKS - 1], "spare: a sparse block came as another");
+    bool is_kept = false;
+    for (int i = 0; i < BLOCKS; i++) is_kept |= blocks[i] == sparse;
+    check(is_kept, "spare: no sparse block came again");
+    lazy_spare_free(dense);
+    lazy_spare_free(sparse);
+    lazy_spare_empty(&spare);
+    check(mapped_bytes() < mapped + REST, "spare: %zu bytes are left mapped", mapped_bytes() - mapped);
 }
 
 /* ---- child processes beside threads at work ----------------------------------------------- */
@@ -364,6 +423,7 @@ int main(void)
     test_shared_by_threads();
     test_small_pages();
     test_spare();
+    test_sparse_blocks();
     test_forks_beside_a_thread();
     test_places_of_errors();
     return checked();

@@ -299,7 +299,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         int code = 0;
         switch (call) {
         case 0: code = lazy_session_truncate(s, next_int(&in), &err); break;
-        case 1: code = lazy_session_reserve(s, next_int(&in), &err); break;
+        case 1: code = lazy_session_reserve(s, next_int(&in), 1, &err); break;
         case 2: *lazy_session_traces(s) ^= true; break;
         case 3:
             code = write_part(s, &in, &err);
