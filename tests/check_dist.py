@@ -113,7 +113,7 @@ def cuda_wheel_of(sdist: Path) -> None:
         return
     folder, objects = sdist.parent / "cuda", TREE / "build/cuda"
     with tarfile.open(sdist) as archive:
-        archive.extractall(folder, filter="data")
+        archive.extractall(folder)
     (source,) = folder.iterdir()
     objects.mkdir(parents=True, exist_ok=True)
     (source / "build").mkdir()
