@@ -94,8 +94,7 @@ int lazy_cache_open(lazy_cache *cache, const lazy_model *model, lazy_place *plac
 void lazy_cache_close(lazy_cache *cache);
 
 /* Makes room for `capacity` tokens, `sparse` if most of it will not be written soon; the rows of the first `length` are
- * kept. depths: (length,) (host). If it fails,
- * `capacity` is as before, and buffers that have grown keep their room. */
+ * kept. depths: (length,) (host). If it fails, `capacity` is as before, and buffers that have grown keep their room. */
 int lazy_cache_reserve(lazy_cache *cache, int capacity, bool sparse, const int32_t *depths, int length,
                        lazy_error *err);
 

@@ -234,8 +234,7 @@ void lazy_session_close(lazy_session *session);
  * setting has a policy: the caches stay as they are. On failure nothing has changed. */
 int lazy_session_reschedule(lazy_session *session, const lazy_pruning *pruning, lazy_error *err);
 
-/* Makes room for n_tokens in total, of which about n_soon will soon be in the context. On failure nothing has changed.
- */
+/* Makes room for n_tokens in total, of which about n_soon come next. On failure nothing has changed. */
 int lazy_session_reserve(lazy_session *session, int64_t n_tokens, int64_t n_soon, lazy_error *err);
 
 /* Bytes of all buffers of a session with room for n_tokens, without the weights. */

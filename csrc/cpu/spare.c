@@ -119,8 +119,12 @@ int lazy_spare_alloc(lazy_spare *spare, void **out, size_t bytes, bool sparse, c
 
 void lazy_spare_free(void *block)
 {
-    header *h = LAZY_SPARE_BYTES && block ? header_of(block) : block;
-    if (LAZY_SPARE_BYTES && h && h->mapped) munmap(h, h->bytes);
+    if (!LAZY_SPARE_BYTES || !block) {
+        lazy_free(block);
+        return;
+    }
+    header *h = header_of(block);
+    if (h->mapped) munmap(h, h->bytes);
     else lazy_free(h);
 }
 
